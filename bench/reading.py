@@ -29,8 +29,8 @@ from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE
 from fairlead.reconcile import Loop, Plan
 from fairlead.role_state import Role
 from fairlead.roles.controller import Planner
-from fairlead.roles.planned import Planned
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed
+from fairlead.roles.plan_cache import PlanCache
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, AddressFeed, Feed
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.telemetry import configure_logging
@@ -107,7 +107,7 @@ def plan_of(role: str, state: State, config: Config) -> Plan[ServiceKey, Intent]
         case "controller":
             return Planner(state, config)
         case "gateway":
-            return Planned(state, config).confirmed
+            return PlanCache(state, config).confirmed
         case _:
             return partial(plan_node, state, fixture.node_name(0))
 
@@ -125,8 +125,9 @@ async def measure(role: Role, access: Access) -> None:
     figures.stage("started")
     async with Client(access) as client, asyncio.TaskGroup() as group:
         freshness = Freshness(lambda: client.answered_s)
-        feed = Feed(client, state, freshness, PROJECTIONS[role], addresses=role == "controller")
-        group.create_task(feed.run())
+        group.create_task(Feed(client, state, freshness, PROJECTIONS[role]).run())
+        if role == "controller":
+            group.create_task(AddressFeed(client, state, freshness).run())
         running = group.create_task(loop.run())
         await state.whole.wait()
         figures.stage("whole")

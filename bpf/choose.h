@@ -40,6 +40,7 @@ struct choice {
 	enum flow_action action;
 	bool in_transition; /* the slot is in transition: connections may be on several nodes */
 	bool opening;
+	bool held;          /* the flow entry may not be copied yet; drop the packet */
 	struct flow *entry; /* the entry of the flow, if the action changes it */
 	__u32 now;          /* the `tick` of a datagram */
 };
@@ -134,6 +135,17 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 	if (config && config->flags & REPORT_ENTRIES &&
 	    bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
 		count(REPORTS_LOST);
+}
+
+/* Return whether a packet without an entry, which does not open a flow, has to wait. While the
+ * entries of an older program are copied, its flow may have begun at that program, on the current
+ * node, or long before, on the previous node. The time limit lets the packets pass if the copying
+ * process dies. */
+static __always_inline bool is_held(const struct choice *choice, __u32 previous)
+{
+	const struct settings *config = read_settings();
+
+	return previous != choice->current && config && tick() <= config->copying_until;
 }
 
 /* Remove all entries of the flow. */
@@ -234,6 +246,8 @@ static __always_inline void choose_stream(const struct packet *packet,
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 		ending = flow;
 	}
+	if (!flow && !packet->error)
+		choice->held = is_held(choice, untracked);
 	if (!flow || !is_retained(flow->node, previous, choice, listener->statistics))
 		return;
 	choice->node = flow->node;
@@ -278,10 +292,12 @@ static __always_inline void choose_datagram(const struct packet *packet,
 		choice->action = established || packet->error ? NO_ACTION : PROMOTE;
 		return;
 	}
-	if (!flow && packet->continuing && choice->in_transition && previous != TRACKED)
+	if (!flow && packet->continuing && choice->in_transition && previous != TRACKED) {
 		choice->node = previous; /* its earlier packets went through another gateway */
-	else
+		choice->held = is_held(choice, previous);
+	} else {
 		choice->opening = choice->current != NONE && !packet->error;
+	}
 	choice->fallback = choice->node;
 	if (choice->node == NONE || packet->error)
 		return;

@@ -72,6 +72,8 @@ static __always_inline int serve(context_t *context, struct packet *packet,
 	choose(packet, listener, &choice);
 	if (packet->hop_limit <= HOPS_LEFT)
 		return handle_returned(context, packet, listener->statistics, choice.node);
+	if (choice.held)
+		return drop(context, packet, listener->statistics, UPGRADING);
 	if (choice.node == NONE && listener->flags & REFUSES)
 		return refuse(context, packet, listener->statistics);
 	if (choice.node == NONE)

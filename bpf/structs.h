@@ -43,6 +43,9 @@ enum event {
 	RETURNED,
 	/* The Service has no endpoints; the sender gets a message, at a limited rate. */
 	NO_ENDPOINTS,
+	/* The flow entry of the packet may not be copied yet from the maps of an older version. The
+	 * sender sends the packet again. */
+	UPGRADING,
 	DROPS,
 	TRACK_REFUSED = DROPS, /* a new flow has no entry, because the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */
@@ -247,6 +250,8 @@ struct settings {
 	__u32 flags;
 	__be16 vxlan_port; /* UDP port of the nodes' VXLAN devices */
 	__u16 pad;
+	/* The last `tick` of a copy of flow entries from the maps of an older version; 0: none. */
+	__u32 copying_until;
 };
 
 /* The separate rate limits. A flood of one type must not use up the limit of another. */

@@ -45,9 +45,9 @@ static uint16_t rule(uint16_t old_current, uint16_t old_previous, uint16_t curre
  * `retained_nodes[node]`: whether the node may keep connections; `count`: the number of such nodes.
  */
 void compute_previous(uint32_t size, uint32_t old_current_size, const uint16_t *old_current,
-	    uint32_t old_previous_size, const uint16_t *old_previous, uint32_t current_size,
-	    const uint16_t *current, const uint8_t *retained_nodes, uint32_t count,
-	    uint16_t *previous)
+		      uint32_t old_previous_size, const uint16_t *old_previous,
+		      uint32_t current_size, const uint16_t *current, const uint8_t *retained_nodes,
+		      uint32_t count, uint16_t *previous)
 {
 	uint32_t old_current_each = old_current_size ? size / old_current_size : 1,
 		 old_previous_each = old_previous_size ? size / old_previous_size : 1;

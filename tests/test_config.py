@@ -1,4 +1,4 @@
-"""The configuration file: every mistake is named with its path."""
+"""The configuration file: every error names the path of the option."""
 
 from pathlib import Path
 
@@ -41,10 +41,10 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("pools: [{name: a, addresses: [203.0.113.300]}]", "$.pools[0].addresses[0]"),
-        ("pools: [{name: a, addresses: [127.0.0.1-127.0.0.9]}]", "nobody outside can call"),
+        ("pools: [{name: a, addresses: [127.0.0.1-127.0.0.9]}]", "not reachable from other hosts"),
         (
             "pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]",
-            "does not go from a lower to a higher",
+            "is not a range from a lower to a higher",
         ),
         ("pools: [{name: a, addresses: [203.0.113.9-2001:db8::1]}]", "of one family"),
         (
@@ -79,7 +79,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ),
         (
             "gateway: {apiServer: {addresses: [127.0.0.1], servers: [192.0.2.1:6443]}}",
-            "nobody outside can call",
+            "not reachable from other hosts",
         ),
         (
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [cp1:6443]}}",
@@ -88,7 +88,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         (
             "gateway: {apiServer: {addresses: [203.0.113.5, 203.0.113.5], servers: "
             "[192.0.2.1:6443]}}",
-            "is there twice - at $.gateway.apiServer.addresses[1]",
+            "is listed twice - at $.gateway.apiServer.addresses[1]",
         ),
         (
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:0]}}",
@@ -96,12 +96,12 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ),
         (
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [203.0.113.5:6443]}}",
-            "is the balancer itself",
+            "is an address of the load balancer itself",
         ),
         (
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443, "
             "192.0.2.1:6443]}}",
-            "is there twice - at $.gateway.apiServer.servers[1]",
+            "is listed twice - at $.gateway.apiServer.servers[1]",
         ),
         (
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443], "
@@ -111,7 +111,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         (
             "{pools: [{name: a, addresses: [203.0.113.0/24]}], "
             "gateway: {apiServer: {addresses: [203.0.113.5], servers: [192.0.2.1:6443]}}}",
-            "is in the pool's 203.0.113.0/24",
+            "overlaps 203.0.113.0/24 of a pool",
         ),
         ("proxy: {hostnameSuffix: not a name}", "$.proxy.hostnameSuffix"),
         (
@@ -127,13 +127,13 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("gateway: {way: ipip}", "gateway.way is now called gateway.forwarding - at $.gateway.way"),
         (
             "gateway: {forwarding: ipip}",
-            "packets go through ipip, but tunnel.kind is none - at $.gateway.forwarding",
+            "gateway.forwarding is ipip, but tunnel.kind is none - at $.gateway.forwarding",
         ),
         (
             "{gateway: {forwarding: vxlan}, tunnel: {kind: ipip, gateways: [192.0.2.0/28]}}",
-            "packets go through vxlan, but tunnel.kind is ipip - at $.gateway.forwarding",
+            "gateway.forwarding is vxlan, but tunnel.kind is ipip - at $.gateway.forwarding",
         ),
-        ("tunnel: {kind: vxlan}", "nobody may send through the tunnel - at $.tunnel.gateways"),
+        ("tunnel: {kind: vxlan}", "no host may send through the tunnel - at $.tunnel.gateways"),
         ("gateway: {probeTimeoutS: 0}", "$.gateway.probeTimeoutS"),
         ("pools: [{name: a, adresses: []}]", "adresses"),
         ("defaultclass: x", "defaultclass"),

@@ -1,5 +1,5 @@
-"""The documentation is complete: every reason of an Event has its row in docs/status.md, every
-field of the configuration has its row in docs/configuration.md, and links have a target."""
+"""The documentation is complete: every reason of an Event has a row in docs/status.md, every field
+of the configuration has a row in docs/configuration.md, and all links have a target."""
 
 import ast
 import importlib
@@ -23,8 +23,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def codes(*others: str) -> Iterator[str]:
-    """Return the codes of all Findings of the plan, except for these modules: a text, or a name of
-    the module."""
+    """Return the code of every Finding of the plan, without those of the excluded modules. A code
+    is a literal or a constant of the module."""
     for path in PLAN.glob("*.py"):
         if path.stem in others:
             continue
@@ -62,7 +62,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_every_field_of_the_configuration_has_its_row() -> None:
-    """A field name that occurs in several sections needs as many rows."""
+    """A name of fields in several sections has a row for each section."""
     rows = re.findall(
         r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE
     )

@@ -1,4 +1,5 @@
-"""Imports go in one direction. Each part may import only parts that precede it."""
+"""Imports go in one direction: each part may import the parts before it in the list, but not the
+parts after it."""
 
 import ast
 import subprocess
@@ -38,8 +39,7 @@ FORBIDDEN_IN_PURE_CODE = {
     "subprocess",
 }
 PURE = ["model.py", "role_state.py", "errors.py", "plan/", "kube/objects.py"]
-"""Modules that are pure by their location; every module whose docstring says "Pure" is pure as
-well."""
+"""Packages whose modules are all pure; every module whose docstring says "Pure" is pure too."""
 
 
 def module_of(path: Path) -> str:
@@ -59,9 +59,9 @@ def is_for_types_only(node: ast.AST) -> bool:
 
 
 def imports(path: Path, *, for_types: bool = False) -> set[str]:
-    """Return the modules that a module imports; with `for_types`, also those that only type
-    checkers import. A package counts if a name of its own is imported, and not if only its modules
-    are."""
+    """Return the modules that a module imports, including imports for type checkers only with
+    `for_types`. A package counts if a name of the package itself is imported, but not if only its
+    submodules are."""
     found: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
@@ -107,11 +107,11 @@ def is_pure(path: Path) -> bool:
 
 
 def way_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, ...]:
-    """The shortest chain of imports from the module to one that pure code must not use; empty if
-    there is none."""
+    """Return the shortest chain of imports from the module to a module that pure code must not use;
+    empty if there is none."""
     ways: list[tuple[str, ...]] = [(module,)]
     seen = {module}
-    # the list grows during the loop
+    # The list grows during the iteration.
     for way in ways:
         for name in sorted(named[way[-1]]):
             if name.split(".")[0] in FORBIDDEN_IN_PURE_CODE:
@@ -123,8 +123,8 @@ def way_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, .
 
 
 def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
-    """A package that contains a pure module does not count as imported unless one of its own names
-    is: the `__init__` of a driver's package imports the driver."""
+    """The packages that contain a pure module do not count as reached unless the module imports a
+    name of them, because the `__init__` of a driver's package imports the driver."""
     named = {module: imports(path) for module, path in MODULES.items()}
     pure = [module for module, path in MODULES.items() if is_pure(path)]
     assert len(pure) > 20

@@ -1,4 +1,4 @@
-"""An interrupted run first deletes the labs of all its processes."""
+"""An interrupted test run deletes the labs of all its processes before it ends."""
 
 import signal
 import time

@@ -1,5 +1,5 @@
-"""Hints name the program as it was called; see `tests/cli/test_lab.py` for the commands that print
-them."""
+"""Messages name the program as it was called; see `tests/cli/test_lab.py` for the commands that
+print them."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Every metric that a module `metrics` declares has its row in docs/metrics.md, and alerts are
-about metrics that exist."""
+"""Every metric of a module `metrics` has a row in docs/metrics.md; alerts use existing metrics."""
 
 import ast
 import re
@@ -10,7 +9,7 @@ import fairlead
 
 ROOT = Path(fairlead.__file__).parent
 OWNERS = sorted(ROOT.rglob("metrics.py"))
-"""Every part of the program declares its metrics in a module of this name."""
+"""The name of the modules in which each part of the program declares its metrics."""
 TEXT = (ROOT.parents[1] / "docs" / "metrics.md").read_text()
 SUFFIXES = {"CounterMetricFamily": "_total", "GaugeMetricFamily": "", "InfoMetricFamily": "_info"}
 COUNTED = ("packets_total", "bytes_total", "flows_total")
@@ -18,7 +17,7 @@ COUNTED = ("packets_total", "bytes_total", "flows_total")
 
 
 def declared() -> Iterator[str]:
-    """Return the names of all metrics as Prometheus shows them."""
+    """Return the names of all metrics, as Prometheus shows them."""
     for function in (each for path in OWNERS for each in ast.walk(ast.parse(path.read_text()))):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -37,7 +36,8 @@ def declared() -> Iterator[str]:
 
 
 def text_of(call: ast.Call) -> str:
-    """Return the first argument of the call. It must be a literal, or the test could miss a metric."""
+    """Return the first argument of the call. It must be a literal, because otherwise this test
+    could miss a metric."""
     name = ast.literal_eval(call.args[0])
     assert isinstance(name, str)
     return name

@@ -1,4 +1,4 @@
-"""A Finding as text, and its subject."""
+"""The text of a Finding, and its subject."""
 
 import pytest
 

@@ -1,8 +1,7 @@
-"""Objects that tests create on the machine have names that no user's lab and no other run has.
-
-Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab that has a namespace.
-Therefore other objects of tests begin with `flt-`, and a lab's name contains the number of the
-process."""
+"""Resources that tests create on the machine have names that neither a user's lab nor another test
+run has. Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab that has a
+namespace. So a resource that a test creates outside of a lab begins with `flt-`, and the name of a
+lab contains the number of the process."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 WITHOUT_A_MACHINE = ("test_topology.py", "test_names.py")
-"""Files that compute names, but create no object with these names."""
+"""Files that compute names without creating a resource of that name."""
 
 
 def sources() -> Iterator[tuple[Path, ast.AST]]:
@@ -22,12 +21,12 @@ def sources() -> Iterator[tuple[Path, ast.AST]]:
 
 
 def wrong_in(tree: ast.AST) -> Iterator[str]:
-    """Return the names in this source that a user's lab, or another run, may have as well."""
+    """Return the names in this source that a user's lab, or another test run, may have as well."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and node.values:
             first, *rest = node.values
             text = first.value if isinstance(first, ast.Constant) else ""
-            # `fl-` with the name of a lab, which another test chooses.
+            # The part after `fl-` is the name of a lab, which another test checks.
             if str(text).startswith("fl-") and (text not in ("fl-", "fl-bench") or not rest):
                 yield ast.unparse(node)
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""The tests that `make check` leaves out; and no other test can start a lab or a built program."""
+"""`make check` excludes tests that need a lab or a built program; no other test can start one."""
 
 import subprocess
 from pathlib import Path

@@ -25,9 +25,9 @@ class Put(msgspec.Struct, frozen=True):
 
 class Store(Component):
     """A load balancer that stores one text for each Service. It refuses texts that start with
-    `bad`, and cannot serve texts that start with `far`, whatever else the call contains. `away`:
-    the number of calls that fail; `changed`: the number of calls that raise Conflict. `diary`:
-    records the calls of several stores. `meanwhile`: called once during a read of everything."""
+    `bad`, and cannot place texts that start with `far`, whatever else is in the call. `away`: the
+    number of calls that fail. `changed`: the number of calls that raise Conflict. `diary`: a list
+    to which several stores append. `meanwhile`: called once during a read of everything."""
 
     name = "store"
 
@@ -99,9 +99,9 @@ class Store(Component):
 
 
 class Bench:
-    """A loop under test: `state` in, `store.held` out. A Service's intent is the text of its
-    `intent` annotation. `parallel`: 0: each store takes all Services at once; n: one Service at a
-    time, and n of them at once."""
+    """A loop under test. In: `state`. Out: `store.held`. The intent of a Service is the text of its
+    `intent` annotation. `parallel`: 0: each store takes all Services at once; n: a store takes one
+    Service at a time, and n calls run in parallel."""
 
     def __init__(
         self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = ""
@@ -111,9 +111,9 @@ class Bench:
         self.plan_slice = plan_slice
         self.touched: dict[ServiceKey, str] = {}
         self.plans: list[int] = []
-        """The number of Services of each call of the plan."""
+        """The number of Services in each call of the plan."""
         self.planned = 0
-        """How often each Service was planned."""
+        """The number of planned Services; a Service counts each time."""
         self.state = State(("services",))
         self.stores = stores
         for store in stores:
@@ -178,7 +178,7 @@ class Bench:
                 await asyncio.sleep(0.005)
 
     async def told(self, name: str, state: str) -> Outcome:
-        """Wait for the first outcome of the Service with this state."""
+        """Wait until the Service has had an outcome with this state, and return the first one."""
         async with asyncio.timeout(10):
             while not (found := [e for e in self.history.get(name, ()) if e.state == state]):
                 await asyncio.sleep(0.005)
@@ -216,7 +216,7 @@ async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_
 
 
 class Gated(Store):
-    """A store that handles the Service `huge` only when the gate is open."""
+    """A store that blocks on the Service `huge` until the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ async def test_others_do_not_wait_for_a_large_service_whether_it_comes_changes_o
             async with asyncio.timeout(10):
                 await store.waiting.wait()
             bench.put(web=str(turn))
-            # again, while it is in progress
+            # It is marked again while its pass runs.
             bench.put(huge=huge)
             await bench.until(store, web=str(turn), **({"huge": before} if before else {}))
             store.gate.set()
@@ -289,16 +289,16 @@ async def test_a_later_audit_in_slices_finds_and_reports_what_a_whole_one_would(
 
 @pytest.mark.parametrize("parallel", [0, 4])
 async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int) -> None:
-    """A plan from before the change must not be applied after it. The first pass must cover
-    everything that differs, because a driver may replace the state of a predecessor by it as a
-    whole."""
+    """A plan from before the change must not be applied after it. The first pass carries all
+    differences, because a driver may treat it as complete, and replace what its predecessor left.
+    """
     bench = Bench(store := Store(), parallel=parallel)
     bench.put(same="a", other="a", going="a")
     store.held[ServiceKey("default", "stray")] = "x"
 
     async def change() -> None:
         bench.put(other="b", going=None, new="a")
-        # time in which an unwanted pass would occur
+        # Enough time for passes that must not happen.
         await asyncio.sleep(0.1)
 
     store.meanwhile = change
@@ -346,7 +346,7 @@ async def test_what_only_the_store_knows_is_removed_at_start() -> None:
 
 
 class Hourglass(Store):
-    """A store that accepts everything at once, and whose entries expire."""
+    """A store that applies texts at once, and in which they expire by themselves."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         new = {change.service for change in changes if change.service not in self.held}
@@ -361,7 +361,7 @@ async def test_a_service_that_is_done_is_looked_at_again_when_its_driver_says_so
         bench.put(web="over")
         await bench.until(first, web="runs")
         await bench.until(second, web="over")
-        # an intermediate pass does not delay it
+        # A pass in between does not delay it.
         bench.put(other="x")
         await bench.until(first, web="over", other="x")
         assert {outcome.state for outcome in bench.outcomes.values()} == {"done"}
@@ -425,7 +425,7 @@ async def test_what_fails_in_one_driver_is_not_shown_to_the_next() -> None:
 
 
 class Rationed(Store):
-    """A store that accepts everything, and reports a further object that it cannot get."""
+    """A store that holds its texts, and reports a part that it cannot serve."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -445,8 +445,8 @@ async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
 
 
 class Partly(Store):
-    """A store that serves all Services, but `web` only in part: one of its nodes is unreachable,
-    and is tried again in each pass."""
+    """A store that serves each Service, but `web` only in part: one of its nodes is unreachable,
+    and is retried in each pass."""
 
     def diff(
         self, desired: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]
@@ -465,13 +465,14 @@ async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the
     bench = Bench(forwarding, announcement)
     bench.put(web="a", other="a", third="far away")
     async with bench.running():
-        await bench.until(announcement, web="a", other="a")  # nothing of `third`
+        # No change of `third` was applied.
+        await bench.until(announcement, web="a", other="a")
         assert (await bench.told("web", "unavailable")).message == "no way to node1"
         assert (await bench.told("third", "unavailable")).message == "too far"
 
 
 class Reluctant(Store):
-    """A store that serves in part the Services that it releases late."""
+    """A store that serves in part what it removes late."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         if self.away and any(change.value is None for change in changes):
@@ -497,7 +498,7 @@ async def test_what_goes_in_part_keeps_what_it_rests_on() -> None:
 
 
 class Waiting(Store):
-    """A cloud with slow load balancers: no Service is served yet."""
+    """A cloud whose load balancers take some time, so nothing is served yet."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -517,7 +518,7 @@ async def test_what_is_not_served_yet_is_not_published() -> None:
 
 
 class Refusing(Store):
-    """A store that serves everything, except for one port that it refuses."""
+    """A store that serves every Service, but refuses one port of it."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -591,7 +592,7 @@ async def test_what_others_change_is_put_right_by_the_audit() -> None:
 
 
 async def test_what_is_on_its_way_is_not_what_others_changed() -> None:
-    """Audits in sequence, concurrent with changes that take longer than an audit."""
+    """Audits run one after the other, beside changes that take longer than any of them."""
     bench = Bench(store := Store())
     bench.put(web="a", other="a")
     async with bench.running(audit_interval_s=0.002):

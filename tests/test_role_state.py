@@ -1,5 +1,5 @@
-"""The states that roles show: each is decoded as it was encoded, and a state that would be
-misinterpreted is rejected with its name."""
+"""The states of roles: each state is decoded to an equal value, and an answer that could be
+misinterpreted is rejected with an error that names its role."""
 
 from typing import Any, get_args
 
@@ -142,7 +142,7 @@ CONTROLLER = ControllerState(
                 "amphora",
                 "198.51.100.1",
                 "ONLINE",
-                {"TCP/80": (MemberHealth("192.0.2.21", 30080, 1, "ERROR", asked=True),)},
+                {"TCP/80": (MemberHealth("192.0.2.21", 30080, 1, "ERROR", monitored=True),)},
                 ("pods are ready, and Octavia says ERROR",),
                 1.5,
             ),
@@ -218,7 +218,7 @@ def test_every_part_has_its_place() -> None:
 
 
 class Shows(Component):
-    """A component that shows this part."""
+    """A component with this status."""
 
     def __init__(self, part: Part | None) -> None:
         self._part = part

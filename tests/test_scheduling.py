@@ -1,4 +1,5 @@
-"""The assignment of tests to processes, with one process for each processor and a quiet one."""
+"""The distribution of tests over processes, with one process for each processor and an additional
+quiet one."""
 
 import os
 import subprocess
@@ -41,7 +42,7 @@ def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_labs(tmp_path: 
     quiet = max(nice, key=lambda process: nice[process])
     assert {own - nice[quiet] for process, own in nice.items() if process != quiet} == {-5}
     assert all(file.startswith("test_plan") for file in by_process.pop(quiet))
-    # Each of the other processes has labs while there are any.
+    # Each of the other processes runs labs until there are no more.
     for files in by_process.values():
         labs_of_it = [file for file in files if file.startswith("test_lab")]
         assert files[: len(labs_of_it)] == labs_of_it

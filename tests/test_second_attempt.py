@@ -1,4 +1,4 @@
-"""The tests that have a second attempt; and the first failure is always printed."""
+"""The tests that get a second attempt. The first failure is always printed."""
 
 import subprocess
 from pathlib import Path

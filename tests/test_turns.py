@@ -1,12 +1,11 @@
-"""Work in parts lets other tasks run after each part, and for longer if no caller waits for the
-work."""
+"""Work in parts lets other tasks run after each part, and for longer if it is background work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
-from fairlead.turns import gently, in_turns, parts
+from fairlead.turns import in_background, in_turns, parts
 
 
 def test_parts_are_all_there_is_in_its_order() -> None:
@@ -14,7 +13,7 @@ def test_parts_are_all_there_is_in_its_order() -> None:
     assert list(parts((), 2)) == []
 
 
-@pytest.mark.parametrize("turns", [in_turns, gently])
+@pytest.mark.parametrize("turns", [in_turns, in_background])
 def test_others_have_their_turn_between_parts(
     turns: Callable[[Iterable[int]], AsyncIterator[int]],
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fairlead: Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully
-work."""
+"""Load balancers for Kubernetes Services of type LoadBalancer, with full support for
+externalTrafficPolicy Local."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m fairlead`."""
+"""Entry point of `python -m fairlead`."""
 
 from fairlead.cli import main
 

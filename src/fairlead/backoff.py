@@ -1,13 +1,13 @@
-"""How long to wait after a failure: twice as long after each, up to a ceiling, with jitter.
+"""Exponential back-off after failures, with a ceiling and jitter.
 
-Jitter takes between half and all of the wait, so that many clients that lost one server do not come
-back as one."""
+Jitter shortens each wait to between half and all of its length, so that clients that lost the same
+server do not reconnect at the same time."""
 
 import random
 
 
 class Backoff:
-    """Waits that grow from `floor_s` to `ceiling_s` until `reset`."""
+    """A sequence of waits that doubles from `floor_s` up to `ceiling_s`, until `reset`."""
 
     def __init__(self, floor_s: float = 0.2, ceiling_s: float = 30.0) -> None:
         self._floor_s = floor_s
@@ -15,11 +15,12 @@ class Backoff:
         self._next_s = floor_s
 
     def next_s(self, at_least_s: float = 0.0) -> float:
-        """The wait after one more failure; never less than what the other side asked for."""
+        """Return the wait after another failure, in seconds. It is at least `at_least_s`, the
+        minimum that the server requested."""
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._ceiling_s)
         return max(at_least_s, wait_s * random.uniform(0.5, 1.0))
 
     def reset(self) -> None:
-        """All is well again: the next wait is a short one."""
+        """Start again with the shortest wait, after a success."""
         self._next_s = self._floor_s

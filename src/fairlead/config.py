@@ -1,8 +1,9 @@
-"""The configuration file: Structs, loading, checking; every mistake is named with its path.
+"""The configuration file: its structs, loading and validation. Every error names the path of the
+option.
 
-In: YAML (`fairlead.yaml`). Out: a frozen `Config`, or Refused with the path of the mistake inside
-the file. Invariant: a Config that exists is valid; nobody downstream checks again. Durations are in
-seconds."""
+In: YAML (`fairlead.yaml`). Out: a frozen `Config`, or Refused with the path of the invalid option
+inside the file. Invariant: every `Config` is valid, so its users do not validate it again.
+Durations are in seconds."""
 
 import ipaddress
 import re
@@ -19,10 +20,10 @@ from fairlead.sections import OctaviaConfig, Section
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 LONGEST_SUFFIX = 253 - 40
-"""Of the 253 characters of a name an IPv6 address takes 39, and a dot."""
+"""A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
 
 RENAMED = {"gateway.way": "gateway.forwarding"}
-"""Options that had another name: the old name, and the new one."""
+"""Renamed options: the old name, and the new name."""
 
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
 ForwardingMethod = Literal["auto", "l2", "ipip", "vxlan"]
@@ -36,59 +37,63 @@ class LabelRequirement(Section, frozen=True):
 
 
 class LabelSelector(Section, frozen=True):
-    """As everywhere in Kubernetes: all that is named must hold; an empty one selects everything."""
+    """A label selector with the semantics of Kubernetes: an object must match all requirements, and
+    an empty selector matches every object."""
 
     match_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     match_expressions: tuple[LabelRequirement, ...] = ()
 
 
 class ServiceAllocation(Section, frozen=True):
-    """Whom a pool is for. Names and meaning are MetalLB's: a Service must be of one of the
-    namespaces (named or selected, if any is) and match one of the Service selectors (if there is
-    any)."""
+    """The Services that may get addresses from a pool. Field names and semantics are those of
+    MetalLB: a Service must be in one of the namespaces (by name or by selector, if any are given)
+    and match one of the Service selectors (if any are given)."""
 
     priority: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Of several pools for a Service the one with the lowest number is tried first; 0: after all
-    others."""
+    """The pool with the lowest number is tried first. 0 (the default) is tried after all other
+    numbers."""
     namespaces: tuple[str, ...] = ()
     namespace_selectors: tuple[LabelSelector, ...] = ()
     service_selectors: tuple[LabelSelector, ...] = ()
 
 
 class PoolConfig(Section, frozen=True):
-    """Addresses to hand out. Each entry of `addresses` is one address, a CIDR or `first-last`."""
+    """A range of addresses for Services. Each entry of `addresses` is one address, a CIDR or
+    `first-last`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     auto_assign: bool = True
-    """False: only for Services that name the pool or one of its addresses."""
+    """False: the pool serves only Services that request the pool or one of its addresses."""
     avoid_buggy_ips: bool = msgspec.field(default=False, name="avoidBuggyIPs")
-    """Leave out IPv4 addresses that end in .0 or .255, which some old devices take for a network's
-    own."""
+    """Do not assign IPv4 addresses that end in .0 or .255, which some old devices treat as network
+    or broadcast addresses."""
     service_allocation: ServiceAllocation | None = None
-    """Absent: for every Service, after the pools that are for it in particular."""
+    """Absent: the pool is for every Service, and is tried after the pools that are restricted to
+    some Services."""
 
 
 class ClusterConfig(Section, frozen=True):
     pod_cidrs: tuple[str, ...] = msgspec.field(default=(), name="podCIDRs")
-    """All pod addresses of the cluster: how a node tells a pod's packet from one of outside."""
+    """CIDRs of all pods of the cluster. A node uses them to distinguish packets of pods from
+    packets from outside of the cluster."""
     service_cidrs: tuple[str, ...] = msgspec.field(default=(), name="serviceCIDRs")
-    """All ClusterIPs: packets to one that no Service has are dropped rather than routed out of the
-    cluster."""
+    """CIDRs of all ClusterIPs. A packet to a ClusterIP without a Service is dropped instead of
+    being routed out of the cluster."""
 
 
 class ApiServerConfig(Section, frozen=True):
-    """A balancer for the Kubernetes API itself. All that it needs is here: it is up before there is
-    an API to ask."""
+    """A load balancer for the Kubernetes API server itself. The section is complete in itself,
+    because this load balancer starts before the API is reachable."""
 
     addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """Where clients call: addresses that routers send to the gateways, or that the gateway's host
-    has, of either family."""
+    """The addresses where clients connect, of either family: addresses that routers send to the
+    gateways, or addresses of the gateway's host."""
     servers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """`address:port` of the API servers, the address as a number, of IPv6 in brackets."""
+    """`address:port` of the API servers. The address is numeric; an IPv6 address is in brackets."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 6443
     source_ranges: tuple[str, ...] = ()
-    """CIDRs of those that may call; none: everybody may."""
+    """CIDRs of the clients that may connect. Empty: every client may connect."""
 
 
 Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
@@ -96,7 +101,7 @@ Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 
 
 class PeerTLSConfig(Section, frozen=True):
-    """PEM files, which are read again when they change."""
+    """Paths of PEM files. The files are read again when they change."""
 
     certificate: Annotated[str, msgspec.Meta(min_length=1)]
     """The certificate of this gateway, for client and server authentication, with the DNS name
@@ -109,112 +114,119 @@ class PeerTLSConfig(Section, frozen=True):
 
 class GatewayConfig(Section, frozen=True):
     interfaces: Selectors = ()
-    """Where packets for load-balancer addresses arrive."""
+    """The interfaces where packets for load-balancer addresses arrive."""
     interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = (
         msgspec.field(default_factory=dict)
     )
     """Replaces `interfaces` for gateways whose name is the key, or matches the key as a pattern."""
     pin_path: str = "/sys/fs/bpf/fairlead"
-    """Folder on a bpffs that keeps the data plane alive without the process."""
+    """Directory on a bpffs where the data plane is pinned, so that it continues without the
+    process."""
     probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
-    """Each node is asked so often, whatever the number of Services."""
+    """The interval of the probes of each node, whatever the number of Services."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 0.15
-    """Two probes in a row without an answer in this time, and the node is taken for dead: after 0.4
-    s at most."""
+    """The time that a node has to answer a probe. Two unanswered probes in a row mark the node as
+    down: with the defaults, within 0.4 s."""
     attach: AttachKind = "auto"
-    """Where in the kernel packets are taken. `auto`: XDP in the driver on a network card that has
-    it, else tc."""
+    """The kernel hook that receives packets. `auto`: native XDP if the driver of the network card
+    supports it, otherwise tc."""
     forwarding: ForwardingMethod = "auto"
-    """How packets get to a node. `auto`: `l2` where the node is on a link with the gateway, otherwise
-    the tunnel of `tunnel.kind`, if there is one."""
+    """How packets are forwarded to a node. `auto`: `l2` if the node is on a link with the gateway,
+    otherwise the tunnel of `tunnel.kind`, if there is one."""
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """So long a node may keep connections of a Service after it has ceased to get new ones; 0: as
-    long as they last. A Service may say otherwise (fairlead.io/drain-timeout)."""
+    """How long a node keeps its connections of a Service after it stopped receiving new ones. 0:
+    until the connections end. The annotation fairlead.io/drain-timeout overrides it for a Service.
+    """
     connection_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 131072
-    """Room for so many open connections that began in slots in transition, of TCP and SCTP, some
-    100 bytes each. Tables that are there keep their size: it counts when they are made, after
-    `fairlead gateway --cleanup`."""
+    """Maximum number of open TCP and SCTP connections that are tracked because they began in slots
+    in transition. Each takes about 100 bytes. Existing tables keep their size: a new value takes
+    effect when the tables are created again, after `fairlead gateway --cleanup`."""
     datagram_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 65536
-    """Room for so many UDP flows, likewise."""
+    """Maximum number of UDP flows that are tracked for the same reason."""
     table_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=4096)] = msgspec.field(
         default=128, name="tableMemoryMiB"
     )
-    """Memory for the tables of all listeners of class fairlead.io/direct. A start with another
-    value copies the tables."""
+    """Memory for the tables of all listeners of class fairlead.io/direct. If the value has changed
+    since the last start, the tables are copied."""
     namespace_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    """The fraction of table memory, listeners, retained nodes and source ranges that one namespace
-    may use, of what the other namespaces leave. 1: there is no limit for a namespace."""
+    """The maximum fraction of table memory, listeners, retained nodes and source ranges that one
+    namespace may use, of the capacity that other namespaces leave free. 1: namespaces are not
+    limited."""
     proxy_path: str = "/run/fairlead/haproxy"
-    """Folder for the configuration and the sockets of the HAProxy that serves class
+    """Directory for the configuration and the sockets of the HAProxy process that serves class
     fairlead.io/proxy."""
     proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20
-    """So many workers of that HAProxy may go on with connections of before a reload; of more the
-    oldest is ended, with its connections. 0: any number."""
+    """Maximum number of old HAProxy workers that are kept after reloads until their connections
+    end. If there are more, the oldest worker is stopped and its connections are closed. 0: there is
+    no limit."""
     peers: tuple[str, ...] = ()
-    """`address:port` of the other gateways of the same addresses (their `peer_listen`), the address
-    as a number, of IPv6 in brackets: new entries of slots in transition are read there, so that
-    such a connection may pass from one gateway to another. Its own may be among them."""
+    """`address:port` of the other gateways that serve the same addresses (their `peer_listen`). The
+    address is numeric; an IPv6 address is in brackets. Gateways read new flow entries of slots in
+    transition from their peers, so that a connection may move from one gateway to another. The list
+    may include this gateway."""
     peer_listen: str = ""
-    """`address:port` where other gateways may read ours; empty: nowhere. Only those in `peers` are
-    answered."""
+    """`address:port` where peers read the entries of this gateway. Empty: they cannot. Only
+    gateways in `peers` are answered."""
     peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
-    """Mutual TLS on all connections between gateways. Absent: a peer is recognized by its address
-    alone, and nothing is encrypted."""
+    """Mutual TLS for all connections between gateways. Absent: a peer is identified by its address
+    alone, and connections are not encrypted."""
     api_server: ApiServerConfig | None = None
-    """Absent: the API's own balancer is somebody else's."""
+    """Absent: this gateway does not balance the API servers."""
 
 
 class ProxyConfig(Section, frozen=True):
-    """What class fairlead.io/proxy does for Services that do not say it themselves."""
+    """Defaults of class fairlead.io/proxy, which annotations of a Service override."""
 
     hostname_suffix: str = ""
-    """Services whose members are told the client's address in a header show `<address>.<suffix>` in
-    place of their addresses. For clusters older than Kubernetes 1.30, whose nodes would answer for
-    an address themselves; the name has to lead to the address, as those of nip.io do. Empty:
-    addresses are shown."""
+    """Services that pass the client's address to their members in a header publish the hostname
+    `<address>.<suffix>` instead of each address. This is for clusters older than Kubernetes 1.30,
+    whose nodes would answer for the address themselves. The name must resolve to the address, as
+    the names of nip.io do. Empty: addresses are published."""
 
 
 class TunnelConfig(Section, frozen=True):
-    """What gateways and nodes must agree on where nodes are behind a router."""
+    """The tunnel between gateways and nodes that are behind a router. Gateways and nodes must have
+    the same values."""
 
     kind: TunnelKind = "none"
     vni: Annotated[int, msgspec.Meta(ge=1, lt=1 << 24)] = 7471
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 4789
     """UDP port of VXLAN."""
     gateways: tuple[str, ...] = ()
-    """CIDRs of the gateways. Nodes take tunnelled packets from nobody else, so where there is a
-    tunnel there are some."""
+    """CIDRs of the gateways; required if there is a tunnel. Nodes drop tunnelled packets from other
+    sources."""
 
 
 class NodeConfig(Section, frozen=True):
     service_proxy: bool = True
-    """False where kube-proxy runs: then only tunnels, segment sizes and the host's settings are
-    seen to."""
+    """False if kube-proxy runs: then this role manages only tunnels, segment sizes and the settings
+    of the host."""
     interfaces: Selectors = ()
-    """Where packets from gateways arrive. Absent: the interfaces that hold the node's addresses."""
+    """The interfaces where packets from gateways arrive. Absent: the interfaces that hold the
+    node's addresses."""
     interfaces_by_node: Mapping[str, Annotated[Selectors, msgspec.Meta(min_length=1)]] = (
         msgspec.field(default_factory=dict)
     )
     """Replaces `interfaces` for nodes whose name is the key, or matches the key as a pattern."""
     pod_interfaces: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\s*\"/]{1,15}\*?$")], ...] = ()
-    """Where packets of this node's pods come in: a bridge, or the beginning of names with a `*`
-    (kube-proxy's BridgeInterface and InterfaceNamePrefix). Absent: pods are known by
-    `cluster.pod_cidrs`."""
+    """The interfaces where packets of this node's pods arrive: a bridge, or a name prefix followed
+    by `*` (BridgeInterface and InterfaceNamePrefix of kube-proxy). Absent: packets of pods are
+    recognized by `cluster.pod_cidrs`."""
     node_port_addresses: tuple[str, ...] = ()
-    """CIDRs: NodePorts and health ports answer at those of the host's addresses that are in one.
-    Absent: NodePorts at the node's first InternalIP of each family, health ports at all
-    addresses."""
+    """NodePorts and health ports listen on those addresses of the host that are in one of these
+    CIDRs. Absent: NodePorts listen on the node's first InternalIP of each family, and health ports
+    on all addresses."""
     adjust_system: bool = False
-    """Consent: set the kernel's settings that do harm as they are. Else they are only named."""
+    """Whether kernel settings with harmful values are changed. Otherwise they are only reported."""
 
 
 class ControllerConfig(Section, frozen=True):
     lease_namespace: str = "kube-system"
     lease_name: str = "fairlead-controller"
-    """The Lease by which one of several controllers leads."""
+    """The Lease by which the controllers elect a leader."""
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
-    """So long after the leader's last sign of life another takes over. It renews each seventh of
-    that, and stops by itself after two thirds."""
+    """How long the leader's Lease is valid without a renewal. The leader renews it every 1/7 of
+    this time and steps down after 2/3 of it without success."""
     kept_addresses_per_namespace: Annotated[int, msgspec.Meta(ge=0)] = 10
     """How many addresses a namespace may keep for deleted Services (annotation keep-address)."""
     kept_address_days: Annotated[float, msgspec.Meta(ge=0)] = 30.0
@@ -223,29 +235,30 @@ class ControllerConfig(Section, frozen=True):
 
 
 class PresenceConfig(Section, frozen=True):
-    """How each process announces itself in the API: by its own Lease."""
+    """How each process announces itself in the Kubernetes API: by a Lease of its own."""
 
     namespace: str = "fairlead-presence"
-    """The namespace of these Leases. It is not that of the controller's leader election Lease,
-    because a gateway or node could then write that Lease: RBAC cannot select Leases by a prefix of
-    their names."""
+    """The namespace of these Leases. It must differ from the namespace of the leader election
+    Lease, because otherwise a gateway or node could write that Lease: RBAC cannot select Leases by
+    a prefix of their names."""
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 30.0
-    """A process that has not renewed its Lease for this time counts as gone. It renews its Lease
-    every third of this time."""
+    """A process that has not renewed its Lease for this time counts as gone. Processes renew their
+    Leases every third of this time."""
 
 
 class WebConfig(Section, frozen=True):
     listen: str | None = None
-    """Health, metrics and state; `address:port`, `*:port` for all addresses. Absent: 127.0.0.1,
-    port 9440 for the controller, 9441 for a gateway, 9442 for a node. An empty text: nowhere. State
-    is shown to callers on the host only."""
+    """The address that serves health, metrics and state: `address:port`, or `*:port` for all
+    addresses. Absent: 127.0.0.1, with port 9440 for the controller, 9441 for a gateway and 9442 for
+    a node. Empty: the server is off. The state is shown only to callers on the host."""
     metrics_from: tuple[str, ...] = ()
     """CIDRs from which metrics may be read, in addition to the host itself. Absent: none."""
 
 
 class Config(Section, frozen=True):
     default_class: str | None = None
-    """Serves Services that name no loadBalancerClass. Absent: those are left to others."""
+    """The class that serves Services without a loadBalancerClass. Absent: these Services are left
+    to other controllers."""
     pools: tuple[PoolConfig, ...] = ()
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     controller: ControllerConfig = msgspec.field(default_factory=ControllerConfig)
@@ -259,9 +272,10 @@ class Config(Section, frozen=True):
 
 
 def load(path: Path, classes: Collection[str]) -> Config:
-    """Read and check the file. `classes`: the values of loadBalancerClass that this version serves,
-    from `plan.classes`; `defaultClass` must be one of them. Raises Refused that names the file, the
-    path inside it and what is wrong."""
+    """Return the configuration in the file. `classes`: the values of loadBalancerClass that this
+    version serves, from `plan.classes`; `defaultClass` must be one of them. Raise Refused if the
+    file cannot be read or is invalid; the message names the file and the path of the option inside
+    it."""
     try:
         return parse(path.read_bytes(), str(path), classes)
     except OSError as error:
@@ -269,8 +283,8 @@ def load(path: Path, classes: Collection[str]) -> Config:
 
 
 def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
-    """Read and check the text of a configuration. `source` says where it is from, for messages.
-    Raises Refused as `load`."""
+    """Return the configuration in the text. `source`: the origin of the text, for error messages.
+    Raise Refused as `load` does."""
     import yaml
 
     try:
@@ -286,7 +300,7 @@ def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
 
 
 def _check_renamed(document: object, source: str) -> None:
-    """Raise Refused for an option that has another name now: the error says the new name."""
+    """Raise Refused for an option that was renamed; the error names the new option."""
     for old, new in RENAMED.items():
         section, _, field = old.partition(".")
         fields = document.get(section) if isinstance(document, dict) else None
@@ -295,12 +309,12 @@ def _check_renamed(document: object, source: str) -> None:
 
 
 def check(config: Config, source: str, classes: Collection[str]) -> None:
-    """Refuse what the types cannot: addresses that are none, ranges upside down, pools that
-    overlap, unknown classes."""
+    """Raise Refused for values that the types of the fields cannot exclude: invalid addresses,
+    ranges whose end is before their start, overlapping pools, unknown classes."""
     if config.default_class is not None and config.default_class not in classes:
         known = ", ".join(sorted(classes))
         raise Refused(
-            f"{source}: there is no class {config.default_class!r}; known: {known} - at "
+            f"{source}: class {config.default_class!r} is unknown; known: {known} - at "
             "$.defaultClass"
         )
     _check_ports(config, source)
@@ -308,7 +322,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
     _check_interfaces(config, source)
     if config.proxy.hostname_suffix and read_suffix(config.proxy.hostname_suffix) is None:
         raise Refused(
-            f"{source}: {config.proxy.hostname_suffix!r} is no name of a DNS zone - at "
+            f"{source}: {config.proxy.hostname_suffix!r} is not a valid DNS zone name - at "
             "$.proxy.hostnameSuffix"
         )
     seen: list[tuple[int, int, int, str]] = []
@@ -352,9 +366,8 @@ def _check_ports(config: Config, source: str) -> None:
         except ValueError as error:
             raise Refused(f"{source}: {error} - at $.{where}") from error
     for at, peer in enumerate(config.gateway.peers):
-        if (
-            numeric_host(peer) is None
-        ):  # whoever follows is known by the address alone, so a name will not do
+        # A peer that connects is identified by its address, so a hostname is not sufficient.
+        if numeric_host(peer) is None:
             raise Refused(
                 f"{source}: {peer!r} has no numeric address - at $.gateway.peers[{at}]",
                 fix='write 192.0.2.1:9445 or "[2001:db8::1]:9445"',
@@ -375,12 +388,12 @@ def _check_api_server(
         for pool_version, low, high, pool in pools:
             if version == pool_version and low <= first <= high:
                 raise Refused(
-                    f"{source}: {text} is in the pool's {pool}, and a Service may get it - at "
+                    f"{source}: {text} overlaps {pool} of a pool, so a Service may get it - at "
                     f"{where}.addresses[{at}]",
-                    fix="leave it out of the pool",
+                    fix="remove it from the pool",
                 )
         if address in own:
-            raise Refused(f"{source}: {text} is there twice - at {where}.addresses[{at}]")
+            raise Refused(f"{source}: {text} is listed twice - at {where}.addresses[{at}]")
         own.add(address)
     for at, server in enumerate(api.servers):
         try:
@@ -394,23 +407,27 @@ def _check_api_server(
                 fix='write 192.0.2.1:6443 or "[2001:db8::1]:6443"',
             )
         if ipaddress.ip_address(host) in own and port == api.port:
-            raise Refused(f"{source}: {server} is the balancer itself - at {where}.servers[{at}]")
+            raise Refused(
+                f"{source}: {server} is an address of the load balancer itself - at "
+                f"{where}.servers[{at}]"
+            )
         if server in api.servers[:at]:
-            raise Refused(f"{source}: {server} is there twice - at {where}.servers[{at}]")
+            raise Refused(f"{source}: {server} is listed twice - at {where}.servers[{at}]")
 
 
 def _check_tunnel(config: Config, source: str) -> None:
     forwarding, tunnel = config.gateway.forwarding, config.tunnel
     if forwarding in ("ipip", "vxlan") and tunnel.kind != forwarding:
         raise Refused(
-            f"{source}: packets go through {forwarding}, but tunnel.kind is {tunnel.kind} - at "
+            f"{source}: gateway.forwarding is {forwarding}, but tunnel.kind is {tunnel.kind} - at "
             "$.gateway.forwarding",
-            fix=f"set tunnel.kind to {forwarding} for gateways and nodes, or gateway.forwarding to auto",
+            fix=f"set tunnel.kind to {forwarding} for gateways and nodes, or gateway.forwarding "
+            "to auto",
         )
     if tunnel.kind != "none" and not tunnel.gateways:
         raise Refused(
-            f"{source}: nobody may send through the tunnel - at $.tunnel.gateways",
-            fix="name the gateways' addresses in tunnel.gateways, as CIDRs",
+            f"{source}: no host may send through the tunnel - at $.tunnel.gateways",
+            fix="list the addresses of the gateways in tunnel.gateways, as CIDRs",
         )
 
 
@@ -434,7 +451,8 @@ def _check_interfaces(config: Config, source: str) -> None:
 
 
 def read_suffix(text: str) -> str | None:
-    """A name of DNS (RFC 1123) to which an address can be prefixed; None if it is none."""
+    """Return the DNS name (RFC 1123) in lower case and without outer dots. Return None if the name
+    is invalid, or too long to be prefixed with an address."""
     name = text.strip().strip(".").lower()
     return (
         name
@@ -451,8 +469,8 @@ def _range(text: str, where: str) -> tuple[int, int, int]:
 
 
 def parse_range(text: str) -> tuple[int, int, int]:
-    """(IP version, first, last) of `192.0.2.1`, `192.0.2.0/28` or `192.0.2.1-192.0.2.9`. Raises
-    ValueError, also for addresses to which nothing can be routed."""
+    """Return (IP version, first, last) of `192.0.2.1`, `192.0.2.0/28` or `192.0.2.1-192.0.2.9`.
+    Raise ValueError if the range is invalid or includes an address that cannot be routed."""
     first_text, dash, last_text = text.partition("-")
     if "/" in text:
         network = ipaddress.ip_network(text)
@@ -461,10 +479,10 @@ def parse_range(text: str) -> tuple[int, int, int]:
         first = ipaddress.ip_address(first_text.strip())
         last = ipaddress.ip_address(last_text.strip()) if dash else first
     if first.version != last.version or int(last) < int(first):
-        raise ValueError(f"{text!r} does not go from a lower to a higher address of one family")
+        raise ValueError(f"{text!r} is not a range from a lower to a higher address of one family")
     if any(
         each.is_loopback or each.is_multicast or each.is_unspecified or each.is_link_local
         for each in (first, last)
     ):
-        raise ValueError(f"{text!r} has addresses that nobody outside can call")
+        raise ValueError(f"{text!r} has addresses that are not reachable from other hosts")
     return first.version, int(first), int(last)

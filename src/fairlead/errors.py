@@ -1,17 +1,17 @@
-"""The tree of failures, and what each one means for the caller.
+"""The tree of errors, and what each error means for the caller.
 
-    FairleadError
-    ├── Refused       the user must change something: becomes an Event, is not retried until an object changes
-    ├── Unavailable   the other side did not answer or could not: try again with back-off
-    └── Conflict      the world moved on: read again now
+FairleadError
+├── Refused       the user must change something: an Event; no retry until an object changes
+├── Unavailable   the other side did not answer or could not act: retry with back-off
+└── Conflict      the object has changed meanwhile: read it again and retry at once
 
-Anything else that is raised is a bug: it propagates and ends the process, whose successor reads the
-world afresh. A message says what was tried, on what, what was answered; `fix` says what to do about
-it."""
+Any other exception is a bug: it propagates and ends the process, and the next process starts from
+what it reads. A message says what was attempted, on which object, and what the other side answered;
+`fix` says what the user should do."""
 
 
 class FairleadError(Exception):
-    """A failure that Fairlead knows how to go on from."""
+    """Base of the errors that callers handle."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
@@ -23,12 +23,12 @@ class FairleadError(Exception):
 
 
 class Refused(FairleadError):
-    """What was asked for cannot be had; somebody has to change an object or the configuration."""
+    """The request cannot be fulfilled until a user changes an object or the configuration."""
 
 
 class Unavailable(FairleadError):
-    """The other side is away, slow or full. Nothing is wrong with the request: repeat it later, and
-    not before `retry_after_s` where the other side said so."""
+    """The other side is not reachable, slow or overloaded. The request itself is valid: retry it
+    later, but not before `retry_after_s` if the other side specified that time."""
 
     def __init__(self, message: str, *, fix: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(message, fix=fix)
@@ -36,4 +36,4 @@ class Unavailable(FairleadError):
 
 
 class Conflict(FairleadError):
-    """The object was changed by somebody else since it was read."""
+    """Another client has changed the object since it was read."""

@@ -1,7 +1,7 @@
-"""How this program was called, so that the commands in hints can be copied as they are.
+"""The command by which this program was started, so that commands in messages can be copied.
 
-In: `sys.argv[0]` and $PATH. Out: `fairlead` where a shell finds this program by that name, else the
-path that was typed."""
+In: `sys.argv[0]` and $PATH. Out: `fairlead` if a shell finds this program by that name, otherwise
+the path that was entered."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ PROGRAM, PLUGIN = "fairlead", "kubectl-fairlead"
 
 
 def called(arguments: str = "", *, argv: Sequence[str] = sys.argv) -> str:
-    """A command line of this program with these arguments: `.venv/bin/fairlead lab down`."""
+    """Return a command line of this program with these arguments: `.venv/bin/fairlead lab down`."""
     return f"{_program(argv[0])} {arguments}".strip()
 
 

@@ -1,12 +1,12 @@
-"""The words of Fairlead, as frozen values.
+"""The data model, as frozen values.
 
-Two views of one Service are planned from the same objects: a `LoadBalancer` is all that a balancer
-in front of the nodes must do for it, a `NodeService` all that one node must do. Drivers realise
-these values and report `Outcome`s.
+One Service is planned from the same objects in two views: a `LoadBalancer` is everything that a
+load balancer in front of the nodes must do for the Service, and a `NodeService` is everything that
+one node must do for it. Drivers implement these values and report an `Outcome`.
 
-Invariant: values are sorted by their makers, so equal clusters give equal values and comparing two
-plans is `==`. Terms are those of the Kubernetes API (Service, EndpointSlice) and of Octavia
-(Listener, Member, HealthMonitor)."""
+Invariant: the functions that create values sort them. So equal clusters give equal values, and two
+plans are compared by `==`. The terms are those of the Kubernetes API (Service, EndpointSlice) and
+of Octavia (Listener, Member, HealthMonitor)."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Self
@@ -19,21 +19,22 @@ TrafficPolicy = Literal["Cluster", "Local"]
 IPMode = Literal["VIP", "Proxy"]
 
 MemberState = Literal["active", "draining", "pending", "down"]
-"""What a member may get. `active`: new connections, by weight. `draining`: only connections that it
-already has. `pending`: nothing yet, the node has not confirmed that it can serve. `down`: nothing
-new, the node has stopped answering."""
+"""The traffic that a member may get. `active`: new connections, in proportion to its weight.
+`draining`: only packets of its existing connections. `pending`: no traffic, because no probe has
+confirmed yet that the node serves. `down`: no new connections, because the node stopped answering.
+"""
 
 
-Verdict = Literal["up", "unready", "down", "flapping", "unasked", "believed"]
-"""What probing a node's health port has proved. `up`: it serves. `unready`: the machine lives, the
-service does not. `down`: the machine does not answer. `flapping`: it serves, but ceased to more
-than once of late. `unasked`: the fault is ours, the question could not be sent. `believed`:
-nothing, but a gateway that starts cannot wait until it has asked everybody. None stands for nothing
-yet: it is about to be asked, or not asked any more."""
+Verdict = Literal["up", "unready", "down", "flapping", "probe_failed", "assumed_up"]
+"""The result of the probes of a node's health port. `up`: the node serves. `unready`: the host
+answers, but the node does not serve. `down`: the host does not answer. `flapping`: the node serves,
+but stopped serving more than once recently. `probe_failed`: this gateway could not send the probe.
+`assumed_up`: there is no result, and a starting gateway trusts the API server until it has probed
+all nodes. None: the node is not probed, or there is no result yet."""
 
 
 class ServiceKey(NamedTuple):
-    """A Service's identity inside a cluster."""
+    """The identity of a Service inside a cluster."""
 
     namespace: str
     name: str
@@ -43,18 +44,18 @@ class ServiceKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `namespace/name`; a bare name is in namespace `default`."""
+        """Parse `namespace/name`. A name without a namespace is in namespace `default`."""
         namespace, _, name = text.rpartition("/")
         return cls(namespace or "default", name)
 
 
 class Value(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Base of all values: immutable, comparable, sortable by their fields."""
+    """Base of all values: immutable, compared and sorted by their fields."""
 
 
 class Member(Value, frozen=True):
-    """A node as target of a listener. `weight` is the number of the Service's usable pods behind
-    it."""
+    """A node as the target of a listener. `weight`: the number of usable pods of the Service on the
+    node."""
 
     node: str
     address: str
@@ -64,7 +65,7 @@ class Member(Value, frozen=True):
 
 class Listener(Value, frozen=True):
     """One port and protocol on which a load balancer takes traffic, on each of its addresses of one
-    family. Members are sorted by node; their addresses are of that family."""
+    family. Members are sorted by node; their addresses are of the same family."""
 
     family: Family
     port: int
@@ -73,41 +74,41 @@ class Listener(Value, frozen=True):
     node_port: int
     members: tuple[Member, ...]
     has_endpoints: bool = True
-    """Whether any endpoint, on any node, may get traffic. If not, the balancer refuses new
+    """Whether any endpoint, on any node, may get traffic. If not, the load balancer refuses new
     connections, as the service proxy of a node does."""
 
 
 class HealthMonitor(Value, frozen=True):
-    """How to ask a node whether it can serve: HTTP GET on `port`; 200 is yes.
+    """How to probe whether a node serves: HTTP GET on `port`; status 200 means that it does.
 
-    With policy Local it is the Service's healthCheckNodePort, whose answer carries the number of
-    ready local endpoints; with policy Cluster it is the service proxy's own health port (KEP-3836).
-    """
+    With policy Local, the port is the Service's healthCheckNodePort, whose answer contains the
+    number of ready local endpoints. With policy Cluster, it is the health port of the service proxy
+    itself (KEP-3836)."""
 
     port: int
     path: str
 
 
 Severity = Literal["ok", "info", "warning", "error", "security"]
-"""How bad a Finding is, in rising order. `ok`: something was checked and is as it should be.
-`info`: worth knowing, with nothing to do. `warning`: it works, but not as its owner may think, or
-not for long. `error`: something does not work. `security`: somebody may do what only others
-should."""
+"""The severity of a Finding, in rising order. `ok`: a check passed. `info`: useful to know, with
+nothing to do. `warning`: it works, but perhaps not as its owner expects, or not for long. `error`:
+something does not work. `security`: a user or host has access that only others should have."""
 
 BlockedCondition = Literal["", "Programmed", "Ready"]
-"""The condition of a Service that a Finding keeps from being true; empty: none."""
+"""The condition of a Service that is false because of a Finding; empty: no condition."""
 
 
 class Finding(Value, frozen=True):
-    """One thing that is wrong or worth knowing: the one form in which the plan, the roles and every
-    check tell it. `code`: a CamelCase word that does not change with the text, and the reason of
-    the Event where there is one. `subject`: what it is about, as in `Service default/web` or
-    `AddressPool public`; empty where the value that holds the Finding says so. `message`: what is
-    the case. `evidence`: how that is known, where the message does not say it. `remedy`: what to do
-    about it. `str` is the whole text without the subject, as an Event or a condition shows it.
+    """A fact that a user should know, usually a problem. The plan, the roles and all checks report
+    facts in this form. `code`: a CamelCase identifier that does not change with the text; it is the
+    reason of the Event, if there is one. `subject`: the object concerned, such as `Service
+    default/web` or `AddressPool public`; empty if the container of the Finding names the object.
+    `message`: the fact. `evidence`: the observation behind the fact, unless the message contains
+    it. `remedy`: what the user should do. `str` is the whole text without the subject, as an Event
+    or a condition shows it.
 
-    Invariant: a Finding is the same as long as its cause is, so it counts nothing that comes and
-    goes."""
+    Invariant: a Finding stays equal while its cause is the same. So its text contains no numbers
+    that vary meanwhile."""
 
     code: str
     message: str
@@ -117,7 +118,8 @@ class Finding(Value, frozen=True):
     remedy: str = ""
     blocks: BlockedCondition = ""
     at_start: bool = False
-    """This is normal while the pods of a new Service start, so no Event is written in that time."""
+    """The fact is normal while the pods of a new Service start, so no Event is written during that
+    time."""
 
     def __str__(self) -> str:
         known = f"{self.message} ({self.evidence})" if self.evidence else self.message
@@ -125,7 +127,7 @@ class Finding(Value, frozen=True):
 
 
 def about(subject: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The same findings, about this subject where they name none."""
+    """Return the findings, with this subject for each finding that has none."""
     return tuple(
         each if each.subject else msgspec.structs.replace(each, subject=subject)
         for each in findings
@@ -133,8 +135,8 @@ def about(subject: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 class UnservedPort(Value, frozen=True):
-    """A port of a Service that its load balancer does not take traffic on. `error` says why in the
-    form of PortStatus.error, a CamelCase word with our domain before it."""
+    """A port of a Service on which its load balancer takes no traffic. `error`: the reason in the
+    form of PortStatus.error, a CamelCase identifier prefixed with the domain of this project."""
 
     port: int
     protocol: Protocol
@@ -142,11 +144,12 @@ class UnservedPort(Value, frozen=True):
 
 
 class Grant(Value, frozen=True):
-    """An address given to a Service, with the ports (`TCP/80`, sorted) that are its own there.
+    """An address that a Service holds, with the ports (`TCP/80`, sorted) that belong to the Service
+    on this address.
 
-    `pool`: where it is from; empty: from none. `sharing_key`: Services of the same namespace with
-    the same key may have other ports of it; empty: nobody else. `keep`: it is not given to anybody
-    else when the Service is gone."""
+    `pool`: the pool of the address; empty: the address is from no pool. `sharing_key`: Services of
+    the same namespace with the same key may hold other ports of the address; empty: the address is
+    not shared. `keep`: the address stays reserved after the Service is deleted."""
 
     address: str
     ports: tuple[str, ...]
@@ -156,15 +159,16 @@ class Grant(Value, frozen=True):
 
 
 ProxyHeader = Literal["", "v1", "v2"]
-"""The version of the PROXY protocol by which members are told the client's address; empty: they get
-no header."""
+"""The version of the PROXY protocol header that passes the client's address to members; empty:
+members get no header."""
 ProxyMethod = Literal["roundrobin", "leastconn", "source"]
-"""How a terminating balancer chooses a member, in HAProxy's words."""
+"""How a terminating load balancer chooses a member, by HAProxy's names."""
 
 
 class MemberChecks(Value, frozen=True):
-    """How often a terminating balancer asks members itself, beside Fairlead's own probes. `rise`
-    and `fall`: so many answers, or failures, in a row make a difference."""
+    """The health checks that a terminating load balancer sends to its members, in addition to the
+    probes of the gateway. `rise` and `fall`: the number of successes, or of failures, in a row that
+    change the state of a member."""
 
     interval_ms: int = 5000
     timeout_ms: int = 3000
@@ -173,44 +177,46 @@ class MemberChecks(Value, frozen=True):
 
 
 class DirectSettings(Value, frozen=True, tag="direct"):
-    """What a Service may say of the way its packets are forwarded, unmodified, by gateways."""
+    """The settings of a Service of class fairlead.io/direct, whose packets gateways forward
+    unmodified."""
 
     drain_timeout_s: float | None = None
-    """The time for which a node keeps connections after it has ceased to get new ones; 0: as long
-    as it can. None: as the gateway is configured."""
+    """How long a node keeps its connections after it stopped receiving new ones. 0: until the
+    connections end. None: the default of the gateway."""
 
 
 class ProxySettings(Value, frozen=True, tag="proxy"):
-    """What a Service may say of the way its connections are passed on, where they end at the
-    balancer. Times of 0: no limit, but for `inspect_ms`, where it is none to wait."""
+    """The settings of a Service of class fairlead.io/proxy, whose connections end at the load
+    balancer. A time-out of 0 means that there is no limit; `inspect_ms` of 0 means that there is no
+    wait."""
 
     header: ProxyHeader = ""
     forwarded_for: bool = False
-    """Speak HTTP, and add X-Forwarded-For to each request."""
+    """Parse HTTP, and add X-Forwarded-For to each request."""
     method: ProxyMethod = "roundrobin"
     client_ms: int = 3_600_000
-    """So long a client may be silent."""
+    """The idle time-out of the client's side of a connection."""
     connect_ms: int = 2000
     member_ms: int = 3_600_000
     inspect_ms: int = 0
     connection_limit: int = 0
-    """Open connections of one listener; more of them wait. 0: no limit."""
+    """Maximum number of open connections of one listener; further connections wait. 0: no limit."""
     checks: MemberChecks | None = None
     shared: bool = False
-    """Other Services, of whatever class, may have ports of their own at its addresses."""
+    """Other Services, of any class, may hold other ports of its addresses."""
     drain_timeout_s: float | None = None
     """As in DirectSettings."""
 
 
 Provider = Literal["amphora", "ovn"]
-"""Who carries out what Octavia is told: a virtual machine with HAProxy, or OVN itself."""
+"""The Octavia provider that runs a load balancer: a virtual machine with HAProxy, or OVN."""
 OctaviaMethod = Literal["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"]
 OctaviaAsking = Literal["HTTP", "TCP", "UDP-CONNECT"]
 
 
 class OctaviaChecks(Value, frozen=True):
-    """How Octavia asks members. `rise` and `fall`: so many answers, or failures, in a row make a
-    difference."""
+    """The health monitor that Octavia runs for members. `rise` and `fall`: the number of successes,
+    or of failures, in a row that change the state of a member."""
 
     delay_s: int = 5
     timeout_s: int = 3
@@ -219,8 +225,8 @@ class OctaviaChecks(Value, frozen=True):
 
 
 class OctaviaPlace(Value, frozen=True):
-    """Where a load balancer is made; of one that is there none of this changes. `address`: the one
-    that it asks for."""
+    """Where a load balancer is created. These values do not change for an existing load balancer.
+    `address`: the VIP address to request."""
 
     subnet_id: str = ""
     network_id: str = ""
@@ -229,27 +235,29 @@ class OctaviaPlace(Value, frozen=True):
     flavor_id: str = ""
     availability_zone: str = ""
     subnet_id_v6: str = ""
-    """Where it has a second address, of IPv6; then `subnet_id` is of IPv4."""
+    """The subnet of an additional IPv6 address; then `subnet_id` is an IPv4 subnet."""
     address_v6: str = ""
 
 
 class ExistingLoadBalancer(Value, frozen=True):
-    """The load balancer that the Service of this uid has at the cloud, as the driver saw it last.
-    Its provider and its own addresses never change."""
+    """The load balancer of the Service with this uid in the cloud, as the driver last saw it. Its
+    provider and its own addresses never change."""
 
     uid: str
     provider: Provider | None
-    """None: a provider that Fairlead does not know."""
+    """None: the provider is unsupported."""
     addresses: tuple[str, ...] = ()
-    """Its own addresses; the first is that of its VIP port."""
+    """Its own addresses. The first one is the address of its VIP port."""
     floating: tuple[str, ...] = ()
-    """The floating IPs that lead to it, whoever made them."""
+    """The floating IPs that are attached to it, including floating IPs that this project did not
+    create."""
     shared: bool = False
-    """The Service only has listeners on it: the load balancer was made for another one."""
+    """The load balancer was created for another Service; this Service only has listeners on it."""
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families of its own addresses. Octavia adds none to an existing load balancer."""
+        """The families of its own addresses. Octavia cannot add a family to an existing load
+        balancer."""
         found: dict[Family, None] = {
             "IPv6" if ":" in each else "IPv4": None for each in self.addresses if each
         }
@@ -257,22 +265,24 @@ class ExistingLoadBalancer(Value, frozen=True):
 
 
 class SharedOrAdopted(Value, frozen=True):
-    """A load balancer that Fairlead did not make for the Service. `id`: the load balancer that the
-    Service names; the Service shares it with others. `names`: the names that
-    cloud-provider-openstack may have given to the load balancer that it made for the Service and
-    that Fairlead adopts; without names nothing is adopted."""
+    """A load balancer that was not created for this Service. `id`: the load balancer that the
+    Service names and shares with other Services. `names`: the names that cloud-provider-openstack
+    may have given to the load balancer that it created for the Service and that is to be adopted;
+    empty: no load balancer is adopted."""
 
     id: str = ""
     names: tuple[str, ...] = ()
 
 
 class FloatingWish(Value, frozen=True):
-    """A floating IP, by which a load balancer is reached from outside. `network_id`: where it is
-    had. `address`: the one that is asked for by name. `again`: one that is taken if it is free.
-    `keep`: it stays in the project when the Service goes.
+    """The request for a floating IP, the external address of a load balancer. `network_id`: the
+    external network. `address`: the specific address that the Service requests. `again`: an address
+    to reuse if it is free. `keep`: the floating IP is kept in the project when the Service is
+    deleted.
 
-    Of which subnet of the network a new one is: that of `subnet_id`; or one whose name `subnet`
-    describes, or whose tags `subnet_tags` do, as OCCM's annotations of these names; or any."""
+    The subnet of a new floating IP is `subnet_id`, or a subnet whose name matches `subnet`, or a
+    subnet with the tags `subnet_tags`, or any subnet of the network. The semantics are those of the
+    annotations of cloud-provider-openstack with these names."""
 
     network_id: str
     address: str = ""
@@ -284,16 +294,16 @@ class FloatingWish(Value, frozen=True):
 
 
 class OctaviaSettings(Value, frozen=True, tag="octavia"):
-    """What Octavia is to do for a Service, and by which provider. Times of None: as the cloud has
-    it."""
+    """The settings of a Service of class fairlead.io/octavia. A time-out of None means the default
+    of the cloud."""
 
     provider: Provider
     why: str = ""
-    """Why this provider; for whoever asks."""
+    """Why this provider was chosen, for display."""
     existing: ExistingLoadBalancer | None = None
-    """The load balancer that was known when this was planned."""
+    """The load balancer that existed when the Service was planned."""
     held: tuple[str, ...] = ()
-    """The addresses that the Service shows. A load balancer that is made asks for them again."""
+    """The addresses in the status of the Service. A new load balancer requests them again."""
     place: OctaviaPlace = OctaviaPlace()
     header: ProxyHeader = ""
     forwarded_for: bool = False
@@ -305,66 +315,69 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     connection_limit: int = -1
     checks: OctaviaChecks | None = None
     asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
-    """How members are asked, by the protocol of the port; those of other protocols are not."""
+    """The type of the health monitor by the protocol of the port. Ports of other protocols have no
+    health monitor."""
     member_subnet_id: str = ""
     elsewhere: SharedOrAdopted | None = None
     node_selector: str = ""
-    """Labels that members must have."""
+    """The label selector of the nodes that may be members."""
     all_nodes: tuple[Protocol, ...] = ()
-    """Of listeners of these protocols all nodes are members, and not only those with ready pods."""
+    """For listeners of these protocols, all nodes are members, also nodes without ready pods."""
     floating: FloatingWish | None = None
-    """None: it is reached by its own address alone."""
+    """None: the load balancer is reachable only at its own address."""
     secured: bool = False
-    """Nodes let in who is to reach them through it, by a security group."""
+    """Whether a security group on the nodes' ports admits the traffic of the load balancer."""
 
 
 Settings = DirectSettings | ProxySettings | OctaviaSettings
-"""What is of one kind of load balancer alone. Drivers choose by its type what they serve."""
+"""The settings that are specific to one type of load balancer. A driver selects the Services that
+it serves by the type of their settings."""
 
 
 class LoadBalancer(Value, frozen=True):
-    """All that one Service should get from a load balancer. Listeners are sorted by (family, port,
-    protocol)."""
+    """Everything that one Service should get from a load balancer. Listeners are sorted by (family,
+    port, protocol)."""
 
     service: ServiceKey
     uid: str
     class_name: str
     addresses: tuple[str, ...]
-    """Where it listens, in the order of the Service's families."""
+    """The addresses where it listens, in the order of the Service's families."""
     listeners: tuple[Listener, ...]
     health_monitor: HealthMonitor | None = None
     affinity_timeout_s: int = 0
-    """0: no affinity. Otherwise connections of one client address go to one member
+    """0: no affinity. Otherwise connections from one client address use the same member
     (sessionAffinity: ClientIP)."""
     source_ranges: tuple[str, ...] = ()
-    """CIDRs that may connect; empty: everybody."""
+    """CIDRs of the clients that may connect; empty: every client may connect."""
     ip_mode: IPMode = "VIP"
-    """The hairpin contract (KEP-1860): with VIP a node may answer for the addresses itself, with
-    Proxy traffic from inside the cluster must go out through the balancer."""
+    """How nodes handle the addresses (KEP-1860). VIP: a node may translate the addresses itself.
+    Proxy: traffic from inside the cluster must pass through the load balancer."""
     settings: Settings = DirectSettings()
-    """With OctaviaSettings `addresses` are those of the load balancer that exists; before that,
-    those that the Service shows."""
+    """With OctaviaSettings, `addresses` are the addresses of the existing load balancer. Before it
+    exists, they are the addresses in the status of the Service."""
     hostname_suffix: str = ""
-    """Publish the addresses as hostnames that end so, and nothing else: what has no address nobody
-    answers for inside the cluster, also where ip_mode is not understood. Empty: publish
+    """Publish each address as a hostname with this suffix, and not as an IP address. So nodes do
+    not answer for the address themselves, even if they do not support ipMode. Empty: publish IP
     addresses."""
     hostname: str = ""
-    """Publish this name, and no address. Empty: as said before."""
+    """Publish this hostname instead of addresses. Empty: see `hostname_suffix`."""
     notes: tuple[Finding, ...] = ()
     unserved_ports: tuple[UnservedPort, ...] = ()
     grants: tuple[Grant, ...] = ()
-    """By what the addresses are held, in their order. Of the controller's plan only."""
+    """The grants by which the Service holds the addresses, in their order. Only in the plan of the
+    controller."""
 
     def listening(self, listener: Listener) -> tuple[str, ...]:
-        """The addresses that a listener of its takes traffic on: those of its family."""
+        """Return the addresses on which the listener takes traffic: the addresses of its family."""
         return tuple(
             address for address in self.addresses if (":" in address) == (listener.family == "IPv6")
         )
 
 
 class Backend(Value, frozen=True):
-    """A pod address and port that answers for a Service port. `local`: it is on this node, or may
-    be: nobody says where."""
+    """A pod address and port that answers for a Service port. `local`: the endpoint is on this
+    node, or its EndpointSlice names no node."""
 
     address: str
     port: int
@@ -372,7 +385,7 @@ class Backend(Value, frozen=True):
 
 
 class NodeServicePort(Value, frozen=True):
-    """One port of a Service, for one address family, as one node must serve it."""
+    """One port of a Service for one address family, as one node serves it."""
 
     family: Family
     protocol: Protocol
@@ -380,32 +393,32 @@ class NodeServicePort(Value, frozen=True):
     name: str
     cluster_ips: tuple[str, ...]
     load_balancer_ips: tuple[str, ...]
-    """Ingress addresses with ipMode VIP: the node itself answers for them. Those with ipMode Proxy
-    are not here."""
+    """The ingress addresses with ipMode VIP, for which the node itself answers. Addresses with
+    ipMode Proxy are not included."""
     external_ips: tuple[str, ...]
     node_port: int
     """0: none."""
     cluster_backends: tuple[Backend, ...]
-    """Who gets traffic that may go anywhere: the ready ones, or else those serving and terminating
-    (KEP-1669)."""
+    """The backends for traffic that may go to any node: the ready endpoints or, if there are none,
+    the endpoints that are serving and terminating (KEP-1669)."""
     local_backends: tuple[Backend, ...]
-    """Who gets traffic that must stay on this node: the same choice, made among this node's
-    endpoints alone."""
+    """The backends for traffic that must stay on this node: the same choice, made only among the
+    endpoints of this node."""
     serving_backends: tuple[Backend, ...] = ()
-    """All that serve, whether they get new traffic or not: flows to any other are stale. Of UDP and
-    SCTP; what TCP has open ends by itself."""
+    """All backends that serve, including backends that get no new traffic. Flows to other backends
+    are stale. Only for UDP and SCTP, because open TCP connections end by themselves."""
 
 
 class HealthCheck(Value, frozen=True):
-    """The healthCheckNodePort of a Service with policy Local, and how many *ready* endpoints this
-    node has for it."""
+    """The healthCheckNodePort of a Service with policy Local, and the number of its *ready*
+    endpoints on this node."""
 
     port: int
     local_endpoints: int
 
 
 class NodeService(Value, frozen=True):
-    """All that one node does for one Service. Ports are sorted by (family, protocol, port)."""
+    """Everything that one node does for a Service. Ports are sorted by (family, protocol, port)."""
 
     service: ServiceKey
     uid: str
@@ -419,19 +432,20 @@ class NodeService(Value, frozen=True):
 
 
 OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
-"""`waiting`: on its way, nobody has to do anything. `refused`: somebody must change something.
-`unavailable`: tried again."""
+"""`waiting`: in progress, no action is needed. `refused`: a user must change something.
+`unavailable`: the operation failed and is retried."""
 
 
 class Outcome(Value, frozen=True):
-    """What became of one Service in one driver. `message` is for the user; empty when all is well.
-    `reason`: that of the Event, where the driver knows a better one than its role. `again_s`: when
-    to look again at the earliest; of one that is done, when there will be something to do.
-    `in_part`: of one that is not done: the driver serves the Service all the same, in part or as it
-    was before. Only a Service that is not served at all is withheld from the drivers that follow.
-    `missing`: the listeners (`address:port/protocol`) that the driver should serve and does not.
-    `coarse`: of one that is unavailable; everything is served, but not as exactly as the Service
-    asks for. `notes`: what happened to the Service in this pass, each to be told once."""
+    """The result of one driver for one Service. `message`: the text for the user; empty on success.
+    `reason`: the reason of the Event, if the driver knows a more specific one than the default of
+    its role. `again_s`: the minimum delay until the next attempt; of a Service that is done, the
+    delay until the driver has work to do for it. `in_part`: the driver serves a Service that is not
+    done nevertheless, in part or in its previous form. Only a Service that is not served at all is
+    withheld from the drivers that follow. `missing`: the listeners (`address:port/protocol`) that
+    the driver should serve and does not serve. `coarse`: of a Service that is unavailable:
+    everything is served, but less exactly than the Service requests. `notes`: what happened to the
+    Service in this pass; each is reported once."""
 
     state: OutcomeState
     message: str = ""
@@ -443,8 +457,9 @@ class Outcome(Value, frozen=True):
     notes: tuple[Finding, ...] = ()
 
     def joined(self, later: Self) -> Self:
-        """The outcome in two drivers of one chain, of which `later` is the second. It is tried
-        again if either driver asks for that, and served in part only if both say so."""
+        """Return the combined outcome of two drivers of one chain, of which `later` is the second.
+        The Service is retried if either outcome requests a retry. It is served in part only if both
+        drivers serve it at least in part."""
         if self.state == "done" or later.state == "done":
             whole = self if later.state == "done" else later
             return msgspec.structs.replace(whole, notes=self.notes + later.notes)

@@ -1,15 +1,18 @@
 """The loop that every role runs: dirty keys -> plan -> drivers -> outcomes.
 
-In: a State that marks Services dirty, a plan (pure), a chain of drivers. Out: reports of what
-became of each Service. What is wanted goes through the chain in its order (rules before the health
-port that announces them); what is wanted no more goes through it backwards, each driver seeing only
-what the one before it has finished with. The loop is level-triggered: a key says only where to
-look; every step may run twice. Failures are kept apart: a batch that a driver refuses is halved
-until the Service at fault stands alone, what is unavailable is tried again with back-off. At its
-start and every `audit_interval_s` the loop plans and reads everything anew and brings what differs,
-so that what others changed behind our back is put right, and what nobody wants any more is found.
-The first pass carries all that differs at the start: a driver may put what it is first given as one
-whole in the place of what a predecessor left. Any exception but FairleadError is a bug and ends the
+In: a State that marks Services as dirty, a pure plan, a chain of drivers. Out: reports of the
+outcome of each Service. A Service with an intent passes the chain in its order (for example rules
+before the health port that announces them). A Service without an intent passes it in reverse order,
+and each driver gets it only when the driver before has removed everything of it.
+
+The loop is level-triggered: a key says only where to look, and every step may run twice. Failures
+of different Services are kept apart: a batch that a driver refuses is split in halves until the
+faulty Service is alone, and a Service that is unavailable is retried with back-off.
+
+At its start and every `audit_interval_s` the loop plans and reads everything again, and applies the
+differences. So it repairs what others have changed, and finds what no Service needs any more. The
+first pass carries all differences of the start together, so that a driver can replace everything
+that its predecessor left in one step. Any exception other than FairleadError is a bug and ends the
 process."""
 
 import asyncio
@@ -26,7 +29,7 @@ from fairlead.drivers import Change, Component, Driver, Key
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.model import DONE, Outcome
 from fairlead.state import DirtyKeys, Subscribers
-from fairlead.turns import gently, in_turns, parts
+from fairlead.turns import in_background, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -34,35 +37,36 @@ KeyT = TypeVar("KeyT", bound=Key)
 IntentT = TypeVar("IntentT")
 
 Plan = Callable[[Collection[KeyT]], Mapping[KeyT, IntentT | Refused]]
-"""Intents of these Services; a Service that needs nothing is left out. Others that the plan finds
-touched may come too."""
+"""Return the intents of these Services, without Services that need nothing. The result may include
+other Services that the plan affects."""
 
 Report = Callable[[Mapping[KeyT, IntentT], Mapping[KeyT, Outcome]], None]
-"""Told the intent and the outcome of every Service that was looked at; one that is done without an
-intent is gone."""
+"""Called with the intents and outcomes of Services that were processed. A Service that is done and
+has no intent is removed."""
 
 Turns = Callable[[Iterable[Sequence[KeyT]]], AsyncIterator[Sequence[KeyT]]]
-"""How slices of work follow one another; see `turns`."""
+"""How slices of work are scheduled; see `turns`."""
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
-MOST_AT_ONCE = 100
-"""The steps for more Services than that are found in a thread: so long, ten milliseconds or so,
-others wait."""
-MOST_SPLITS = 32
-"""How often a batch is halved because the other side is unavailable: for some Services, or
-altogether."""
+THREAD_THRESHOLD = 100
+"""The changes of more Services than this are computed in a thread, because other tasks would wait
+for 10 ms or more."""
+MAX_SPLITS = 32
+"""How many times the parts of one batch are halved because the other side is unavailable. It may be
+unavailable for some Services or for all."""
 
 
 class Pace(NamedTuple):
-    """How a loop goes about its work.
+    """How a loop schedules its work.
 
-    parallel: how many passes run at once, never two on the same Service; and how many `apply`s of a
-    driver run at once, where it takes fewer Services than a pass carries. coalesce_s: how long a
-    change waits for others after the one before. patience_s: how long a loop whose work must not
-    hold up others waits also after quiet. plan_slice: how many Services are planned, and compared
-    by audits, in one go, where the plan of one does not depend on which others it is made with;
-    then others have their turn. 0: all of them."""
+    parallel: the number of concurrent passes, never two on the same Service; and the number of
+    concurrent `apply` calls of a driver that takes fewer Services than a pass carries. coalesce_s:
+    how long after the previous pass a change waits for further changes. patience_s: the delay
+    before a pass after an idle time, for a loop that must not delay other loops. plan_slice: the
+    number of Services that are planned, or compared by an audit, before other tasks run. It is only
+    for plans in which the result for a Service does not depend on the others in the call. 0: all of
+    them."""
 
     parallel: int = 1
     coalesce_s: float = 0.01
@@ -71,12 +75,12 @@ class Pace(NamedTuple):
     plan_slice: int = 0
 
 
-USUAL = Pace()
+DEFAULT_PACE = Pace()
 
 
 class Source(Protocol[KeyT]):
-    """Where Services come from, mostly a State: which there are, whether all are known, and which
-    are dirty."""
+    """The source of the Services of a loop, mostly a State: the Services, whether all of them are
+    known, and which of them are dirty."""
 
     @property
     def whole(self) -> asyncio.Event: ...
@@ -89,13 +93,13 @@ class Source(Protocol[KeyT]):
 
 
 class Loop(Component, Generic[KeyT, IntentT]):
-    """Keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
+    """A loop that keeps what the drivers serve equal to the plan, from `run` until it is cancelled.
 
     A pass carries as many Services as the driver with the largest `batch` in the chain takes at
     once; the other drivers get them in smaller parts. large: whether planning and applying a
-    Service takes so long that others must not wait for it. Such Services are planned in a thread,
-    one after the other, and each has its own pass, in parallel to the pass of all the others. Only
-    the first pass of a start handles all Services together."""
+    Service takes so much time that other Services must not wait for it. Large Services are planned
+    in a thread, one after the other, and each has its own pass, in parallel to the passes of the
+    other Services. Only the first pass of a start handles all Services together."""
 
     def __init__(
         self,
@@ -105,16 +109,18 @@ class Loop(Component, Generic[KeyT, IntentT]):
         drivers: Sequence[Driver[KeyT, IntentT, Any, Any, Any]],
         report: Report[KeyT, IntentT],
         *,
-        pace: Pace = USUAL,
+        pace: Pace = DEFAULT_PACE,
         large: Callable[[KeyT], bool] = lambda _: False,
     ) -> None:
         self.name = name
         self.settled = asyncio.Event()
-        """Set once everything has been read, and all that differed then has been looked at."""
+        """Set once everything has been read, and all differences that were found then have been
+        processed."""
         self.drift = 0
-        """How many Services later audits found to differ from what was planned."""
+        """The number of Services that later audits found to differ from the plan."""
         self.failing: dict[KeyT, tuple[str, str]] = {}
-        """The Services that a driver failed on, with its name and the state of the outcome."""
+        """The Services for which a driver failed, with the name of the driver and the state of the
+        outcome."""
         self._state = state
         self._plan = plan
         self._drivers = drivers
@@ -122,64 +128,67 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._pace = pace
         batches = [driver.batch for driver in drivers]
         self._batch = max(batches) if batches and all(batches) else 0
-        """How many Services one pass carries; 0: all that are ready."""
+        """The number of Services that one pass carries; 0: all that are ready."""
         self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
-        self._ready_alone: dict[KeyT, None] = {}
-        """Large Services to plan and apply, in their order, and Services that were large when they
-        were last applied."""
+        self._ready_large: dict[KeyT, None] = {}
+        """The large Services to plan and apply, in their order, and the Services that were large
+        when they were last applied."""
         self._were_large: set[KeyT] = set()
         self._some_ready = asyncio.Event()
         self._busy: set[KeyT] = set()
-        self._planned_since: set[KeyT] = (
-            set()
-        )  # since the last audit began, or not brought yet when it did
+        self._planned_since: set[KeyT] = set()
+        """The Services that were planned since the last audit began, or whose pass had not ended
+        when it began."""
         self._at_start: set[KeyT] | None = None
         self._compared = asyncio.Event()
         self._backoffs: dict[KeyT, Backoff] = {}
         self._retries: dict[KeyT, asyncio.TimerHandle] = {}
-        self._looks: dict[KeyT, asyncio.TimerHandle] = {}
-        """Services that are done, and where a driver has something to do by itself at some time."""
+        self._requeues: dict[KeyT, asyncio.TimerHandle] = {}
+        """Timers of Services that are done, but for which a driver has work to do at a later time.
+        """
 
     async def run(self) -> None:
         await self._state.whole.wait()
         try:
             with self._state.subscribers.subscription() as dirty:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._audit_for_ever(dirty), name=f"{self.name} audit")
-                    group.create_task(self._plan_for_ever(dirty), name=f"{self.name} plan")
+                    group.create_task(self._audit_forever(dirty), name=f"{self.name} audit")
+                    group.create_task(self._plan_forever(dirty), name=f"{self.name} plan")
                     for number in range(self._pace.parallel):
-                        group.create_task(self._work_for_ever(dirty), name=f"{self.name} {number}")
-                    group.create_task(self._work_alone_for_ever(dirty), name=f"{self.name} large")
+                        group.create_task(self._work_forever(dirty), name=f"{self.name} {number}")
+                    group.create_task(self._work_large_forever(dirty), name=f"{self.name} large")
         finally:
-            for timer in (*self._retries.values(), *self._looks.values()):
+            for timer in (*self._retries.values(), *self._requeues.values()):
                 timer.cancel()
 
-    async def _plan_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
-        """Plan what is dirty. A Service that waits for its pass gets the newest intent."""
+    async def _plan_forever(self, dirty: DirtyKeys[KeyT]) -> None:
+        """Plan dirty Services. A Service that is still waiting for its pass gets the new intent."""
         while True:
             keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
             self._planned_since |= keys
             if alone := sorted(key for key in keys if self._is_large(key)):
-                self._let_wait_alone(alone)
+                self._queue_alone(alone)
                 keys = keys.difference(alone)
             planned = await self._plan_all(sorted(keys), in_turns)
-            self._planned_since |= keys  # an audit may have begun between two slices
+            # An audit may have begun between two slices, and have cleared the set.
+            self._planned_since |= keys
             dirty.mark(planned.keys() - keys)
             self._ready |= {key: planned.get(key) for key in keys}
             self._some_ready.set()
 
     def _is_large(self, key: KeyT) -> bool:
-        """Whether the Service is large, or was: removing what it had is as much work."""
+        """Return whether the Service is large, or was: removing what it had takes as long."""
         return self._large(key) or key in self._were_large
 
-    def _let_wait_alone(self, keys: Iterable[KeyT]) -> None:
+    def _queue_alone(self, keys: Iterable[KeyT]) -> None:
         for key in keys:
-            self._ready.pop(key, None)  # planned before the Service was large
-            self._ready_alone[key] = None
+            # It may have been planned before it became large.
+            self._ready.pop(key, None)
+            self._ready_large[key] = None
         self._some_ready.set()
 
-    async def _work_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _work_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         await self._compared.wait()
         while True:
             batch = self._next_batch()
@@ -194,16 +203,16 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 self._busy -= batch.keys()
                 self._some_ready.set()
 
-    async def _work_alone_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _work_large_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan and apply large Services, one after the other."""
         await self._compared.wait()
         while True:
-            key = next((key for key in self._ready_alone if key not in self._busy), None)
+            key = next((key for key in self._ready_large if key not in self._busy), None)
             if key is None:
                 self._some_ready.clear()
                 await self._some_ready.wait()
                 continue
-            del self._ready_alone[key]
+            del self._ready_large[key]
             self._busy.add(key)
             try:
                 planned = await asyncio.to_thread(self._plan, [key])
@@ -220,10 +229,11 @@ class Loop(Component, Generic[KeyT, IntentT]):
         free = (key for key in self._ready if key not in self._busy)
         keys = list(islice(free, self._batch or None))
         batch = {key: self._ready.pop(key) for key in keys}
-        self._were_large.update(filter(self._large, batch))  # large Services of the first pass
+        # The first pass also carries large Services.
+        self._were_large.update(filter(self._large, batch))
         return batch
 
-    async def _audit_for_ever(self, dirty: DirtyKeys[KeyT]) -> None:
+    async def _audit_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
             try:
@@ -239,14 +249,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 await asyncio.sleep(self._pace.audit_interval_s * random.uniform(0.9, 1.1))
 
     async def _audit(self, dirty: DirtyKeys[KeyT]) -> None:
-        """Compare everything with the plan; bring the Services that differ. Those that do not are
-        reported as done."""
+        """Compare everything with the plan, and apply the Services that differ. Report the other
+        Services as done."""
         everything = list(self._state.services)
-        turns = (
-            gently if self._compared.is_set() else in_turns
-        )  # a start is waited for, later audits are not
-        # The state that this audit reads of these Services may be from before their pass.
-        self._planned_since = {*self._busy, *self._ready, *self._ready_alone}
+        # The role is not ready before the first audit, so only later audits run in the background.
+        turns = in_background if self._compared.is_set() else in_turns
+        # What this audit reads about these Services may be from before their pass.
+        self._planned_since = {*self._busy, *self._ready, *self._ready_large}
         planned = await self._plan_all(everything, turns)
         intents = {
             key: intent for key, intent in planned.items() if not isinstance(intent, Refused)
@@ -260,64 +269,67 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 key: value for key, value in (await driver.read(None)).items() if key not in refused
             }
             if not self._batch and not self._compared.is_set():
-                # The one pass of a start that carries all has to find the steps anyway, and once is
-                # enough.
+                # The first pass carries all Services and computes their changes anyway, so they are
+                # not computed twice.
                 differ |= intents.keys() | actual.keys()
                 continue
             differ |= await self._differing(driver, intents, actual, turns)
-        # A later pass of a Service tells what became of it. No pass has begun before the first audit
-        # has compared everything.
+        # A later pass reports the outcome of its Services itself. No pass has begun before the
+        # first audit has compared everything.
         later = self._in_passes() if self._compared.is_set() else set()
         self._report({}, {key: each for key, each in refused.items() if key not in later})
         async for some in turns(
             parts(list(intents.keys() - differ), self._pace.plan_slice or len(intents) or 1)
         ):
             later = self._in_passes()
-            alike = [key for key in some if key not in later]
-            for key in alike:
+            unchanged_keys = [key for key in some if key not in later]
+            for key in unchanged_keys:
                 self.failing.pop(key, None)
-            self._report({key: intents[key] for key in alike}, dict.fromkeys(alike, DONE))
-        # What was planned a moment ago is not planned again, unless it may have changed.
+            self._report(
+                {key: intents[key] for key in unchanged_keys}, dict.fromkeys(unchanged_keys, DONE)
+            )
+        # A Service is not planned again for its pass unless its objects may have changed since the
+        # audit planned it.
         unchanged = {
             key for key in differ.intersection(everything) - self._planned_since if key not in dirty
         }
         alone = {key for key in unchanged if self._compared.is_set() and self._is_large(key)}
-        self._let_wait_alone(sorted(alone))
+        self._queue_alone(sorted(alone))
         self._ready |= {key: planned.get(key) for key in unchanged - alone}
-        # What changes meanwhile differs as well, and so does what has failed; neither is anybody
-        # else's doing.
+        # A Service that has changed meanwhile, or whose last pass failed, differs as well. Neither
+        # is a change that others made to the data plane.
         drifted = {
             key for key in differ - self._planned_since - self._retries.keys() if key not in dirty
         }
         if not self._compared.is_set():
-            self._take_in(dirty, differ)
+            self._add_changed(dirty, differ)
         self._some_ready.set()
-        # before marking: the first pass is of what is wanted, what is there too much has the next
-        # one
+        # This comes before the keys are marked: the first pass applies the intents, and the next
+        # pass removes what no Service needs.
         self._compared.set()
         dirty.mark(differ - unchanged)
         if self._at_start is None:
             self._at_start = set(differ)
-            self._note_start(())
+            self._record_start(())
         elif drifted:
             self.drift += len(drifted)
             log.warning(
-                "found other than planned",
+                "audit found differences from the plan",
                 loop=self.name,
                 services=len(drifted),
                 first=str(min(drifted)),
             )
 
     def _in_passes(self) -> set[KeyT]:
-        """The Services that were planned since the last audit began, or that wait for their pass or
-        are in it."""
-        return {*self._busy, *self._ready, *self._ready_alone, *self._planned_since}
+        """Return the Services that were planned since the last audit began, or that wait for their
+        pass or are in it."""
+        return {*self._busy, *self._ready, *self._ready_large, *self._planned_since}
 
     async def _plan_all(
         self, keys: Sequence[KeyT], turns: Turns[KeyT]
     ) -> dict[KeyT, IntentT | Refused]:
-        """The plan of many. In slices, between which others have their turn, where the plan allows
-        that: 10,000 Services take a second."""
+        """Return the plan of many Services. It is made in slices, between which other tasks run, if
+        the plan allows that: 10,000 Services take a second."""
         if not self._pace.plan_slice:
             return dict(self._plan(keys))
         planned: dict[KeyT, IntentT | Refused] = {}
@@ -337,9 +349,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         actual: Mapping[KeyT, Any],
         turns: Turns[KeyT],
     ) -> set[KeyT]:
-        """The Services that are other than planned. Where it may not be found in slices it is found
-        in a thread: at 10,000 Services it takes a second, and probes and watches must go on
-        meanwhile."""
+        """Return the Services that differ from the plan. If the comparison cannot be made in
+        slices, it runs in a thread: it takes a second for 10,000 Services, and probes and watches
+        must continue meanwhile."""
         if not self._pace.plan_slice:
             return {
                 change.service
@@ -359,15 +371,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
             differ.update(change.service for change in changes)
         return differ
 
-    def _take_in(self, dirty: DirtyKeys[KeyT], differ: Collection[KeyT]) -> None:
-        """Have the first pass carry also those that have changed since they were planned, as they
-        are now."""
+    def _add_changed(self, dirty: DirtyKeys[KeyT], differ: Collection[KeyT]) -> None:
+        """Add the Services that have changed since they were planned to the first pass, in their
+        present form."""
         changed = [key for key in differ if key in dirty and key not in self._ready]
         planned = self._plan(changed)
         dirty.mark(planned.keys() - set(changed))
         self._ready |= {key: planned.get(key) for key in changed}
 
-    def _note_start(self, done: Collection[KeyT]) -> None:
+    def _record_start(self, done: Collection[KeyT]) -> None:
         if self._at_start is not None and not self.settled.is_set():
             self._at_start.difference_update(done)
             if not self._at_start:
@@ -376,8 +388,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _pass(
         self, batch: Mapping[KeyT, IntentT | Refused | None], dirty: DirtyKeys[KeyT]
     ) -> None:
-        """Bring these Services to what the plan says. A refused one keeps what it has: a mistake in
-        an object must not take its traffic away."""
+        """Apply the plan of these Services. A refused Service keeps what it has, because a mistake
+        in an object must not take its traffic away."""
         outcomes = {
             key: _outcome_of(each) for key, each in batch.items() if isinstance(each, Refused)
         }
@@ -387,16 +399,17 @@ class Loop(Component, Generic[KeyT, IntentT]):
             if each is not None and not isinstance(each, Refused)
         }
         gone = {key for key, each in batch.items() if each is None}
-        # What goes, goes first: what it leaves (an address, a port) may be wanted by another.
+        # Removals come first, because another Service may need what they release (an address, a
+        # port).
         for driver in reversed(self._drivers):
-            await self._bring(driver, gone, {}, outcomes, dirty)
+            await self._apply_driver(driver, gone, {}, outcomes, dirty)
         for driver in self._drivers:
-            await self._bring(driver, intents.keys(), intents, outcomes, dirty)
+            await self._apply_driver(driver, intents.keys(), intents, outcomes, dirty)
         self._report(intents, {key: outcomes.get(key, DONE) for key in batch})
         self._schedule(batch, outcomes, dirty)
-        self._note_start(batch.keys())
+        self._record_start(batch.keys())
 
-    async def _bring(
+    async def _apply_driver(
         self,
         driver: Driver[KeyT, IntentT, Any, Any, Any],
         keys: Collection[KeyT],
@@ -404,14 +417,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
         outcomes: dict[KeyT, Outcome],
         dirty: DirtyKeys[KeyT],
     ) -> None:
-        """One driver's part, for the Services that the drivers before it serve at least in part.
-        What is to go stays in a driver until the drivers after it have let go of all of it."""
+        """Apply one driver, for the Services that the drivers before it serve at least in part.
+        What is to be removed stays in a driver until the drivers after it have removed all of it.
+        """
         keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
         waiting = parts(keys, driver.batch or len(keys) or 1)
 
         async def work() -> None:
             for some in waiting:
-                await self._bring_some(driver, some, intents, outcomes, dirty)
+                await self._apply_batch(driver, some, intents, outcomes, dirty)
 
         if len(keys) <= (driver.batch or len(keys)):
             await work()
@@ -420,7 +434,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
             for _ in range(self._pace.parallel):
                 group.create_task(work())
 
-    async def _bring_some(
+    async def _apply_batch(
         self,
         driver: Driver[KeyT, IntentT, Any, Any, Any],
         keys: Sequence[KeyT],
@@ -428,14 +442,14 @@ class Loop(Component, Generic[KeyT, IntentT]):
         outcomes: dict[KeyT, Outcome],
         dirty: DirtyKeys[KeyT],
     ) -> None:
-        """As many Services as the driver takes at once."""
+        """Apply one driver to one batch of Services."""
         try:
             actual = await driver.read(keys)
         except FairleadError as error:
             _join(outcomes, dict.fromkeys(keys, _outcome_of(error)))
             return
         wanted = {key: intents[key] for key in keys if key in intents}
-        if len(keys) > MOST_AT_ONCE or any(map(self._is_large, keys)):
+        if len(keys) > THREAD_THRESHOLD or any(map(self._is_large, keys)):
             changes = await asyncio.to_thread(_changes, driver, wanted, actual)
         else:
             changes = _changes(driver, wanted, actual)
@@ -448,8 +462,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         changes: Sequence[Change[KeyT]],
         dirty: DirtyKeys[KeyT],
     ) -> dict[KeyT, Outcome]:
-        """Apply the changes, in halves where they fail together; the outcomes of the Services that
-        are not done, or of which the driver has something to tell."""
+        """Apply the changes. If they fail together, split them in halves and retry. Return the
+        outcomes of the Services that are not done, or about which the driver has something to
+        report."""
         outcomes: dict[KeyT, Outcome] = {}
         groups = deque([changes])
         splits = 0
@@ -457,15 +472,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
             group = groups.popleft()
             services = sorted({change.service for change in group})
             try:
-                told = await driver.apply(group)
+                reported = await driver.apply(group)
             except FairleadError as error:
-                if len(services) > 1 and (isinstance(error, Refused) or splits < MOST_SPLITS):
+                if len(services) > 1 and (isinstance(error, Refused) or splits < MAX_SPLITS):
                     splits += 1
                     half = set(services[: len(services) // 2])
                     groups.append([change for change in group if change.service in half])
                     groups.append([change for change in group if change.service not in half])
                     continue
-                told = dict.fromkeys(services, _outcome_of(error))
+                reported = dict.fromkeys(services, _outcome_of(error))
             else:
                 log.info(
                     "applied",
@@ -474,7 +489,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
                     changes=len(group),
                     first=str(services[0]),
                 )
-            for key, outcome in told.items():
+            for key, outcome in reported.items():
                 if outcome.state != "done" or outcome.notes:
                     outcomes[key] = outcome
                 if outcome.state == "done" and outcome.again_s:
@@ -483,7 +498,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         return outcomes
 
     def _log_failures(self, driver: str, outcomes: Mapping[KeyT, Outcome]) -> None:
-        """Log what failed, each failure once until it changes or goes away."""
+        """Log failures, each once until it changes or ends."""
         failed = {
             key: each
             for key, each in outcomes.items()
@@ -502,10 +517,11 @@ class Loop(Component, Generic[KeyT, IntentT]):
             )
 
     def _requeue(self, key: KeyT, delay_s: float, dirty: DirtyKeys[KeyT]) -> None:
-        """Passes in between do not put it off: they need not tell of it again."""
-        if (handle := self._looks.pop(key, None)) is not None:
+        """Mark the Service as dirty after this delay. Later passes do not cancel the timer, because
+        the driver need not request it again."""
+        if (handle := self._requeues.pop(key, None)) is not None:
             handle.cancel()
-        self._looks[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
+        self._requeues[key] = asyncio.get_running_loop().call_later(delay_s, dirty.mark, (key,))
 
     def _schedule(
         self, keys: Collection[KeyT], outcomes: Mapping[KeyT, Outcome], dirty: DirtyKeys[KeyT]
@@ -529,12 +545,12 @@ class Loop(Component, Generic[KeyT, IntentT]):
 
 
 def _passes(outcome: Outcome, *, wanted: bool) -> bool:
-    """Whether the next driver sees a Service of which the drivers before it say this."""
+    """Return whether the next driver gets a Service with this outcome of the drivers before."""
     return outcome.state == "done" or (wanted and outcome.in_part)
 
 
 def _join(outcomes: dict[KeyT, Outcome], later: Mapping[KeyT, Outcome]) -> None:
-    """Add what the next driver says."""
+    """Combine the outcomes with those of the next driver."""
     for key, outcome in later.items():
         outcomes[key] = outcomes[key].joined(outcome) if key in outcomes else outcome
 
@@ -552,7 +568,8 @@ def _outcome_of(error: FairleadError) -> Outcome:
         case Refused():
             return Outcome("refused", str(error))
         case Conflict():
-            return Outcome("waiting", str(error))  # read again; nobody needs to hear of it
+            # A conflict is resolved by reading again, so it is not reported to users.
+            return Outcome("waiting", str(error))
         case Unavailable():
             return Outcome("unavailable", str(error), again_s=error.retry_after_s)
         case _:

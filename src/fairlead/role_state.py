@@ -1,13 +1,13 @@
-"""What a role shows of itself at `/state`, as frozen values.
+"""The state that a role shows at `/state`, as frozen values.
 
-In: a role's own account (`web`), to which each component adds one part. Out: JSON, which
-`fairlead status`, checks and tests decode by `decode`. Every part is a type of its own, and
-`PART_FIELDS` names the field in which it stands. Pure.
+In: the state of a role (`web`), to which each component adds one part. Out: JSON, which `fairlead
+status`, checks and tests decode by `decode`. Each part has a type of its own, and `PART_FIELDS`
+names its field. Pure.
 
-Invariant: a reader never misreads. `VERSION` rises when a field goes, or changes its name or
-meaning; an answer of another version is refused, by name. A field that is only added has a default,
-so that an answer of the same version that lacks it is still read; fields that are not known are
-passed over."""
+Invariant: a reader never misinterprets a state. `VERSION` is raised when a field is removed, or
+changes its name or meaning. A state of another version is rejected with an error that names the
+version. A field that is only added has a default, so a state of the same version without it is
+still valid. Unknown fields are ignored."""
 
 from collections.abc import Mapping
 from typing import Generic, Literal, TypeVar
@@ -47,15 +47,15 @@ class NodeTraffic(Value, frozen=True):
 
 
 class ResourceState(Value, frozen=True):
-    """How much of a resource is used, and how much of it there is."""
+    """The usage of a resource, and its limit."""
 
     used: int
     most: int
 
 
 class DrainState(Value, frozen=True):
-    """A node that keeps connections of a listener (`address:port/protocol`) for `left_s` seconds
-    more, and gets no new ones."""
+    """A node that keeps its connections of a listener (`address:port/protocol`) for another
+    `left_s` seconds and gets no new connections."""
 
     service: str
     listener: str
@@ -64,7 +64,7 @@ class DrainState(Value, frozen=True):
 
 
 class InterfaceState(Value, frozen=True):
-    """How packets are taken at an interface, and why in this way."""
+    """Where the data plane is attached at an interface, and the reason."""
 
     name: str
     attach: str
@@ -72,9 +72,9 @@ class InterfaceState(Value, frozen=True):
 
 
 class TrafficState(Value, frozen=True):
-    """The part of the eBPF data plane. `untracked`: new flows without a flow entry, because the limit
-    of new entries was reached. `unsent`: new entries that were not sent to peers, because they were
-    made too fast."""
+    """The part of the eBPF data plane. `untracked`: new flows without a flow entry, because the
+    rate limit was reached. `unsent`: new entries that were not sent to peers, because there were
+    too many in a short time."""
 
     services: Mapping[str, ServiceTraffic] = {}
     nodes: Mapping[str, NodeTraffic] = {}
@@ -88,8 +88,8 @@ class TrafficState(Value, frozen=True):
 
 
 class ProxiedTraffic(Value, frozen=True):
-    """What HAProxy has counted of one Service. `open`: connections now. `refused`: clients that no
-    source range admits. `failed`: connections to members that were not taken."""
+    """The counters of HAProxy for one Service. `open`: open connections. `refused`: clients outside
+    of the source ranges. `failed`: connections that no member accepted."""
 
     connections: int = 0
     open: int = 0
@@ -100,7 +100,8 @@ class ProxiedTraffic(Value, frozen=True):
 
 
 class WorkerState(Value, frozen=True):
-    """HAProxy's worker process: how many connections it has, and can have; all 0 if none runs."""
+    """The worker process of HAProxy: its open connections, and their maximum. All values are 0 if
+    no worker runs."""
 
     pid: int = 0
     connections: int = 0
@@ -108,15 +109,15 @@ class WorkerState(Value, frozen=True):
 
 
 class ProxyState(Value, frozen=True):
-    """The part of the HAProxy that serves Services."""
+    """The part of the HAProxy process that serves Services."""
 
     services: Mapping[str, ProxiedTraffic] = {}
     worker: WorkerState = WorkerState()
 
 
 class ApiServerState(Value, frozen=True):
-    """What HAProxy finds of one API server. `state`: ready, not ready, down. `open`: connections
-    now; `connections`: all so far, of the worker that runs."""
+    """The state of one API server, as HAProxy sees it. `state`: ready, not ready, down. `open`:
+    open connections. `connections`: the total of the present HAProxy worker."""
 
     state: str
     open: int = 0
@@ -124,15 +125,16 @@ class ApiServerState(Value, frozen=True):
 
 
 class ApiServersState(Value, frozen=True):
-    """The part of the API server's own balancer: the addresses where it takes connections, and the
-    API servers behind it, by `address:port`."""
+    """The part of the load balancer for the API server: the addresses where it accepts connections,
+    and the API servers behind it, by `address:port`."""
 
     addresses: tuple[str, ...] = ()
     servers: Mapping[str, ApiServerState] = {}
 
 
 class PeerState(Value, frozen=True):
-    """Another gateway. `problem`: why this one is not connected to it; empty where it is."""
+    """Another gateway. `problem`: why this gateway is not connected to it; empty if it is
+    connected."""
 
     address: str
     connected: bool
@@ -140,19 +142,20 @@ class PeerState(Value, frozen=True):
 
 
 class PeersState(Value, frozen=True):
-    """The part of the exchange with other gateways. `followers`: how many follow this one."""
+    """The part of the exchange with other gateways. `followers`: the number of gateways that read
+    the entries of this one."""
 
     gateways: tuple[PeerState, ...] = ()
     followers: int = 0
 
 
 class ProbedNode(Value, frozen=True):
-    """A path by which a node is probed, and the verdict. `node` is empty while the API does not
-    show a node of this address."""
+    """The verdict for one path by which a node is probed. `node`: empty if the API shows no node
+    with this address."""
 
     node: str
     address: str
-    way: str
+    path: str
     verdict: Verdict
 
 
@@ -163,25 +166,27 @@ class ProbesState(Value, frozen=True):
 
 
 class TunnelState(Value, frozen=True):
-    """The part of a node's end of the tunnels. `packets`: by what became of them."""
+    """The part of the node's end of the tunnels. `packets`: the number of packets by result."""
 
     kind: str
     packets: Mapping[str, int] = {}
 
 
 class MemberHealth(Value, frozen=True):
-    """A member of an Octavia load balancer. `asked`: whether a health monitor asks it."""
+    """A member of an Octavia load balancer. `operating`: its operating status. `monitored`: whether
+    a health monitor checks it."""
 
     address: str
     port: int
     weight: int
     operating: str
-    asked: bool
+    monitored: bool
 
 
 class LoadBalancerHealth(Value, frozen=True):
-    """One load balancer by Octavia's account, seen `seen_s_ago` seconds before. `members`: by
-    listener, `TCP/80`. `doubts`: where pods are ready and Octavia says otherwise."""
+    """One load balancer as Octavia showed it `seen_s_ago` seconds ago. `members`: the members by
+    listener (`TCP/80`). `discrepancies`: messages about ready pods that Octavia reports as failed.
+    """
 
     service: str
     id: str
@@ -189,12 +194,12 @@ class LoadBalancerHealth(Value, frozen=True):
     address: str
     operating: str
     members: Mapping[str, tuple[MemberHealth, ...]]
-    doubts: tuple[str, ...]
+    discrepancies: tuple[str, ...]
     seen_s_ago: float
 
 
 class OctaviaState(Value, frozen=True):
-    """The part of the load balancers at OpenStack."""
+    """The part of the load balancers in OpenStack."""
 
     load_balancers: tuple[LoadBalancerHealth, ...] = ()
 
@@ -208,7 +213,7 @@ Part = (
     | TunnelState
     | OctaviaState
 )
-"""What one component shows of itself."""
+"""The part of one component."""
 
 PART_FIELDS: Mapping[type[Part], str] = {
     TrafficState: "traffic",
@@ -219,32 +224,32 @@ PART_FIELDS: Mapping[type[Part], str] = {
     TunnelState: "tunnel",
     OctaviaState: "octavia",
 }
-"""The field of a role's state in which each part stands."""
+"""The field of a role's state that contains each part."""
 
 
 class ServiceState(Value, Generic[PlanT], frozen=True):
-    """A Service: what was planned for it, None if nothing is, and what became of that."""
+    """A Service: its plan, or None if there is none, and the outcome."""
 
     plan: PlanT | None
     outcome: Outcome | None
 
 
 class WatchState(Value, frozen=True):
-    """How long ago a watch was last proved to be current."""
+    """The time since a watch was last proved to be current."""
 
     age_s: float
     stale: bool
 
 
 class ApiServerContact(Value, frozen=True):
-    """How long ago the API server last answered."""
+    """The time since the last answer of the API server."""
 
     answered_s_ago: float
 
 
 class StateOfAnyRole(msgspec.Struct, frozen=True, kw_only=True, tag_field="role"):
-    """What every role shows. `node`: the host's name in the cluster; empty for a controller.
-    `host`: what is wrong with the host itself. `current`: no watch is stale."""
+    """The fields of every role. `node`: the name of the host in the cluster; empty for a
+    controller. `host`: problems with the settings of the host. `current`: no watch is stale."""
 
     version: int
     node: str
@@ -284,7 +289,8 @@ STATES: Mapping[Role, type[RoleState]] = {
 
 
 class _Header(msgspec.Struct):
-    """Read before the rest, so that an answer of another version is named as such."""
+    """The fields that are decoded first, so that the error about another version can name that
+    version."""
 
     version: int = 0
     role: str = ""
@@ -296,8 +302,9 @@ _states: msgspec.json.Decoder[RoleState] = msgspec.json.Decoder(RoleState)
 
 
 def decode(body: bytes, attempt: str) -> RoleState:
-    """The state in an answer. `attempt`: how it was asked for, for messages. Raises Refused if it
-    is not a role's state, or is one of another version than this program reads."""
+    """Return the state in an answer. `attempt`: a description of the request, for messages. Raise
+    Refused if the answer is not the state of a role, or has another version than this program
+    supports."""
     try:
         header = _headers.decode(body)
     except msgspec.DecodeError as error:

@@ -1,8 +1,7 @@
-"""Sections of the configuration file that are of one class of Services, and what all sections have
-in common.
+"""The base of all sections of the configuration file, and the sections for class
+fairlead.io/octavia.
 
-In: YAML. Out: frozen values, each within its limits. `config` reads the file.
-"""
+In: YAML. Out: frozen values, each within its limits. `config` reads the file."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -11,11 +10,12 @@ import msgspec
 
 
 class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Base: camelCase in the file, unknown fields refused."""
+    """Base of all sections: names are camelCase in the file, and unknown fields are rejected."""
 
 
 class OctaviaMonitorConfig(Section, frozen=True):
-    """How Octavia asks members, where a Service does not say it itself."""
+    """Defaults of the health monitors that Octavia runs for members. Annotations of a Service
+    override them."""
 
     enabled: bool = True
     delay_s: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 5
@@ -25,8 +25,8 @@ class OctaviaMonitorConfig(Section, frozen=True):
 
 
 class OctaviaClassConfig(Section, frozen=True):
-    """Where load balancers are of Services that name this class by the annotation `class`. Empty:
-    as in general."""
+    """The networks of the load balancers of Services that select this class by the annotation
+    `class`. Empty: the value of the section `octavia`."""
 
     subnet_id: str = ""
     subnet_id_v6: str = ""
@@ -39,57 +39,61 @@ class OctaviaClassConfig(Section, frozen=True):
 
 
 class OctaviaConfig(Section, frozen=True):
-    """The cloud whose Octavia serves class fairlead.io/octavia. Absent: nobody serves it."""
+    """The cloud whose Octavia serves class fairlead.io/octavia. Absent: the class is not served."""
 
     cloud: str = ""
-    """The name of the cloud in clouds.yaml. Empty: the one of the environment, OS_CLOUD or
-    OS_AUTH_URL and so on."""
+    """The name of the cloud in clouds.yaml. Empty: the cloud of the environment variables
+    (OS_CLOUD, OS_AUTH_URL and so on)."""
     clouds_file: str = ""
-    """The path of clouds.yaml. Empty: where the openstack command looks too."""
+    """The path of clouds.yaml. Empty: the directories where the openstack command searches for it.
+    """
     cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=60)] = "kubernetes"
-    """How people tell this cluster's load balancers from others; what is whose does not depend on
-    it."""
+    """A name for this cluster in the names of its load balancers, for people only. Ownership does
+    not depend on it."""
     provider: Literal["auto", "amphora", "ovn"] = "auto"
-    """`auto`: by what a Service asks for, in a cloud that has both."""
+    """`auto`: chosen for each Service by the features that it requests, in a cloud that has both
+    providers."""
     subnet_id: str = ""
     network_id: str = ""
-    """Where load balancers have their addresses: one of the two is needed, unless every Service
-    says it."""
+    """The subnet or network of the addresses of load balancers. One of the two is required, unless
+    every Service specifies it."""
     subnet_id_v6: str = ""
-    """Where Services of IPv6 have theirs, and those of both families a second one; of the same
-    network as `subnet_id`. Empty: they have none."""
+    """The subnet of the addresses of IPv6 Services, and of the second address of dual-stack
+    Services; in the same network as `subnet_id`. Empty: Services have no IPv6 address."""
     member_subnet_id: str = ""
-    """Where Octavia reaches the nodes. Empty: as it finds its way."""
+    """The subnet in which Octavia reaches the nodes. Empty: Octavia uses its own routes."""
     flavor_id: str = ""
     availability_zone: str = ""
     lb_method: Literal["", "ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"] = ""
-    """How nodes are chosen where a Service does not say it and the provider can. Empty: as suits
-    the provider."""
+    """The load balancing algorithm, if a Service does not specify it and the provider supports it.
+    Empty: an algorithm that the provider supports."""
     node_selector: Annotated[str, msgspec.Meta(pattern=r"^([\w./-]+(=[\w.-]*)?(,|$))*$")] = ""
-    """Labels that nodes must have: `zone=a,disk`."""
+    """The labels that a node must have to be a member: `zone=a,disk`."""
     members: Literal["ready", "all"] = "ready"
-    """`all` nodes: where Octavia has to find out which have ready pods."""
+    """`ready`: nodes with ready pods are members. `all`: all nodes are members, and the health
+    monitor of Octavia finds the nodes with ready pods."""
     floating_network_id: str = ""
-    """The external network of which load balancers have floating IPs. Empty: they have none, and
-    Neutron is not asked."""
+    """The external network of the floating IPs of load balancers. Empty: load balancers have no
+    floating IP, and Neutron is not called."""
     floating_subnet_id: str = ""
     floating_subnet: str = ""
     floating_subnet_tags: str = ""
-    """Which subnet of it; empty: any. By its id, by a pattern of its name, by its tags."""
+    """The subnet of the external network, selected by its id, by a pattern of its name, or by its
+    tags. Empty: any subnet."""
     manage_security_groups: bool = False
-    """Nodes' ports get a security group by which they are reached through load balancers."""
+    """Whether the ports of nodes get a security group that admits the traffic of load balancers."""
     internal: bool = False
-    """Whether load balancers have no floating IP where a Service does not say it itself."""
+    """Whether load balancers have no floating IP by default. A Service may override it."""
     classes: Mapping[str, OctaviaClassConfig] = msgspec.field(default_factory=dict)
     monitor: OctaviaMonitorConfig = msgspec.field(default_factory=OctaviaMonitorConfig)
     ip_mode: Literal["auto", "Proxy"] = "auto"
-    """`Proxy`: calls from inside the cluster go out through every load balancer of provider
-    amphora. `auto`: only where pods expect a header that it writes."""
+    """`Proxy`: traffic from inside the cluster passes through every load balancer of provider
+    amphora. `auto`: it does so only if pods expect a header that the load balancer adds."""
     adopt_from: str = ""
-    """The --cluster-name of cloud-provider-openstack: what it made for Services is taken over as it
-    is. Empty: nothing is."""
+    """The --cluster-name of cloud-provider-openstack. Load balancers that it created for Services
+    are adopted unchanged. Empty: no load balancer is adopted."""
     calls_per_s: Annotated[float, msgspec.Meta(gt=0)] = 20.0
-    """So many calls the cloud gets at most, whatever the number of Services."""
+    """Maximum rate of API calls to the cloud, whatever the number of Services."""
 
     @property
     def floats(self) -> bool:

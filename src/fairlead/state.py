@@ -1,10 +1,11 @@
-"""The one mutable index: objects in, dirty keys out.
+"""The one mutable index of the cluster: objects in, dirty keys out.
 
-Reflectors and probes put in what they see; each loop takes from its own `DirtyKeys` which Services
-to look at again. Nobody is told *what* happened, only *where* to look: the present state is what
-counts. Invariant: a Service is dirty for every subscriber after any change that its plan can depend
-on. `whole` is set only once every source has delivered a complete list, and nothing may be planned
-before: half a view would take traffic away. It is the `Cluster` of `plan.cluster`."""
+Reflectors and probes store what they observe. Each loop has its own `DirtyKeys`, from which it
+takes the Services to look at again. A key says only *where* to look and not *what* happened: only
+the present state counts. Invariants: after any change that the plan of a Service can depend on, the
+Service is dirty for every subscriber. `whole` is set only after every source has delivered a
+complete list, and nothing may be planned before, because a plan from a part of the cluster would
+take traffic away. `State` implements the `Cluster` of `plan.cluster`."""
 
 import asyncio
 import math
@@ -24,7 +25,8 @@ ContraKeyT = TypeVar("ContraKeyT", contravariant=True)
 
 
 class DirtyKeys(Generic[KeyT]):
-    """The Services, or whatever its keys stand for, that one loop has yet to look at. Marking is cheap and idempotent."""
+    """The keys, mostly of Services, that one loop has yet to process. Marking is cheap and
+    idempotent."""
 
     def __init__(self) -> None:
         self._keys: set[KeyT] = set()
@@ -40,12 +42,14 @@ class DirtyKeys(Generic[KeyT]):
             self._some.set()
 
     async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[KeyT]:
-        """Wait for a dirty key; return and forget all that there are. What comes after quiet is
-        taken after `patience_s`, what comes sooner than `coalesce_s` after the last time waits
-        until that is over, for others that may come with it."""
+        """Wait for a dirty key; then return and clear all dirty keys. The first key after an idle
+        time is returned after `patience_s`. A key that follows the previous call sooner than
+        `coalesce_s` waits until that time is over, so that further keys are returned together with
+        it."""
         await self._some.wait()
         clock = asyncio.get_running_loop().time
-        # At the least those get their turn who are about to mark the same keys for another reason.
+        # Even a delay of 0 lets the tasks run that are about to mark the same keys for another
+        # reason.
         await asyncio.sleep(max(patience_s, self._taken_s + coalesce_s - clock()))
         self._taken_s = clock()
         keys, self._keys = self._keys, set()
@@ -54,26 +58,26 @@ class DirtyKeys(Generic[KeyT]):
 
 
 class Markable(Protocol[ContraKeyT]):
-    """Who is told which Services to look at again."""
+    """A subscriber that is notified of keys to process again."""
 
     def mark(self, keys: Iterable[ContraKeyT]) -> None:
-        """These."""
+        """Mark these keys as dirty."""
 
 
 class Subscribers(Generic[KeyT]):
-    """Those who want to be told which Services to look at again."""
+    """The subscribers that are notified of keys to process again."""
 
     def __init__(self) -> None:
         self._all: list[Markable[KeyT]] = []
 
     def add(self, other: Markable[KeyT]) -> None:
-        """Tell this one too, from now on and for ever."""
+        """Add a subscriber permanently."""
         self._all.append(other)
 
     @contextmanager
     def subscription(self) -> Iterator[DirtyKeys[KeyT]]:
-        """A set of dirty keys of one's own, for the time of the block. It starts empty: begin with
-        a look at everything."""
+        """Yield a new `DirtyKeys` that is subscribed during the block. It is empty at first, so the
+        caller should begin with all keys."""
         dirty = DirtyKeys[KeyT]()
         self._all.append(dirty)
         try:
@@ -82,8 +86,8 @@ class Subscribers(Generic[KeyT]):
             self._all.remove(dirty)
 
     @contextmanager
-    def telling(self, other: Markable[KeyT]) -> Iterator[None]:
-        """Tell this one too, for the time of the block."""
+    def subscribed(self, other: Markable[KeyT]) -> Iterator[None]:
+        """Subscribe `other` during the block."""
         self._all.append(other)
         try:
             yield
@@ -94,17 +98,18 @@ class Subscribers(Generic[KeyT]):
         return len(self._all)
 
     def mark(self, keys: Collection[KeyT]) -> None:
-        """Tell them all."""
+        """Notify all subscribers."""
         for each in self._all:
             each.mark(keys)
 
 
-_WORSE: Sequence[Verdict] = ("up", "believed", "unasked", "flapping", "unready", "down")
-"""Each verdict is worse than the one before."""
+_WORSE: Sequence[Verdict] = ("up", "assumed_up", "probe_failed", "flapping", "unready", "down")
+"""Each verdict is worse than the previous one."""
 
 
 class ObjectsOnly(NamedTuple):
-    """The source of a loop that does not care what probes show: the one that probes."""
+    """The source of a loop that does not depend on the results of probes: the loop that manages the
+    probes."""
 
     whole: asyncio.Event
     services: Collection[ServiceKey]
@@ -112,20 +117,21 @@ class ObjectsOnly(NamedTuple):
 
 
 class State:
-    """What is: the objects of the cluster and what probes have shown."""
+    """The objects of the cluster, and the results of probes."""
 
     def __init__(self, sources: Collection[str]) -> None:
         self.services: dict[ServiceKey, Service] = {}
         self.nodes: dict[str, Node] = {}
         self.pools: dict[str, AddressPool] = {}
-        """Another dictionary whenever what a pool has to give, or to whom, is another."""
+        """A new dictionary whenever the spec of a pool changes, and with it what plans read."""
         self.pools_changed = asyncio.Event()
-        """For those who look at pools though there may be no Service."""
+        """Set when `pools` changes, for observers of pools that must act even if there is no
+        Service."""
         self.grants: dict[str, AddressGrant] = {}
         self.gateways: Gateways | None = None
-        """The gateways that are alive; None: not known."""
+        """The gateways that are alive; None: not known yet."""
         self.absent: set[str] = set()
-        """Sources whose kind the API server does not have."""
+        """Sources whose resource type the API server does not serve."""
         self._grants_of: dict[ServiceKey, set[str]] = {}
         self._namespaces: dict[str, Namespace] = {}
         self._showing: dict[str, set[ServiceKey]] = {}
@@ -133,20 +139,21 @@ class State:
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int, bool], Verdict] = {}
         self.load_balancers: dict[ServiceKey, ExistingLoadBalancer] = {}
-        """What the driver of class octavia saw at the cloud."""
+        """The load balancers in the cloud, as the driver of class octavia last saw them."""
         self.tunnels: dict[str, str] = {}
-        """The kind of tunnel by the address of each node that this gateway reaches, and probes,
-        through a tunnel."""
-        self.believing = False
-        """Whether the API is believed about health ports of which nothing is known: for a start
-        that has too many to ask them all before it serves anybody."""
+        """The type of the tunnel through which this gateway reaches and probes a node, by the
+        address of the node. Nodes without a tunnel are absent."""
+        self.trust_api = False
+        """Whether the API server is trusted about health ports without a probe result. A starting
+        gateway does so if it has too many health ports to probe them all before it serves traffic.
+        """
         self.subscribers = Subscribers[ServiceKey]()
         self._missing = set(sources)
         self.whole = asyncio.Event()
         self.objects_only = ObjectsOnly(self.whole, self.services, Subscribers[ServiceKey]())
 
     def synced(self, source: str) -> None:
-        """`source` has delivered a complete list."""
+        """Record that `source` has delivered a complete list."""
         if source in self.absent:
             self.absent.discard(source)
             self._mark(self._balanced())
@@ -154,9 +161,9 @@ class State:
         if not self._missing:
             self.whole.set()
 
-    def lack(self, source: str) -> None:
-        """The API server does not have the kind of `source`: nothing is there, until `synced` says
-        otherwise."""
+    def mark_absent(self, source: str) -> None:
+        """Record that the API server does not serve the resource type of `source`: it counts as
+        empty until `synced` is called."""
         if source not in self.absent:
             self.absent.add(source)
             self._mark(self._balanced())
@@ -166,11 +173,11 @@ class State:
 
     @property
     def granted(self) -> Collection[ServiceKey]:
-        """All Services that an AddressGrant names."""
+        """The Services that hold an AddressGrant."""
         return self._grants_of.keys()
 
     def grants_of(self, key: ServiceKey) -> Sequence[AddressGrant]:
-        """The AddressGrants that name this Service, by their names."""
+        """Return the AddressGrants of this Service, sorted by name."""
         return [self.grants[name] for name in sorted(self._grants_of.get(key, ()))]
 
     def namespace(self, name: str) -> Namespace | None:
@@ -181,28 +188,28 @@ class State:
         return found.metadata.labels if found is not None else {}
 
     def namespace_uid(self, namespace: str) -> str:
-        """Empty: there is none of this name."""
+        """Return the uid of the namespace; an empty text if it does not exist."""
         found = self._namespaces.get(namespace)
         return found.metadata.uid if found is not None else ""
 
     def showing(self, address: str) -> Collection[ServiceKey]:
-        """The Services whose status shows this address."""
+        """Return the Services whose status shows this address."""
         return self._showing.get(address, ())
 
     def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]:
         return tuple(self._slices[key].values()) if key in self._slices else ()
 
     def verdict_of(self, address: str, port: int) -> Verdict | None:
-        return self._verdicts.get((address, port, False), "believed" if self.believing else None)
+        return self._verdicts.get((address, port, False), "assumed_up" if self.trust_api else None)
 
     def routed_verdict_of(self, address: str, port: int) -> Verdict | None:
-        """The same for connections that follow the host's routes to the node, whichever path
-        forwarded packets take."""
-        return self._verdicts.get((address, port, True), "believed" if self.believing else None)
+        """Return the verdict for connections that follow the routes of this host to the node, even
+        if forwarded packets use a tunnel."""
+        return self._verdicts.get((address, port, True), "assumed_up" if self.trust_api else None)
 
     def probed(self) -> Mapping[str, Mapping[str, Verdict]]:
-        """The worst of the last verdicts, by the node's address and then by the path of the
-        probes."""
+        """Return the worst of the last verdicts for each path of probes, by the node's address and
+        then by path."""
         shown: dict[str, dict[str, Verdict]] = {}
         for (address, _, routed), verdict in sorted(self._verdicts.items()):
             ways = shown.setdefault(address, {})
@@ -223,8 +230,8 @@ class State:
         self._mark(keys)
 
     def _show(self, key: ServiceKey, service: Service | None) -> set[ServiceKey]:
-        """Note which addresses a Service shows. Answers who else shows one of them, or of those
-        that it showed before."""
+        """Record the addresses that a Service shows. Return all Services that show one of these
+        addresses, or one of its previous addresses."""
         before = self.services.get(key)
         old, new = _shown(before), _shown(service)
         for address in old - new:
@@ -236,8 +243,8 @@ class State:
         return {other for address in old | new for other in self._showing.get(address, ())}
 
     def update_pools(self, changed: Mapping[ObjectKey, AddressPool | None]) -> None:
-        """Every Service may want an address of a pool that is another one. What a pool's status
-        says is no change."""
+        """Store changed pools. Every Service may request an address of a changed pool, so all
+        Services are marked, unless only the status of pools has changed."""
         pools = {
             **self.pools,
             **{name.name: pool for name, pool in changed.items() if pool is not None},
@@ -256,8 +263,8 @@ class State:
             self.pools.update(pools)
 
     def update_grants(self, changed: Mapping[ObjectKey, AddressGrant | None]) -> None:
-        """Whoever holds an address, or held it, is concerned. A grant under a name that is not its
-        address's counts for nothing."""
+        """Store changed AddressGrants, and mark their present and previous holders. A grant whose
+        name does not match its address is ignored."""
         keys = set()
         for name, grant in changed.items():
             before = self.grants.pop(name.name, None)
@@ -274,7 +281,8 @@ class State:
         self._mark(keys)
 
     def update_gateways(self, gateways: Gateways) -> None:
-        """A gateway that comes or goes matters to Services only if it is the first or the last."""
+        """Store the gateways that are alive. Services are marked if the first gateway has appeared,
+        if the last one is gone, or if their refusals have changed."""
         before, self.gateways = self.gateways, gateways
         if before is None or bool(before.alive) != bool(gateways.alive):
             self._mark(self._balanced())
@@ -283,8 +291,9 @@ class State:
         self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
-        """Pools may be for namespaces with certain labels. Addresses that are kept for a namespace
-        are free when it goes."""
+        """Store changed namespaces. Mark their Services if their labels have changed, because pools
+        can select namespaces by label. Mark the Services whose addresses are kept for a namespace
+        that is deleted, because these addresses become free."""
         differ, going = set(), set()
         for name, namespace in changed.items():
             before = self.namespace_labels(name.name)
@@ -318,8 +327,9 @@ class State:
         self._mark(keys)
 
     def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
-        """Any Service with a load balancer may have pods on a node that came, went or changed its
-        addresses or labels; any with a NodePort answers at the nodes' addresses."""
+        """Store changed nodes. A Service of type LoadBalancer may have pods on a node that is new,
+        deleted or has other addresses or labels; a Service of type NodePort answers at the
+        addresses of nodes. So all of them are marked, if a node changed in a relevant field."""
         differs = False
         for name, node in changed.items():
             before = self.nodes.get(name.name)
@@ -345,24 +355,23 @@ class State:
         services: Iterable[ServiceKey],
         routed: bool = False,
     ) -> None:
-        """Probing a node's health port for these Services showed something new, or new to them;
-        None: it is not probed any more."""
+        """Store the verdict about a node's health port and mark these Services. None: the port is
+        not probed any more."""
         before = self.routed_verdict_of(address, port) if routed else self.verdict_of(address, port)
         if verdict is None:
             self._verdicts.pop((address, port, routed), None)
         else:
             self._verdicts[address, port, routed] = verdict
-        if (before, verdict) != (
-            "believed",
-            "up",
-        ):  # the same to every plan, and after a start said a hundred thousand times
+        # Plans treat both verdicts alike, and after a start there may be a hundred thousand such
+        # results.
+        if (before, verdict) != ("assumed_up", "up"):
             self.subscribers.mark(tuple(services))
 
     def observe_load_balancer(
         self, service: ServiceKey, existing: ExistingLoadBalancer | None
     ) -> None:
-        """The driver of class octavia has looked at the load balancer of this Service. None: the
-        Service has no load balancer."""
+        """Store the load balancer that the driver of class octavia found for this Service. None:
+        the Service has no load balancer."""
         if self.load_balancers.get(service) == existing:
             return
         if existing is None:
@@ -383,7 +392,7 @@ class State:
 
 
 def _matters(node: Node) -> tuple[object, ...]:
-    """The part of a node that plans read: heartbeats and versions do not count."""
+    """Return the fields of a node that plans read. Heartbeats and versions are not among them."""
     meta = node.metadata
     return meta.labels, meta.deletion_timestamp, node.spec.taints, node.status.addresses
 
@@ -393,6 +402,6 @@ def _shown(service: Service | None) -> set[str]:
 
 
 def _offers(pool: AddressPool) -> tuple[object, ...]:
-    """The part of a pool that plans read."""
+    """Return the fields of a pool that plans read."""
     meta = pool.metadata
     return pool.spec, meta.uid, meta.deletion_timestamp, meta.creation_timestamp

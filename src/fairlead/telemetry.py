@@ -1,9 +1,9 @@
-"""Logs, set up here once. Metrics are declared by their owners, in the modules `metrics`.
+"""Configuration of the logs. Metrics are declared by their owners, in modules named `metrics`.
 
-Logs are events with keys, one line each: key=value on a terminal, JSON elsewhere. Metrics are
-collected when a scrape asks, from what is there then, so that no pass of a loop pays for them; each
-role has a registry of its own (`web.View`). They are collected in a thread: what others change
-meanwhile is copied first, in one step."""
+Each log line is one event with keys: key=value on a terminal, JSON elsewhere. Metrics are collected
+when they are scraped, from the state at that time, so that the passes of a loop do not pay for
+them. Each role has a registry of its own (`web.View`). Metrics are collected in a thread: a
+collector first copies, in one step, data that the event loop changes meanwhile."""
 
 import logging
 import sys
@@ -12,7 +12,8 @@ import structlog
 
 
 def configure_logging(verbose: bool = False) -> None:
-    """Send structlog's and the standard library's records to standard error in one form."""
+    """Write the records of structlog and of the standard library to standard error in the same
+    form."""
     level = logging.DEBUG if verbose else logging.INFO
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -1,9 +1,9 @@
-"""Long work of an event loop in parts, between which others have their turn.
+"""Long work of an event loop in parts, between which other tasks run.
 
-In: the parts. Out: the same, one after another. `in_turns` is for work that others wait for;
-`gently` for work that nobody waits for, such as an audit. Neither makes a thread: a thread takes
-the interpreter from the event loop for as long, and at moments that the event loop does not choose.
-"""
+In: the parts. Out: the same parts, one after another. `in_turns` is for work on which other tasks
+wait; `in_background` is for work that is not urgent, such as an audit. Neither uses a thread: a
+thread would hold the interpreter lock for as long, and at moments that the event loop does not
+control."""
 
 import asyncio
 import time
@@ -13,17 +13,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 REST = 2.0
-"""Others have so many times as long as a part has taken: what is done gently takes a third of the
-time at most."""
+"""The pause after a part, as a multiple of the CPU time of the part. So background work takes at
+most a third of the time."""
 
 
 def parts(everything: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """So many at a time."""
+    """Return consecutive slices of `size` elements."""
     return (everything[at : at + size] for at in range(0, len(everything), size))
 
 
 async def in_turns(work: Iterable[T]) -> AsyncIterator[T]:
-    """After each part but the last those have their turn who are waiting for it."""
+    """Yield the parts. Between two parts, tasks that are ready to run get their turn."""
     first = True
     for part in work:
         if not first:
@@ -32,9 +32,10 @@ async def in_turns(work: Iterable[T]) -> AsyncIterator[T]:
         yield part
 
 
-async def gently(work: Iterable[T]) -> AsyncIterator[T]:
-    """After each part all others have longer than it took to make it and to use it. By CPU time:
-    where other processes keep this one waiting, it does not rest for that."""
+async def in_background(work: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the parts. After each part, pause for a multiple (`REST`) of the CPU time that it took
+    to create and process the part. CPU time is counted because a process that has to wait for a CPU
+    need not pause longer for that."""
     begun_s = time.thread_time()
     for part in work:
         yield part

@@ -1,4 +1,4 @@
-"""The commands as a user meets them: help that teaches, tables and JSON, clear refusals."""
+"""The commands from the view of a user: help texts, tables, JSON, and clear errors."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_help_teaches(command: str) -> None:
 
 def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
     words = " ".join(fairlead("node", "--help").stdout.split())
-    assert "beside kube-proxy set node.serviceProxy to false" in words
+    assert "if kube-proxy runs, set node.serviceProxy to false" in words
     assert "--cleanup Remove this node's rules and its end of the tunnel" in words
     assert "end of tunnels" in " ".join(fairlead("--help").stdout.split())
 
@@ -85,7 +85,7 @@ def test_plan_as_table() -> None:
         "default/voice: the requested address 198.51.100.7 is in no pool (example); ask for "
         "another one or add it to a pool"
     ) in lines
-    assert "default/database: left alone, its class is example.com/other" in lines
+    assert "default/database: ignored, its class is example.com/other" in lines
 
 
 OCTAVIA = """
@@ -112,7 +112,7 @@ def test_plan_of_class_octavia_says_what_only_the_cloud_knows(tmp_path: Path) ->
         "%",
         "active",
     ]
-    assert "default/database: left alone, its class is example.com/other" in lines
+    assert "default/database: ignored, its class is example.com/other" in lines
     assert (
         "default/ingress-controller: known later: a new load balancer would be of provider ovn: "
         "with externalTrafficPolicy Local pods are to see the client's address, and get no "
@@ -170,7 +170,7 @@ def test_plan_names_bad_input(text: str, words: str) -> None:
 
 
 def test_without_root_it_says_what_needs_it_and_what_works() -> None:
-    # A user namespace that maps nobody: the same files can be read, but it is not root.
+    # In a user namespace without a mapping the same files can be read, but the process is not root.
     unprivileged: list[str | Path] = ["unshare", "--user", PROGRAM]
     for command, words in (
         ("gateway", "fairlead plan"),

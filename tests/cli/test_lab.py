@@ -1,4 +1,4 @@
-"""`fairlead lab` as a user runs it."""
+"""`fairlead lab`, run as by a user."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.root
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 CALLED = called(argv=[FAIRLEAD])
-"""The program as hints name it: by its path, if a shell does not find it by its name."""
+"""The program as messages name it: by its path if a shell does not find it by its name."""
 DEADLINE_S = 60
 MANIFESTS = """
 apiVersion: v1
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 
 def lab(*arguments: str, text: str = "", status: int = 0) -> str:
-    """Run a command; answer its standard output, or what it complained of if it is to fail."""
+    """Run a command. Return its standard output, or its error output if it should fail."""
     command = [FAIRLEAD, "lab", *arguments]
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -134,7 +134,7 @@ def test_without_root_that_is_what_is_said_first(name: str) -> None:
     """The need of root is reported first, also if a lab of this name exists: without root, it
     cannot be taken down."""
     namespace.create(f"fl-{name}-control")
-    # Another user by number, who may still read this tree.
+    # The process becomes another user, by number, that can still read this tree.
     without_root = ["unshare", "--user", "--map-user=65534", "--", FAIRLEAD]
     for command in (
         ["demo", "--name", name],
@@ -162,4 +162,4 @@ def test_what_is_not_there_is_said_so(name: str) -> None:
     assert f"there is no lab {name}" in lab("status", "--name", name, status=1)
     assert "not a valid lab name" in lab("up", "--name", "No-Such", status=1)
     assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", name, status=1)
-    assert lab("down", "--name", name).startswith(f"There was no lab {name};")
+    assert lab("down", "--name", name).startswith(f"Lab {name} does not exist.")

@@ -1,5 +1,5 @@
-"""`fairlead migrate`: what it takes from a cluster, and what it says of pools that it does not
-understand."""
+"""`fairlead migrate`: the objects that it reads from a cluster, and its messages about unsupported
+pools."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ SHOWN = {"loadBalancer": {"ingress": [{"ip": ADDRESS}]}}
 
 
 async def migrate(*arguments: str, given: str = "") -> tuple[int, str, str]:
-    """Exit status, output, errors."""
+    """Run `fairlead migrate`. Return exit status, standard output and standard error."""
     pipe = asyncio.subprocess.PIPE
     program = str(Path(sys.executable).with_name("fairlead"))
     child = await asyncio.create_subprocess_exec(
@@ -47,8 +47,8 @@ async def migrate(*arguments: str, given: str = "") -> tuple[int, str, str]:
 
 @pytest.fixture
 async def client(real_apiserver: KubeApiServer) -> AsyncIterator[Client]:
-    """Of a cluster without a configuration, in which a Service has an address. Others use it
-    too."""
+    """The client of a cluster without a configuration, in which a Service has an address. Other
+    tests use the cluster too."""
     async with Client(real_apiserver.access) as client:
         existing = (await client.request("GET", "/api/v1/namespaces")).decode()
         if f'"{HOME}"' not in existing:

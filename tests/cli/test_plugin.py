@@ -1,4 +1,4 @@
-"""`kubectl fairlead`: found by the real kubectl, and `plan` for what is in a cluster."""
+"""`kubectl fairlead`: the real kubectl finds the plugin; `plan` shows the objects of a cluster."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ CONFIGURATION = (
 
 
 async def kubectl(*arguments: str, kubeconfig: Path | None = None, fails: bool = False) -> str:
-    """What `kubectl fairlead …` prints, with nothing in the environment that could lead it to a
+    """Return the output of `kubectl fairlead …`. Its environment contains no reference to a
     cluster."""
     environment = {
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
@@ -61,7 +61,8 @@ async def kubeconfig(real_apiserver: KubeApiServer, tmp_path: Path) -> Path:
 async def test_plan_reads_the_cluster(
     real_apiserver: KubeApiServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
-    """The configuration too, unless one is given; -n shows the Services of one namespace."""
+    """The plan uses the configuration of the cluster unless another one is given; -n shows the
+    Services of one namespace."""
     async with Client(real_apiserver.access) as client:
         for namespace in ("plan-one", "plan-two"):
             await client.request(

@@ -1,5 +1,5 @@
-"""`fairlead status` against a gateway's data plane: Services, nodes, who drains, what is
-attached."""
+"""`fairlead status` with the data plane of a gateway: Services, nodes, draining members,
+interfaces."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_balancer, run  # noqa: F401 - `run` is a fixture
+from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, driver, load_balancer, run  # noqa: F401
 
 from fairlead.config import ApiServerConfig
 from fairlead.drivers import Component
@@ -46,7 +46,7 @@ async def status(*options: str) -> str:
 
 
 def happen(event: str, times: int) -> None:
-    """As if the program had counted it."""
+    """Write counters as if the eBPF program had counted packets."""
     number = read_object(pins.OBJECT).types.enumerators("event")[event]
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "events") as events:
@@ -101,7 +101,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
             "who drains"
         )
         assert "default/shop 9 2 30 40 1 0" in lines
-        assert "HAProxy takes 9980 connections at a time, and has 2" in lines
+        assert "HAProxy has 2 open connections, of at most 9980" in lines
         assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
         assert "[2001:db8::1]:6443 not ready 3 8" in lines
         assert any(line.startswith("eth0 tc ") for line in lines)
@@ -112,7 +112,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
             "1048576, source ranges 0 of 1048576"
         )
         assert used in lines
-        assert not any(line.startswith("entries that peers were not told of") for line in lines), (
+        assert not any(line.startswith("new entries not sent to peers") for line in lines), (
             "there were none"
         )
         (gateway,) = states
@@ -132,7 +132,7 @@ def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
 
 
 class Shows(Component):
-    """A component that shows this part."""
+    """A component with this status."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

@@ -1,4 +1,4 @@
-"""`fairlead status` meets a role of another release, and a program that is no role."""
+"""`fairlead status` with a role of another release, and with a program that is not a role."""
 
 import asyncio
 import sys
@@ -14,8 +14,8 @@ NEWER = {"role": "gateway", "version": VERSION + 1, "node": "gw1", "services": "
 
 
 async def status_of(body: bytes) -> tuple[int | None, str, str]:
-    """What `fairlead status` says of an answer with this body; `ADDRESS` stands for where it
-    asked."""
+    """Return the output of `fairlead status` for an answer with this body; `ADDRESS` replaces the
+    address of the server."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -41,7 +41,7 @@ TAKES_A_RESOURCE = {
     ("fairlead.kube.reflector", "Reflector"),
     ("fairlead.kube.events", "EventRecorder"),
     ("fairlead.kube.client", "Client"),
-    ("fairlead.kube.client", "place"),
+    ("fairlead.kube.client", "object_path"),
 }
 """All code with a parameter of type Resource. What it does with the parameter is declared above, or
 by `Client`'s table."""

@@ -148,7 +148,7 @@ async def test_its_command_brings_the_balancer_up_without_an_api(
         while not all(answers(inside, address, api.port) for address in api.addresses):
             assert process.poll() is None, log.read_text()
             await asyncio.sleep(0.1)
-        while "there is no way to the API server yet" not in log.read_text():
+        while "waiting for access to the API server" not in log.read_text():
             await asyncio.sleep(0.1)
     assert "error" not in log.read_text()
     assert process.poll() is None

@@ -149,7 +149,7 @@ class Racer:
         for resource, update in sources:
             kind = server.registry.kinds.find(resource.group_version, resource.plural)
             if kind is None:
-                self.state.lack(resource.plural)
+                self.state.mark_absent(resource.plural)
             else:
                 self.watches[resource.plural] = Watch(server, kind, resource, update)
         newest = ServiceCache(self.state)

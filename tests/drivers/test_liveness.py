@@ -66,7 +66,7 @@ def test_a_question_that_could_not_be_sent_is_said_only_where_nothing_was_proved
     node = Node(A, B)
     node.hear(A, GOOD)
     assert dict(node.liveness.probe_not_sent(A, node.now_s)) == {}
-    assert dict(node.liveness.probe_not_sent(B, node.now_s)) == {B: "unasked"}
+    assert dict(node.liveness.probe_not_sent(B, node.now_s)) == {B: "probe_failed"}
     assert node.hear(B, GOOD) == {B: "up"}
 
 

@@ -15,7 +15,7 @@ from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, b
 from fairlead.drivers.prober import Prober
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer
-from fairlead.roles.probing import GIVE_WAY, command
+from fairlead.roles.probing import NICENESS, command
 
 COMMAND = command(0.02, 0.2)
 
@@ -82,7 +82,7 @@ async def test_a_prober_lets_its_gateway_go_first() -> None:
         )  # once it is told anything it is up
         (pid,) = children()
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(
-            19, os.getpriority(os.PRIO_PROCESS, 0) + GIVE_WAY
+            19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         )
 
 
@@ -100,7 +100,7 @@ async def test_a_gateway_without_its_prober_ends() -> None:
 async def test_a_prober_without_its_gateway_ends() -> None:
     script = (
         "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom "
-        "fairlead.roles.probing import GIVE_WAY, command\n"
+        "fairlead.roles.probing import NICENESS, command\n"
         "async def main():\n"
         "    driver = Prober(lambda *_: None, command(0.02, 0.2))\n"
         "    task = asyncio.create_task(driver.run())\n"

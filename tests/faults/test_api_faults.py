@@ -269,7 +269,7 @@ SHOWS_THE_TIME = {
     ),
     "kube/lease.py": "acquireTime and renewTime, by which nobody decides",
     "net/httpport.py": "the header Date",
-    "roles/pool_reports.py": "lastTransitionTime",
+    "drivers/pools.py": "lastTransitionTime",
     "roles/presence.py": (
         "renewTime, and when the process started: no process compares them with its clock"
     ),

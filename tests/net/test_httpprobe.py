@@ -163,7 +163,7 @@ class ProbeClient:
         )
 
     async def request(self) -> Answer | Unavailable:
-        self.connection.request("/healthz")
+        self.connection.send_request("/healthz")
         async with asyncio.timeout(20):
             return await self.answers.get()
 

@@ -250,7 +250,7 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
         False,
     ),
     "nobody can be asked: the API is believed, and it is said": (
-        {"node1": "unasked", "node2": "unasked"},
+        {"node1": "probe_failed", "node2": "probe_failed"},
         {"node1": "active", "node2": "active"},
         True,
     ),

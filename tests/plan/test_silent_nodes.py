@@ -45,7 +45,7 @@ def test_if_all_are_silent_the_note_says_who_is_believed_and_which_tunnels_to_lo
     assert "IP protocols 4 and 41 pass" in message
 
 
-@pytest.mark.parametrize("verdict", ["up", "believed", "unready", "unasked"])
+@pytest.mark.parametrize("verdict", ["up", "assumed_up", "unready", "probe_failed"])
 def test_nothing_is_said_of_nodes_that_answer_or_were_not_asked(verdict: Verdict) -> None:
     assert notes({ONE.address: "up", TWO.address: verdict}, {TWO.address: "ipip"}) == []
 

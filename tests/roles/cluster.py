@@ -1,8 +1,7 @@
-"""A cluster made of objects alone: an API server, a controller in this process, and what a kubelet,
-an EndpointSlice controller and a gateway would write.
-
-In: what tests want there to be. Out: what kubectl shows. Nothing here forwards packets; the labs of
-tests/e2e do."""
+"""A cluster that consists only of objects: an API server, a controller in this process, and the
+objects that a kubelet, an EndpointSlice controller and a gateway would write. In: the objects that
+a test needs. Out: what kubectl shows. No packet is forwarded here; the labs of tests/e2e forward
+packets."""
 
 import asyncio
 import json
@@ -27,7 +26,8 @@ from fairlead.web import View
 
 DEADLINE_S = 60.0
 PATIENCE_S = 0.5
-"""That of the controller, shorter than in earnest: what tests make amiss lasts."""
+"""The patience of the controller, shorter than in production, because the problems that tests
+create last."""
 GATEWAY = "gw1"
 LEASE_S = 3.0
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
@@ -37,7 +37,7 @@ Object = Mapping[str, Any]
 
 
 class Cluster:
-    """A namespace of its own on some API server. All names are in it."""
+    """A namespace of the test on an API server. All names are in this namespace."""
 
     def __init__(self, access: Access, client: Client, folder: Path) -> None:
         self.namespace = f"life-{secrets.token_hex(4)}"
@@ -51,7 +51,7 @@ class Cluster:
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
         self.gateway = View("gateway", GATEWAY)
-        """What the gateway shows of itself. Only its Lease is real."""
+        """The view of the gateway. Only its Lease is real."""
         self.gateway.standing_by = lambda: True
         self._gateway: asyncio.Task[None] | None = None
         self.kubeconfig = kubeconfig = folder / "kubeconfig"
@@ -61,21 +61,21 @@ class Cluster:
         self.kubectl = Kubectl(kubeconfig, "life")
 
     async def start_gateway(self) -> None:
-        """Announce a gateway, from now on."""
+        """Announce a gateway from now on."""
         if self._gateway is None:
             announcer = Announcer(self.client, self.presence, self.gateway, GATEWAY)
             self._gateway = asyncio.ensure_future(announcer.run())
 
     async def stop_gateway(self) -> None:
-        """The gateway dies: its Lease stays."""
+        """Stop the gateway as if it had died: its Lease stays."""
         if self._gateway is not None:
             self._gateway.cancel()
             await asyncio.gather(self._gateway, return_exceptions=True)
             self._gateway = None
 
     async def start_controller(self, *, gateway: bool = True) -> None:
-        """Start a controller, which leads as soon as its predecessor has stopped; and a gateway,
-        unless there is to be none."""
+        """Start a controller, which leads as soon as its predecessor has stopped. Start a gateway
+        too, unless the test wants none."""
         if gateway:
             await self.start_gateway()
         config = Config(
@@ -95,7 +95,8 @@ class Cluster:
         )
 
     async def stop_controller(self) -> None:
-        """End it as SIGTERM does. A controller that ended by itself fails the test."""
+        """Stop the controller as SIGTERM does. A controller that has ended by itself fails the
+        test."""
         if self._controller is not None:
             assert not self._controller.done(), self._controller.exception()
             self._controller.cancel()
@@ -103,12 +104,12 @@ class Cluster:
             self._controller = None
 
     async def stop(self) -> None:
-        """End controller and gateway."""
+        """Stop controller and gateway."""
         await self.stop_controller()
         await self.stop_gateway()
 
     async def clear(self) -> None:
-        """Leave nothing that belongs to no namespace, nor a Service that somebody may trip over."""
+        """Delete the objects without a namespace, and the Services, which could affect later runs."""
         await self.stop_gateway()
         await self.kubectl("delete", "services", "--all", "--wait=false")
         names = (await self.kubectl("get", "services", "-o", "name")).split()
@@ -142,7 +143,7 @@ class Cluster:
         name: str = "a",
         ports: Sequence[tuple[str, int, str]] = (),
     ) -> None:
-        """A slice with endpoints (address, node or empty, ready)."""
+        """Write an EndpointSlice with these endpoints (address, node or empty, ready)."""
         labels = {
             "kubernetes.io/service-name": service_name,
             "endpointslice.kubernetes.io/managed-by": "a-test",
@@ -173,7 +174,7 @@ class Cluster:
         )
 
     async def addresses(self, name: str, count: int = 1) -> list[str]:
-        """Wait until it shows so many."""
+        """Wait until the Service shows this number of addresses, and return them."""
 
         async def shown() -> list[str] | None:
             found = addresses_of(await self.kubectl.service(name))
@@ -183,7 +184,7 @@ class Cluster:
         return found
 
     async def described(self, name: str, *words: str) -> str:
-        """Wait until `kubectl describe` shows all of these."""
+        """Wait until `kubectl describe` shows all of these texts."""
         text = ""
 
         async def says() -> str:
@@ -201,7 +202,7 @@ class Cluster:
         return conditions_of(await self.kubectl.service(name))
 
     async def has(self, name: str, **expected: str) -> dict[str, Object]:
-        """Wait for conditions `Ready="False/NoReadyEndpoints"`."""
+        """Wait for conditions such as `Ready="False/NoReadyEndpoints"`."""
 
         async def shown() -> dict[str, Object] | None:
             found = await self.conditions(name)
@@ -221,7 +222,7 @@ class Cluster:
         await until(is_gone, f"Service {name} gone")
 
     async def released(self, name: str) -> Object:
-        """Wait until nothing of ours is left on the Service; return it."""
+        """Wait until the Service has no mark or finalizer of Fairlead, and return the Service."""
 
         async def is_released() -> Object | None:
             shown = await self.kubectl.service(name)
@@ -244,7 +245,7 @@ class Cluster:
 
 
 def conditions_of(shown: Object) -> dict[str, Object]:
-    """The conditions of a Service by their types, those of our domain only."""
+    """Return the conditions of a Service in the domain of this project, by type."""
     found = {each["type"]: each for each in shown["status"].get("conditions", ())}
     return {
         kind.removeprefix("fairlead.io/"): each
@@ -254,7 +255,7 @@ def conditions_of(shown: Object) -> dict[str, Object]:
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Wait for it to be true; answer what it answered."""
+    """Wait until the function returns a true value, and return this value."""
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not (answer := await condition()):

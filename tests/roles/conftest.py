@@ -1,5 +1,5 @@
-"""A cluster of objects with a controller, on the embedded API server and on a real one; and a
-namespace for a node."""
+"""Fixtures: a cluster of objects with a controller, on the embedded API server and on a real one,
+and a namespace for a node."""
 
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ CIDRS = ("10.96.0.0/16", "2001:db8:96::/112")
 
 @pytest.fixture
 def here() -> Iterator[None]:
-    """This process is in a namespace of its own."""
+    """Move this process into a network namespace of its own."""
     name = f"flt-{os.getpid()}-role"
     namespace.create(name)
     try:
@@ -31,8 +31,7 @@ def here() -> Iterator[None]:
 
 @pytest.fixture(params=["embedded", "real"])
 def real(request: pytest.FixtureRequest) -> KubeApiServer | None:
-    """Each test runs twice: on the embedded API server, a new one each time (None), and on a real
-    one."""
+    """Run each test twice: on a new embedded API server (None), and on a real one."""
     return request.getfixturevalue("real_apiserver") if request.param == "real" else None
 
 
@@ -50,7 +49,7 @@ async def access(real: KubeApiServer | None) -> AsyncIterator[Access]:
 
 @pytest.fixture
 async def cluster(access: Access, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Two nodes, no Services, and a controller."""
+    """A cluster with two nodes, a controller and no Services."""
     async with Client(access) as client:
         made = Cluster(access, client, tmp_path)
         await client.request(

@@ -1,5 +1,5 @@
-"""A new leader begins when it knows what the one before it wrote; nothing that it need not know
-keeps it."""
+"""A new leader begins when it has seen what the previous leader wrote, and does not wait for
+anything else."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ WEB = ObjectKey("default", "web")
 
 
 class Standby:
-    """A controller that does not lead yet: its state follows the watch."""
+    """A controller that is not the leader yet: its state follows the watch."""
 
     def __init__(self, server: ApiServer, client: Client) -> None:
         self.server = server
@@ -38,7 +38,7 @@ class Standby:
             self.state.synced("services")
 
     async def sees(self, key: ObjectKey, version: int) -> None:
-        """Wait until the watch has brought this."""
+        """Wait until the watch has delivered this."""
         async with asyncio.timeout(DEADLINE_S):
             while (
                 key not in self.reflector.objects
@@ -51,7 +51,7 @@ class Standby:
             await catch_up(self.client, self.state, CONTROLLER.service)
 
     def stored(self, **differing: Any) -> dict[str, Any]:
-        """The Service `web` as the server keeps it, with other parts."""
+        """Return the Service `web` as the server stores it, with these parts replaced."""
         known = self.server.store.get(KIND, *WEB)
         assert known is not None
         return {**known.object, **differing}
@@ -91,8 +91,8 @@ async def test_it_waits_for_what_the_watch_has_not_brought_yet(standby: Standby)
 
 
 async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Standby) -> None:
-    """The watch passes it over: there will never be a version of it in the state, or an old one for
-    ever."""
+    """The watch skips the Service: the state will never contain it, or will keep an old version
+    forever."""
     metadata = standby.stored()["metadata"]
     strange = standby.stored(
         metadata={**metadata, "name": "strange", "uid": "u-2"}, spec={"ports": "eighty"}
@@ -107,8 +107,8 @@ async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Stan
 
 
 async def test_a_change_in_nothing_that_is_kept_keeps_nobody_waiting(standby: Standby) -> None:
-    """Somebody else's field, or kubectl's copy of the manifest: the state keeps the version of
-    before, and rightly so."""
+    """The change is in a field of another client, or in kubectl's copy of the manifest. The state
+    correctly keeps the previous version."""
     async with following(standby):
         await standby.state.whole.wait()
         metadata = standby.stored()["metadata"]
@@ -133,7 +133,7 @@ async def test_a_server_that_is_away_is_asked_ever_more_rarely(standby: Standby)
             if "watch" not in each.query
         ]
         assert not waiting.done()
-        # At once, after 0.1 to 0.2 s, and then twice as long each time.
+        # The attempts are immediate, after 0.1 to 0.2 s, and then after doubled delays.
         assert 2 <= len(asked) <= 5
         standby.server.faults.clear()
         await waiting

@@ -1,5 +1,5 @@
-"""The life of a role: components are opened in order, run beside each other, are shown, and are
-closed in the opposite order, whatever happens."""
+"""The life of a role: components are opened in order, run side by side, are shown, and are always
+closed in the opposite order."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Flows(Collector):
 
 
 class Part(Component):
-    """Writes its life into a diary. `failing`: the step that fails, with this error."""
+    """A component that records its steps in a diary. `failing`: the step that raises this error."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Part(Component):
             raise self._error(f"{self.name} failed")
 
     async def open(self) -> None:
-        await asyncio.sleep(0.001)  # the components before it have their turn
+        # The components before it run meanwhile.
+        await asyncio.sleep(0.001)
         self._opens()
         self._step("open")
 
@@ -131,7 +132,7 @@ async def test_a_signal_half_way_through_opening_closes_all_that_began_to_open()
 
 
 async def test_a_bug_is_no_error_of_the_users() -> None:
-    """It is raised in its group, with all that is known of it."""
+    """The bug is raised in its group, with its full traceback."""
     with pytest.raises(ExceptionGroup):
         await run_components(
             [Part("only", [], failing="run", error=RuntimeError)], View("gateway", "gw1")
@@ -168,7 +169,8 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
         Until("released", release.wait),
         Part("third", diary),
     ]
-    for _ in range(2):  # a second term shows the same metrics again
+    # A second term shows the same metrics again.
+    for _ in range(2):
         release.clear()
         role = asyncio.ensure_future(run_components(parts, view))
         async with asyncio.timeout(5):

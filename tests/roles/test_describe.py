@@ -1,8 +1,6 @@
-"""What `kubectl describe service` says when something is amiss: the matter, and what to do about
-it; and the conditions.
-
-Each row is one bad situation, made as it comes about in a real cluster. All at once, for each
-sentence waits for its patience."""
+"""The Events and conditions in `kubectl describe service` when there is a problem: the problem, and
+its remedy. Each row is one problem, created as in a real cluster. All rows are created at once,
+because each Event waits for the patience of the controller."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""Events are told once: not at every retry, not again by the next process, not again by the next
+"""An Event is written once: not at every retry, and not again by the next process or the next
 leader."""
 
 import asyncio
@@ -17,7 +17,7 @@ from fairlead.lab.apiserver.faults import Fault
 
 
 async def told(cluster: Cluster, *names: str) -> Counter[tuple[str, str]]:
-    """How often each reason was told about each Service."""
+    """Return how often each reason was written for each Service."""
     return Counter(
         {
             (name, each["reason"]): each["count"]
@@ -29,7 +29,7 @@ async def told(cluster: Cluster, *names: str) -> Counter[tuple[str, str]]:
 
 @pytest.fixture
 async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
-    """The embedded API server, for it can be told to fail."""
+    """The embedded API server, because tests can make it fail."""
     async with ApiServer() as server, Client(access := Access(server.url)) as client:
         await crds.install(client)
         made = Cluster(access, client, tmp_path)
@@ -44,7 +44,8 @@ async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
 async def test_a_restart_and_another_leader_tell_nothing_again(
     embedded: tuple[ApiServer, Cluster],
 ) -> None:
-    """On one server only: by its name an Event is found again, and no server has a part in that."""
+    """Runs on one API server only: an Event is found again by its name, which does not depend on
+    the server."""
     _, cluster = embedded
     names = ("served", "empty", "refused")
     await cluster.add_node("life-1", 1)
@@ -94,7 +95,7 @@ async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluste
     server.faults.clear()
     await cluster.addresses("web")
     await cluster.described("web", "EnsuredLoadBalancer", "SyncLoadBalancerFailed no longer holds")
-    # The node is missing all the while, and the wish to say so came at the first plan.
+    # The node is missing all the time, and the note about it was in the first plan.
     assert await told(cluster, "web") == {
         ("web", "EnsuringLoadBalancer"): 1,
         ("web", "SyncLoadBalancerFailed"): 1,

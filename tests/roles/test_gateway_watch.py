@@ -1,5 +1,5 @@
-"""The watch by which a controller knows which gateways are alive, and a watch that hangs while
-other requests are answered."""
+"""The watch with which a controller detects gateways, and a watch that hangs while other requests
+are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from fairlead.web import View
 
 SECTION = PresenceConfig(lease_duration_s=1.0)
 RENEWALS = 12
-"""The gateway would be gone for long if it had not been heard for so many."""
+"""The number of renewals to wait for: the gateway would be gone long before, if they had not been
+observed."""
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -34,8 +35,8 @@ def announcer(client: Client, role: Role, name: str) -> Announcer:
 
 
 async def test_a_watch_that_hangs_takes_no_gateway_for_gone() -> None:
-    """Of several API servers behind one address the one that serves the watch hangs; the others
-    answer everything else."""
+    """Several API servers share one address. The API server of the watch hangs, and the others
+    answer all other requests."""
     async with (
         ApiServer() as server,
         Client(Access(server.url)) as client,

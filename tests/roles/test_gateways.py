@@ -1,5 +1,5 @@
-"""What Services show about their gateways, and the Event when a Warning no longer holds: on both
-API servers."""
+"""The conditions of Services about their gateways, and the Event when a Warning no longer holds, on
+both API servers."""
 
 import asyncio
 import json
@@ -37,8 +37,8 @@ async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     )
     assert await cluster.addresses("web") == address
 
-    # Another process finds the Lease of a gateway that is gone, and knows that only when it has
-    # watched for a while.
+    # Another process finds the Lease of the dead gateway, and knows only after it has watched the
+    # Lease for a while that the gateway is gone.
     await cluster.stop_controller()
     await cluster.start_controller(gateway=False)
     await cluster.set_endpoints("other", ("10.244.1.2", "life-1", True))
@@ -71,7 +71,7 @@ async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) 
 
 @pytest.mark.root
 async def test_a_service_without_room_for_a_listener_is_not_ready(cluster: Cluster) -> None:
-    """The outcome is that of real tables, half of which one namespace may have."""
+    """The outcome comes from real tables, half of which one namespace may use."""
     await serve(cluster)
     key = ServiceKey(cluster.namespace, "web")
     with a_forwarder(fast=False) as forwarder:
@@ -118,7 +118,7 @@ async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluste
 
 
 async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster) -> None:
-    """It names more Services than it has reasons for: none of these is to look as if it were
+    """The record names more Services than it has reasons for, and each of them must be shown as not
     served."""
     name, namespace = "w" * 59, "n" * 63
     outcomes = {
@@ -148,7 +148,7 @@ async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(
 
 
 async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> None:
-    """As a gateway says whose table memory is short."""
+    """The outcome is that of a gateway with too little table memory."""
     announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
     coarse = Outcome(
         "unavailable", "1 of 1 listeners have tables with fewer slots", in_part=True, coarse=True
@@ -160,8 +160,7 @@ async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> N
 
 
 async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: Cluster) -> None:
-    """Until it has looked at all Services: no Service is taken for ready because nothing is known
-    of it yet."""
+    """No Service is shown as ready before the new process has processed all Services."""
     unserved = Outcome("unavailable", "no room")
     before = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
     cluster.gateway.record({}, {WEB: unserved})

@@ -1,5 +1,5 @@
-"""Addresses that are kept for Services that are gone, on both API servers: how many, what is shown,
-and until when."""
+"""Addresses that are kept for deleted Services, on both API servers: their number, their display,
+and their release."""
 
 import json
 import secrets
@@ -16,7 +16,7 @@ KEEP = {"fairlead.io/keep-address": "true"}
 
 
 async def kept(cluster: Cluster, namespace: str) -> list[AddressGrant]:
-    """The grants that wait for a Service of this namespace."""
+    """Return the grants that are kept for Services of this namespace."""
     grants = await cluster.client.list(ADDRESS_GRANTS)
     return [
         each
@@ -28,7 +28,7 @@ async def kept(cluster: Cluster, namespace: str) -> list[AddressGrant]:
 async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace_may(
     cluster: Cluster,
 ) -> None:
-    """Each is worked on at the same time as the others, and each finds the namespace below its
+    """All deletions are processed at the same time, and each of them finds the namespace below its
     limit at first."""
     await cluster.stop_controller()
     cluster.keeps = 2
@@ -105,7 +105,7 @@ async def test_what_is_kept_is_shown_and_goes_with_its_namespace(cluster: Cluste
     assert grant.spec.holders[0].kept_since in await cluster.kubectl(
         "get", "addressgrant", "198.51.100.77"
     )
-    # A real server without a namespace controller leaves the namespace Terminating for ever.
+    # A real API server without a namespace controller leaves the namespace Terminating forever.
     await cluster.client.delete(NAMESPACES, ObjectKey("", name))
 
     async def free() -> bool:

@@ -1,5 +1,5 @@
-"""A cluster in which not all kinds of Fairlead are installed: the controller does what it can, and
-says what it cannot."""
+"""A cluster in which some CRDs of Fairlead are missing: the controller does the rest of its work
+and reports what it cannot do."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from fairlead.lab.apiserver import ApiServer
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """One without any kind of ours, and no controller."""
+    """A cluster without the CRDs of Fairlead and without a controller."""
     async with (
         ApiServer(service_cidrs=("10.96.0.0/16",)) as server,
         Client(access := Access(server.url)) as client,
@@ -43,10 +43,10 @@ async def test_without_addresspools_those_of_the_configuration_work(cluster: Clu
         await cluster.start_controller()
         await cluster.apply("web")
         assert await cluster.addresses("web") == ["203.0.113.20"]
-    told = [each["event"] for each in logs if "does not know" in each["event"]]
+    told = [each["event"] for each in logs if "does not serve" in each["event"]]
     assert told == [
-        "the API server does not know AddressPool: addresses are given from the pools of the "
-        "configuration only, until it does"
+        "the API server does not serve AddressPool: until it does, addresses are assigned only "
+        "from the pools of the configuration"
     ]
 
 
@@ -60,8 +60,8 @@ async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> No
             "CRD AddressGrant, the lock on addresses, is not installed",
             "kubectl apply --server-side -f deploy/crds",
         )
-    assert [each["event"] for each in logs if "does not know A" in each["event"]] == [
-        "the API server does not know AddressGrant: no address is given until it does"
+    assert [each["event"] for each in logs if "does not serve A" in each["event"]] == [
+        "the API server does not serve AddressGrant: no address is assigned until it does"
     ]
     await install(cluster, "addressgrants")
     assert await cluster.addresses("web") == ["203.0.113.20"]

@@ -1,9 +1,7 @@
-"""Services that MetalLB and OpenStack's cloud controller have served are taken over, and no address
-ever changes.
-
-In: the objects of `examples/migrate`, written as those systems leave them, on both API servers. The
-path is the one of docs/migration.md: look, make pools, start our controller, take foreign
-finalizers off."""
+"""Services of MetalLB and of OpenStack's cloud controller are taken over without a change of their
+addresses. In: the objects of `examples/migrate`, written as these systems leave them, on both API
+servers. The steps are those of docs/migration.md: examine the Services, create pools, start the
+controller, remove foreign finalizers."""
 
 import asyncio
 import sys
@@ -61,8 +59,8 @@ def left_behind() -> list[dict[str, Any]]:
 
 @pytest.fixture
 async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
-    """The objects of the other systems, while no controller of ours runs; the address of each
-    Service."""
+    """Write the objects of the other systems while Fairlead's controller does not run. Return the
+    address of each Service."""
     await cluster.stop_controller()
     client = cluster.client
     with suppress(NotFound):
@@ -107,7 +105,7 @@ async def migrate(cluster: Cluster, command: str) -> str:
 
 
 class Witness:
-    """Sees every state of the Services of a namespace that the API server tells of."""
+    """A watch that records every version of the Services of a namespace."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.shown: dict[str, set[tuple[str, ...]]] = {}
@@ -151,8 +149,8 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     assert "fairlead.io/class" not in shown["metadata"]["annotations"], "its class is not ours"
     await cluster.described("ingress", "proxy-protocol has no effect", "make them expect none")
 
-    # As `migrate services` says: the other finalizer is taken off, ours comes; then a deletion is
-    # one, and the address is kept.
+    # As `migrate services` instructs, the other finalizer is removed, and Fairlead's finalizer is
+    # added. After that a Service can be deleted, and its address is kept.
     patch = next(
         line.split(" -p '")[1].rstrip("'")
         for line in told.splitlines()
@@ -172,7 +170,7 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     ]
     assert kept.keep, "keep-floatingip keeps it"
 
-    # A class cannot be changed; what is said to do about it works, and the address comes along.
+    # A class cannot be changed. The documented remedy works, and the address stays.
     await cluster.kubectl(
         "patch",
         "service",

@@ -1,5 +1,5 @@
-"""The node's loop over real drivers: what somebody else has is told, waited for and taken; node
-addresses are followed."""
+"""The node's loop with real drivers: a resource that another program holds is reported, awaited and
+then taken; addresses of nodes are followed."""
 
 import asyncio
 import socket
@@ -62,7 +62,7 @@ def key(name: str) -> ServiceKey:
 
 
 class Role:
-    """State, loop, reports: as `fairlead node` wires them, without an API server."""
+    """State, loop and reports as in `fairlead node`, without an API server."""
 
     def __init__(self) -> None:
         self.events: list[tuple[ServiceKey, str, str]] = []
@@ -136,7 +136,7 @@ async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_on
             )
         ]
         assert await driver.read(None) == {}
-    # Nothing in the cluster has changed.
+    # Nothing in the cluster has changed meanwhile.
     async with asyncio.timeout(DEADLINE_S):
         while key("web") not in await driver.read(None):
             await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ async def proxy(here: None) -> AsyncIterator[tuple[Role, NodeProxyDriver]]:
 
 
 async def frontends(driver: NodeProxyDriver) -> dict[str, str]:
-    """Who is served where."""
+    """Return the Services by the frontends that serve them."""
     found = await driver.read(None)
     return {
         e.key.replace(" . 6 . ", ":"): each.name
@@ -199,7 +199,7 @@ async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(
 async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_restart(
     proxy: tuple[Role, NodeProxyDriver],
 ) -> None:
-    """The younger is told, without waiting for an audit."""
+    """The younger Service gets an Event before the next audit."""
     role, driver = proxy
     young = service("a", "192.0.2.10", externalIPs=["192.0.2.99"], created="2026-01-02T00:00:00Z")
     role.set(young)
@@ -248,7 +248,8 @@ async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(
 async def test_who_was_given_an_address_keeps_it_from_who_names_it(
     proxy: tuple[Role, NodeProxyDriver],
 ) -> None:
-    """However old the other is: anybody may name anything."""
+    """The age of the other Service does not matter, because a Service may list any address as an
+    external IP."""
     role, driver = proxy
     made = service("b", "192.0.2.11", type="LoadBalancer", created="2026-01-02T00:00:00Z")
     shown = msgspec.convert({"loadBalancer": {"ingress": [{"ip": "192.0.2.99"}]}}, ServiceStatus)
@@ -294,7 +295,7 @@ async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -
     await until_served(driver, {"192.0.2.10:80": "web", "192.0.2.1:30080": "web"})
     role.state.update_nodes({ObjectKey("", NODE): node("192.0.2.2", "2001:db8::2", "192.0.2.3")})
     await until_served(driver, {"192.0.2.10:80": "web", "192.0.2.2:30080": "web"})
-    # The Node goes, to be registered anew: what worked goes on.
+    # The Node is deleted, to be registered again: existing NodePorts keep working.
     role.state.update_nodes({ObjectKey("", NODE): None})
     role.set(service("more", "192.0.2.11", nodePort=30081))
     there = {
@@ -311,7 +312,7 @@ async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -
 async def test_what_others_flushed_comes_back_before_the_next_audit(
     proxy: tuple[Role, NodeProxyDriver], what: str
 ) -> None:
-    """And what is theirs stays."""
+    """The rules of others stay."""
     role, driver = proxy
     role.set(service("web", "192.0.2.10", nodePort=30080))
     there = {"192.0.2.10:80": "web", "192.0.2.1:30080": "web"}
@@ -321,7 +322,8 @@ async def test_what_others_flushed_comes_back_before_the_next_audit(
     async with asyncio.timeout(DEADLINE_S):
         while "goto services" not in await nft(
             "list ruleset"
-        ):  # not by way of the driver, whose reading would put it right
+            # This bypasses the driver, because its `read` would repair the rules.
+        ):
             await asyncio.sleep(0.05)
     await until_served(driver, there)
     assert "table inet theirs" in await nft("list tables")
@@ -330,7 +332,7 @@ async def test_what_others_flushed_comes_back_before_the_next_audit(
 
 
 async def nft(command: str) -> str:
-    """What it says."""
+    """Return the output of nft."""
     done = await asyncio.to_thread(
         subprocess.run, ["nft", command], check=True, capture_output=True, text=True
     )
@@ -371,7 +373,8 @@ def test_the_primary_address_is_the_first_internal_one_of_each_family() -> None:
 async def test_cleaning_up(
     proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twice: the second time there is nothing to do, and nothing is made to be removed."""
+    """The cleanup runs twice: the second run finds nothing, and does not create anything in order
+    to remove it."""
     await clean_up()
     assert "the table inet fairlead: this node no longer serves Services" in "".join(
         capsys.readouterr()

@@ -1,5 +1,5 @@
-"""Class octavia as users see it: kubectl, the embedded API server, a controller in this process,
-and a real Octavia."""
+"""Class octavia from the view of a user: kubectl, the embedded API server, a controller in this
+process, and a real Octavia."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +22,8 @@ OCTAVIA = "fairlead.io/octavia"
 
 @pytest.fixture
 async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Two nodes and a controller that serves both kinds of classes."""
+    """A cluster with two nodes, and a controller that serves class octavia and the classes of
+    gateways."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
         made = Cluster(Access(server.url), client, tmp_path)
@@ -42,7 +43,7 @@ async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster
 
 
 async def members(front: Front) -> list[tuple[str, int]]:
-    """Of all pools of the project: address and weight."""
+    """Return address and weight of all members in the project."""
     lb = clients.without_auth(octavia=front.url).load_balancer
     pools = lb.pools(project_id=front.project)
     return sorted(
@@ -85,7 +86,7 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
         return [(each["ip"], each["ipMode"]) for each in status] == [(address, "Proxy")]
 
     await until(by_header, "ipMode Proxy")
-    # Beside it one of another class: each loop minds its own.
+    # Another Service has another class: each loop processes only its own Services.
     await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
     assert (await cluster.addresses("plain")) != [address]
     await cluster.has("plain", Programmed="True/Programmed")
@@ -145,8 +146,9 @@ async def test_what_cannot_be_had_is_refused_with_a_way_out(cluster: Cluster) ->
 async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(
     cluster: Cluster, octavia_front: Front
 ) -> None:
-    """The load balancer is of a provider that new ones are not of, and has what that one lacks. The
-    same when the cloud can be read only some time after the start."""
+    """The load balancer has a provider that new load balancers do not get, and uses a feature that
+    the default provider lacks. The test is repeated with a cloud that can be read only some time
+    after the start."""
     await cluster.apply(
         "web",
         loadBalancerClass=OCTAVIA,
@@ -185,7 +187,9 @@ async def test_without_a_cloud_services_are_told_and_none_is_lost(
     await cluster.described("new", "class fairlead.io/octavia is not configured")
     await cluster.kubectl("delete", "service", "web", "--wait=false")
     await cluster.described(
-        "web", "may still have a load balancer of class fairlead.io/octavia", "restore it until"
+        "web",
+        "may still have a load balancer of class fairlead.io/octavia",
+        "restore the section until",
     )
     await cluster.stop_controller()
     cluster.octavia = there

@@ -1,5 +1,5 @@
-"""What AddressPools show is written pool by pool: one that cannot be written keeps no other from
-it."""
+"""The status of each AddressPool is written separately: a pool that cannot be written does not
+delay the others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 class Bench:
-    """The reports of some pools, and a state that follows the server."""
+    """The reports of some pools, with a state that follows the API server."""
 
     def __init__(self, server: ApiServer, client: Client) -> None:
         self.server = server
@@ -67,7 +67,7 @@ class Bench:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def shown(self, *names: str) -> None:
-        """Wait until these pools, and no others, show that they are used."""
+        """Wait until exactly these pools are shown as used."""
         async with asyncio.timeout(DEADLINE_S):
             while {
                 pool.metadata.name
@@ -100,8 +100,8 @@ async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> No
     with capture_logs() as logs:
         async with bench.running():
             await bench.shown("d")
-            # Another pool's news do not make them tried at once, nor do their failures keep those
-            # waiting.
+            # A change of another pool does not cause an early retry of the failing pools, and their
+            # failures do not delay it.
             await asyncio.sleep(1.5)
             patch = {"spec": {"addresses": ["203.0.113.100"]}}
             await bench.client.patch(ADDRESS_POOLS, ("", "d"), patch)
@@ -111,7 +111,7 @@ async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> No
             assert all(1 <= bench.writes(name) <= 5 for name in failing)
             bench.server.faults.clear()
             await bench.shown(*NAMES)
-    # Once, and nothing of the Conflict.
+    # The failure is reported once, and the Conflict is not reported.
     told = [entry for entry in logs if entry["event"] == "not applied"]
     assert [(entry["driver"], entry["services"], entry["first"]) for entry in told] == [
         ("pools", 2, "a")

@@ -1,5 +1,5 @@
-"""A process takes over what an earlier one of the same instance left in its Lease, also if the API
-server was away at first."""
+"""A process takes over the record of an earlier process of the same instance, also if the API
+server was unreachable at first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""What the processes of all roles share."""
+"""The parts that the processes of all roles share."""
 
 import asyncio
 import gc
@@ -8,13 +8,13 @@ import pytest
 
 from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
-from fairlead.roles.process import run_until_signalled, spare_the_collector
+from fairlead.roles.process import run_until_signalled, tune_garbage_collector
 from fairlead.state import State
 
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """It is everybody's: as it was, afterwards."""
+    """Restore the settings of the garbage collector, which is global."""
     thresholds = gc.get_threshold()
     yield
     gc.set_threshold(*thresholds)
@@ -27,11 +27,11 @@ def full_collections() -> int:
 
 @pytest.mark.usefixtures("collector")
 async def test_events_cause_no_collection_of_all_objects() -> None:
-    """At 10,000 Services each would hold up all else for a tenth of a second, once in a few seconds
-    of many events."""
+    """At 10,000 Services a full collection would delay all other work for a tenth of a second,
+    every few seconds while there are many events."""
     state = State(("services",))
     state.synced("services")
-    await spare_the_collector(state, state.whole)
+    await tune_garbage_collector(state, state.whole)
     assert gc.isenabled()
     before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
@@ -49,7 +49,7 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
 @pytest.mark.usefixtures("collector")
 async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
     state = State(("services",))
-    task = asyncio.ensure_future(spare_the_collector(state, state.whole, within_s=0.01))
+    task = asyncio.ensure_future(tune_garbage_collector(state, state.whole, within_s=0.01))
     await asyncio.sleep(0)
     assert not gc.isenabled()
     await asyncio.sleep(0.05)
@@ -59,7 +59,7 @@ async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
 
 
 async def beside_another(*failures: FairleadError) -> None:
-    """A role of which some tasks fail at once, while another would go on for ever."""
+    """A role in which some tasks fail at once, while another would continue forever."""
 
     async def fail(failure: FairleadError) -> None:
         raise failure

@@ -1,4 +1,4 @@
-"""What a role tells a Service's owner, and when: once, and only what lasts."""
+"""The Events about a Service, and their timing: each once, and only for problems that last."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -20,14 +20,14 @@ SETTLE_S = 2 * PATIENCE_S
 
 
 class Bench:
-    """A reporter with a patience, and what it wrote: warnings, and in `ended` the Events that they
-    no longer hold."""
+    """A reporter with a patience, and the Events that it wrote: the warnings, and in `ended` the
+    Events that they no longer hold."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
         self.told: list[tuple[str, str]] = []
-        """The Normal Events about anything else: reason and message."""
+        """The other Normal Events: reason and message."""
         self.state = state = State(("services",))
         self.create()
         self.report = Reporter[LoadBalancer](
@@ -42,7 +42,7 @@ class Bench:
         )
 
     def create(self, age_s: float | None = None) -> None:
-        """The Service, with a creation time that long ago; None: without a creation time."""
+        """Create the Service with this age; None: without a creation time."""
         since = stamp(datetime.now(UTC) - timedelta(seconds=age_s)) if age_s is not None else None
         meta = ServiceMeta(name="web", namespace="default", uid="uid", creation_timestamp=since)
         self.state.update_services({ObjectKey(*KEY): Service(meta)})
@@ -128,7 +128,7 @@ NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`
 
 
 async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) -> None:
-    """The next note, said after the patience, shows that the first one waits for longer."""
+    """The next note is reported after the patience, and shows that the first note waits longer."""
     bench.create(age_s=0)
     bench.tell(NOBODY, FAILING)
     assert await bench.heard() == ["HealthChecksFailing"]
@@ -237,7 +237,7 @@ async def test_another_process_says_the_end(bench: Bench) -> None:
 
 
 async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench: Bench) -> None:
-    """Its Lease is read with one request; the list of Services takes longer."""
+    """The Lease of the process is read with one request; the list of Services takes longer."""
     bench.tell(FAILING)
     await bench.heard()
     (left,) = bench.report.warned()
@@ -258,7 +258,7 @@ async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench:
 
 
 async def test_the_end_is_told_to_a_service_that_was_made_anew(bench: Bench) -> None:
-    """The process before has said the same about a Service of the same name."""
+    """The previous process has written the same Warning about an older Service of this name."""
     bench.tell(FAILING)
     await bench.heard()
     (left,) = bench.report.warned()

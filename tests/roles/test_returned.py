@@ -1,4 +1,4 @@
-"""When the owner of a Service is told that nodes send its packets back."""
+"""The Event about nodes that send packets of a Service back."""
 
 import asyncio
 
@@ -57,7 +57,8 @@ def test_the_end_of_what_was_told_is_told_once() -> None:
 
 
 def test_the_message_says_what_to_check_whatever_nodes_there_are() -> None:
-    """Many nodes where a Service has another service proxy; none where its last node has gone."""
+    """There are many nodes if the Service has another service proxy, and none if its last node is
+    gone."""
     many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
     assert "worker-004.rack-7.example.net and 95 more came back" in many
     assert "service.kubernetes.io/service-proxy-name" in many[:LONGEST_MESSAGE]
@@ -65,7 +66,7 @@ def test_the_message_says_what_to_check_whatever_nodes_there_are() -> None:
 
 
 class Heard:
-    """A recorder, and what it was told."""
+    """A recorder that stores its Events."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
@@ -77,7 +78,7 @@ class Heard:
 
 @pytest.mark.root
 async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
-    """The kernel's own counters, of packets that have passed a gateway."""
+    """The counters are those of the kernel, for packets that have passed a gateway."""
     heard, state = Heard(), State(())
     state.update_services(
         {ObjectKey(*SERVICE): Service(ServiceMeta(name="web", namespace="default", uid="uid"))}

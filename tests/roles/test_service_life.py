@@ -1,5 +1,5 @@
-"""The life of a Service as its objects show it, on both API servers. What packets meet meanwhile is
-seen in tests/e2e."""
+"""The life of a Service in its objects, on both API servers. The effects on packets are tested in
+tests/e2e."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ FULLY = {
 
 
 class History:
-    """Every version of the namespace's Services that a watch shows: (name, whether claimed,
+    """Every version of the namespace's Services that a watch delivers: (name, whether claimed,
     addresses)."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -125,7 +125,7 @@ async def test_the_type_changed_away_and_back(cluster: Cluster) -> None:
 
 
 async def test_handed_to_another_class(cluster: Cluster) -> None:
-    """By way of another type: the class of a load balancer is immutable."""
+    """The Service has another type meanwhile, because the class of a load balancer is immutable."""
     await cluster.apply("web")
     await cluster.addresses("web")
     await cluster.stop_controller()
@@ -179,8 +179,8 @@ async def test_made_anew_while_the_old_one_is_going(cluster: Cluster) -> None:
     starting = asyncio.ensure_future(cluster.start_controller())
 
     async def created() -> bool:
-        # The name is free once the old one is gone, and the new one comes before anybody has drawn
-        # breath.
+        # The name is free as soon as the old Service is gone, and the new Service is created
+        # immediately after.
         try:
             await cluster.client.request("POST", path, body=body)
         except Conflict:
@@ -197,7 +197,8 @@ async def test_made_anew_while_the_old_one_is_going(cluster: Cluster) -> None:
         {"port": 8080, "protocol": "TCP"}
     ]
     new = [event for event in await cluster.events("web") if event["involvedObject"]["uid"] != old]
-    # A real server tells of its own repairs, too. That nobody is ready is told if we look late.
+    # A real API server also writes Events about its own repairs. The Event about missing ready
+    # endpoints appears if the controller is slow.
     ours = {
         event["reason"]: event["count"]
         for event in new
@@ -255,7 +256,8 @@ async def test_ports_are_shown_and_follow_the_spec(cluster: Cluster) -> None:
 async def test_a_condition_keeps_its_time_until_its_status_changes(cluster: Cluster) -> None:
     await cluster.apply("web", selector={"app": "a"})
     first = (await cluster.has("web", Ready="False/NoReadyEndpoints"))["Ready"]
-    await asyncio.sleep(1.1)  # times are in seconds
+    # Times have a resolution of one second.
+    await asyncio.sleep(1.1)
     await cluster.patch("web", {"selector": {"app": "b"}})
 
     async def other_words() -> Any:

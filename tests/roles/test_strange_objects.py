@@ -1,8 +1,6 @@
-"""Objects that are not as they should be: a node says so of each, and serves every other Service as
-if it were not there.
-
-What a row shows may come from an API server of old times, or of another make; the real one of today
-is asked which it lets in."""
+"""Invalid objects: a node reports each of them, and serves every other Service as if they did not
+exist. The object of a row may come from an old API server, or from another implementation; the
+tests also check which objects the present API server admits."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,13 +20,13 @@ from fairlead.model import ServiceKey
 LONG = "n" * 63
 DEADLINE_S = 60
 NOT_ASKED = None
-"""Of what is written to the status, or what a trial run (dryRun) does not show."""
+"""The fields that are written to the status, or that a dry run does not return."""
 
 
 class Row(NamedTuple):
-    """`spec` of a Service with ClusterIP 10.96.1.N for row N, `endpoints` behind it; at which
-    addresses it is served all the same, and what is said about it. `let_in`: by the API server of
-    today."""
+    """`spec` of a Service with ClusterIP 10.96.1.N for row N, and its `endpoints`; the addresses at
+    which it is served nevertheless, and the message about it. `let_in`: whether the present API
+    server admits it."""
 
     id: str
     spec: dict[str, Any] = {}
@@ -168,7 +166,7 @@ ROWS = (
 
 
 def objects(number: int, row: Row, in_namespace: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The Service and its slice."""
+    """Return the Service and its EndpointSlice."""
     name = row.name or f"row-{number}"
     where = in_namespace or (LONG if row.name else "default")
     spec = {
@@ -210,7 +208,8 @@ async def driver(here: None) -> AsyncIterator[NodeProxyDriver]:
 
 @pytest.mark.root
 async def test_each_is_told_and_all_others_are_served(driver: NodeProxyDriver) -> None:
-    """All at once, which is worse than one by one: they share transactions."""
+    """All rows are applied at once, which is harder than one by one, because they share
+    transactions."""
     role = Role()
     sound = Row("sound", name="sound")
     everything = [objects(number, row) for number, row in enumerate((*ROWS, sound), 1)]
@@ -246,7 +245,7 @@ async def test_each_is_told_and_all_others_are_served(driver: NodeProxyDriver) -
 
 
 async def addresses(driver: NodeProxyDriver) -> dict[ServiceKey, frozenset[str]]:
-    """Where each Service is served."""
+    """Return the addresses at which each Service is served."""
     there = await driver.read(None)
     return {
         key: frozenset(each.key.partition(" . ")[0] for each in spec if each.map == "services4")

@@ -1,4 +1,5 @@
-"""The HTTP side of a role: who is shown what, and metrics that follow Prometheus' conventions."""
+"""The HTTP server of a role: access to each page, and metrics that follow the conventions of
+Prometheus."""
 
 import asyncio
 import json
@@ -67,7 +68,7 @@ class Traffic:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """Where a gateway's view is served, on all addresses of this machine."""
+    """The port at which a gateway's view is served, on all addresses of this machine."""
     view = View("gateway", "gw1")
     view.registry.register(TrafficCollector(Traffic))
     view.record({}, {ServiceKey("default", "web"): Outcome("refused", "No", "no")})
@@ -89,7 +90,7 @@ async def test_all_addresses_of_both_families_are_listened_on(port: int, host: s
 
 
 class Watch:
-    """A watch that was heard some seconds ago."""
+    """A watch whose last contact was some seconds ago."""
 
     def __init__(self, last_contact_s: float, *, watching: bool = True) -> None:
         self.last_contact_s = last_contact_s
@@ -97,7 +98,7 @@ class Watch:
 
 
 async def test_staleness_is_a_check_of_its_own(port: int) -> None:
-    """A gateway that has lost the API server forwards as before: it stays ready."""
+    """A gateway without contact to the API server forwards as before, so it stays ready."""
     now_s = 1000.0
     answered_s = now_s - 3
     view = View("gateway", "gw1")
@@ -149,8 +150,8 @@ def test_who_is_on_this_host(peer: str | None, local: bool) -> None:
 
 
 async def test_metrics_follow_the_conventions(port: int) -> None:
-    """What `promtool check metrics` looks at: counters end in _total and nothing else does, all
-    have a help text and a type, units are base units, names are prefixed."""
+    """The rules of `promtool check metrics`: counters, and only counters, end in _total; all
+    metrics have a help text and a type; units are base units; names are prefixed."""
     status, text = await get(f"http://127.0.0.1:{port}/metrics")
     assert status == 200
     families = list(text_string_to_metric_families(text))
@@ -205,7 +206,7 @@ def test_who_may_read_metrics(peer: str | None, among: bool) -> None:
 
 @pytest.fixture
 def here() -> Iterator[None]:
-    """This process is in a namespace of its own."""
+    """Move this process into a network namespace of its own."""
     name = f"flt-{os.getpid()}-web"
     namespace.create(name)
     try:
@@ -222,7 +223,7 @@ def here() -> Iterator[None]:
 async def test_metrics_are_for_the_host_and_networks_that_are_named(
     here: None, metrics_from: list[str], status: int
 ) -> None:
-    """Health is shown to all callers, because the kubelet is in none of the networks."""
+    """All callers can read the health, because the kubelet is in none of the networks."""
     await borne("192.0.2.1/24")
     port = free_port()
     async with serve(View("controller", "c"), f"*:{port}", metrics_from):
@@ -288,7 +289,7 @@ def caller(listener: socket.socket, source: str) -> socket.socket:
 
 
 async def test_of_a_megabyte_of_requests_one_is_answered(port: int) -> None:
-    """And others are answered meanwhile."""
+    """Other callers are answered meanwhile."""
     loop, answers = asyncio.get_running_loop(), b""
     with socket.create_connection(("127.0.0.1", port)) as flooder:
         flooder.setblocking(False)
@@ -296,7 +297,8 @@ async def test_of_a_megabyte_of_requests_one_is_answered(port: int) -> None:
             loop.sock_sendall(flooder, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
         )
         assert await get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
-        with suppress(ConnectionError):  # as what it sent is not read
+        # The rest of the data was not read, so the connection is reset.
+        with suppress(ConnectionError):
             while received := await loop.sock_recv(flooder, 1 << 16):
                 answers += received
         pouring.cancel()

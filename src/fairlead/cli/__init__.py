@@ -1,5 +1,5 @@
-"""The command line: one thin module per command, imported only when the command is run, so that
-`--help` stays quick."""
+"""The command line: one thin module for each command. A module is imported only when its command is
+run, so that `--help` is fast."""
 
 import importlib
 import importlib.util
@@ -10,19 +10,19 @@ import click
 
 COMMANDS = {
     "plan": ("fairlead.cli.plan", "Show what Fairlead would do, for a cluster or for manifests."),
-    "demo": ("fairlead.cli.demo", "Show the main job with real packets, beside three other ways."),
-    "lab": ("fairlead.cli.lab", "Bring up a whole cluster of network namespaces on this machine."),
+    "demo": ("fairlead.cli.demo", "Compare Fairlead with three other setups, with real packets."),
+    "lab": ("fairlead.cli.lab", "Create a complete cluster of network namespaces on this machine."),
     "migrate": (
         "fairlead.cli.migrate",
         "Prepare to take Services over from MetalLB or OpenStack's cloud controller.",
     ),
     "ingress": (
         "fairlead.cli.ingress",
-        "Set an ingress controller up behind a load balancer, and check one.",
+        "Configure an ingress controller behind a load balancer, and check one.",
     ),
     "octavia": (
         "fairlead.cli.octavia",
-        "Find what Services that are gone have left at OpenStack, and delete it.",
+        "List and delete the OpenStack resources of deleted Services.",
     ),
     "status": (
         "fairlead.cli.status",
@@ -31,32 +31,32 @@ COMMANDS = {
     "controller": ("fairlead.cli.roles", "Run the controller: addresses and Service status."),
     "gateway": (
         "fairlead.cli.roles",
-        "Run a gateway: hand packets for load-balancer addresses to nodes.",
+        "Run a gateway: forward packets for load-balancer addresses to nodes.",
     ),
     "node": (
         "fairlead.cli.roles",
-        "Run a node: service proxy where there is no kube-proxy, end of tunnels.",
+        "Run a node: the service proxy without kube-proxy, the end of tunnels.",
     ),
 }
 
 
-OF_THE_SOURCE_TREE = frozenset({"demo", "lab"})
-"""Commands that the wheel and the image do not have, because they do not have the lab."""
+SOURCE_TREE_ONLY = frozenset({"demo", "lab"})
+"""Commands that are missing in the wheel and in the image, because these do not include the lab."""
 
 PLUGIN_NAMES = {"kubectl-fairlead": "kubectl fairlead"}
-"""What users type for a program of this name: kubectl runs it as its own command."""
+"""What users enter to run a program of this name: kubectl runs it as a plugin."""
 
 
 class Commands(click.Group):
-    """A group whose commands are loaded from the table above when they are needed."""
+    """A group whose commands are loaded from the table above when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if is_here(name)]
+        return [name for name in COMMANDS if is_installed(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        if not is_here(cmd_name):
+        if not is_installed(cmd_name):
             return _absent(cmd_name)
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
@@ -67,21 +67,21 @@ class Commands(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-def is_here(name: str) -> bool:
-    """Whether this installation has the command."""
-    return name not in OF_THE_SOURCE_TREE or importlib.util.find_spec("fairlead.lab") is not None
+def is_installed(name: str) -> bool:
+    """Return whether this installation has the command."""
+    return name not in SOURCE_TREE_ONLY or importlib.util.find_spec("fairlead.lab") is not None
 
 
 def _absent(name: str) -> click.Command:
-    """Stands for a command that this installation does not have: whatever follows it, it says where
-    the command is."""
+    """Return a substitute for a command that this installation does not have. With any arguments it
+    reports where the command is available."""
 
     def refuse() -> None:
         from fairlead.errors import Refused
 
         raise Refused(
-            f"`fairlead {name}` is not part of this installation: the lab comes with Fairlead's "
-            "source tree, and neither with its wheel nor with its image",
+            f"`fairlead {name}` is not part of this installation: the lab is only in Fairlead's "
+            "source tree, not in its wheel or its image",
             fix=f"in a clone of the repository run `make base`, then `.venv/bin/fairlead {name}`",
         )
 
@@ -96,20 +96,20 @@ def _absent(name: str) -> click.Command:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fairlead")
 def cli() -> None:
-    """Kubernetes Services of type LoadBalancer with externalTrafficPolicy Local that fully work.
+    """Load balancers for Kubernetes Services with externalTrafficPolicy Local.
 
     \b
-    Without a cluster and without root:   fairlead plan -f examples/plan
+    Without a cluster, without root:      fairlead plan -f examples/plan
     With root, in the source tree:        fairlead demo
                                           fairlead lab up
-    In a cluster, as its processes:       fairlead controller | gateway | node
-    Of a cluster, from anywhere:          kubectl fairlead plan
+    Processes of a cluster:               fairlead controller | gateway | node
+    As a client of a cluster:             kubectl fairlead plan
     """
 
 
 def main() -> None:
-    """Entry point: turn the failures that users can mend into one clear message and exit status
-    1."""
+    """Run the command line. Print a FairleadError, which the user can correct, as one message, and
+    exit with status 1."""
     from fairlead.errors import FairleadError
 
     try:

@@ -1,9 +1,9 @@
-"""Read from a cluster what `fairlead plan` and `fairlead migrate` need: objects, and the
-configuration that the roles run with.
+"""The objects and the configuration that `fairlead plan` and `fairlead migrate` read from a
+cluster.
 
-In: an Access. Out: a `Manifests`, as if the objects had been read from files; the Config in the
-ConfigMap that the Helm chart and the manifests make. Read-only: `list` of the kinds, `get` of the
-ConfigMap. Of our own kinds there is none where they are not installed."""
+In: an Access. Out: a `Manifests`, as if the objects had been read from files, and the Config in the
+ConfigMap that the Helm chart and the manifests create. Read-only: it lists resources and gets the
+ConfigMap. If the CRDs of Fairlead are not installed, their lists are empty."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,8 +36,8 @@ GIVE_ONE = "give --config with the roles' fairlead.yaml"
 
 
 async def read_cluster(access: Access, config: Config | None) -> tuple[Config, Manifests]:
-    """The configuration (`config`, if there is one already) and all that is planned from. Raises
-    Refused or Unavailable."""
+    """Return the configuration (`config`, unless it is None) and all objects that the plan reads.
+    Raise Refused or Unavailable."""
     async with Client(access) as client:
         config = config if config is not None else await read_configuration(client)
         manifests = Manifests(
@@ -52,8 +52,9 @@ async def read_cluster(access: Access, config: Config | None) -> tuple[Config, M
 
 
 async def read_inventory(access: Access, config: Config | None) -> tuple[Config | None, Inventory]:
-    """What `fairlead migrate` looks at. No configuration if none is given and there is none in the
-    cluster: Fairlead may not be installed yet. Raises Refused or Unavailable."""
+    """Return the objects that `fairlead migrate` examines, and the configuration. It is None if
+    none is given and the cluster has none, because Fairlead need not be installed yet. Raise
+    Refused or Unavailable."""
     group_version, _ = IP_ADDRESS_POOL
     async with Client(access) as client:
         if config is None:
@@ -72,7 +73,7 @@ async def read_inventory(access: Access, config: Config | None) -> tuple[Config 
 
 
 async def _list_own(client: Client, resource: Resource[ObjectT]) -> tuple[ObjectT, ...]:
-    """None, if deploy/crds is not applied."""
+    """Return the objects of a CRD of Fairlead; none if the CRD is not installed."""
     try:
         return tuple(await client.list(resource))
     except NotFound:
@@ -80,8 +81,8 @@ async def _list_own(client: Client, resource: Resource[ObjectT]) -> tuple[Object
 
 
 async def read_configuration(client: Client) -> Config:
-    """What the roles of the cluster run with. Raises Refused if it is not where the chart puts
-    it."""
+    """Return the configuration of the roles in the cluster. Raise Refused if it is not in the
+    ConfigMap of the chart."""
     try:
         return await _configuration(client)
     except NotFound as problem:

@@ -1,4 +1,4 @@
-"""`fairlead demo`: bring up a lab, count what the four ways do, show it, take the lab down."""
+"""`fairlead demo`: create a lab, measure four setups, show the results, delete the lab."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=20_000,
     show_default=True,
-    help="Connections by which shares are counted, for each way.",
+    help="Connections for measuring shares, for each setup.",
 )
 @click.option(
     "--watch",
@@ -26,22 +26,25 @@ if TYPE_CHECKING:
     default=17.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long each event is watched.",
+    help="How long each event is observed.",
 )
 @click.option("--name", default="demo", show_default=True, help="Name of the lab.")
-@click.option("--keep", is_flag=True, help="Leave the lab up afterwards and say what to try in it.")
+@click.option(
+    "--keep", is_flag=True, help="Keep the lab afterwards, and print commands to try in it."
+)
 @output_option
 def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format) -> None:
-    """Show the main job with real packets, beside three other ways to do it.
+    """Compare Fairlead with three other setups, with real packets.
 
-    Brings up a lab out of network namespaces (a client, a router, a gateway, four nodes), places
-    five pods 3/1/1/0 and reaches them in four ways: policy Cluster; policy Local with a balancer
-    that knows nothing; the same with a health monitor; Fairlead. Counts who was answered, whether
-    the pod saw the client's address, how fair the shares were, and what callers went through while
-    a pod moved and while a node was killed. Needs root; takes about a minute.
+    Creates a lab of network namespaces (a client, a router, a gateway, four nodes), places five
+    pods 3/1/1/0 and connects to them in four setups: policy Cluster; policy Local with a load
+    balancer without health checks; the same with a health monitor; Fairlead. Counts which requests
+    were answered, whether the pod saw the client's address, how fair the shares were, and what
+    clients experienced while a pod moved and while a node was killed. Needs root; takes about a
+    minute.
 
-    A monitor at the usual times needs up to 15 seconds to see a change, so a --watch below 16
-    flatters it."""
+    A monitor with the usual intervals needs up to 15 seconds to detect a change, so a --watch below
+    16 makes its results look better than they are."""
     from fairlead.lab.demo import Demo, Report
     from fairlead.lab.site import Site
 
@@ -57,7 +60,7 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
             await site.down()
             raise
         if not keep:
-            tell("taking the lab down")
+            tell("deleting the lab")
             await site.down()
         return report
 
@@ -82,15 +85,16 @@ def _table(report: "Report") -> None:
         for way in report.ways
     ]
     draw(
-        ("WAY", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"), rows
+        ("SETUP", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"),
+        rows,
     )
     click.echo(
-        "BUSIEST POD: its share over an equal share. POD MOVED, NODE KILLED: new connections "
-        "that failed /"
+        "BUSIEST POD: its share divided by an equal share. POD MOVED, NODE KILLED: failed new "
+        "connections /"
     )
     click.echo(
-        "open connections that broke and need not have / longest time that one caller went "
-        "without an answer."
+        "open connections that broke unnecessarily / longest time that a client was without an "
+        "answer."
     )
 
 
@@ -99,7 +103,7 @@ def _say_what_to_try(name: str) -> None:
 
     fairlead = called()
     click.echo(f"""
-The lab is up. Try:
+The lab is running. Try:
   export KUBECONFIG=$({fairlead} lab kubeconfig --name {name})
   kubectl get svc -o wide
   kubectl describe svc fairlead

@@ -1,5 +1,5 @@
 """`fairlead ingress`: the settings of an ingress controller behind a load balancer, and a check of
-it with real connections."""
+these settings with real connections."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairlead.ingress.service import Tls
 
 WRONG = 3
-"""Exit status: something is set up wrong. (1: the check could not be made; 2: wrong usage.)"""
+"""Exit status: a setting is wrong. (1: the check could not be made; 2: invalid usage.)"""
 WEB_PORTS = (80, 443)
 HIGHEST_PORT = 65535
 IN_A_PATH = "/?:@!$&'()*+,;=%[]~"
@@ -29,13 +29,12 @@ IN_A_PATH = "/?:@!$&'()*+,;=%[]~"
 
 @click.group()
 def ingress() -> None:
-    """Set an ingress controller up so that applications see the client's address; and check one.
+    """Configure an ingress controller so that applications see the client's address, and check one.
 
     \b
     fairlead ingress nginx --class direct | kubectl apply --server-side -f -
     fairlead ingress haproxy --class proxy --trusted 192.0.2.0/28 -o helm > values.yaml
-    fairlead ingress check ingress-nginx-controller -n ingress-nginx --echo /whoami
-    """
+    fairlead ingress check ingress-nginx-controller -n ingress-nginx --echo /whoami"""
 
 
 def _controller_command(controller: Controller) -> None:
@@ -47,36 +46,42 @@ def _controller_command(controller: Controller) -> None:
         type=click.Choice(get_args(Class)),
         default="direct",
         show_default=True,
-        help="Who balances: fairlead.io/direct, fairlead.io/proxy, fairlead.io/octavia; or "
-        "Octavia under OpenStack's own "
-        "cloud controller (cloud-provider-openstack).",
+        help="Load balancer: fairlead.io/direct, fairlead.io/proxy, fairlead.io/octavia; or "
+        "Octavia by OpenStack's own cloud controller (cloud-provider-openstack).",
     )
     @click.option(
-        "-n", "--namespace", default=chart.namespace, show_default=True, help="Of the controller."
+        "-n",
+        "--namespace",
+        default=chart.namespace,
+        show_default=True,
+        help="Namespace of the controller.",
     )
     @click.option(
-        "--name", "release", default=chart.release, show_default=True, help="Of its Helm release."
+        "--name",
+        "release",
+        default=chart.release,
+        show_default=True,
+        help="Name of its Helm release.",
     )
     @click.option(
         "--ip",
         "addresses",
         multiple=True,
         metavar="ADDRESS",
-        help="Ask for this address; one of a family.",
+        help="Address to request; at most one per family.",
     )
     @click.option(
         "--proxy-protocol",
         "header",
         type=click.Choice(get_args(Header)),
-        help="Header that the balancer writes; without it v2, or for direct none. none is for "
-        "Octavia's provider ovn; "
-        "class octavia names its provider accordingly.",
+        help="PROXY header that the load balancer sends. Default: none for direct, otherwise v2. "
+        "With class octavia, none selects provider ovn.",
     )
     @click.option(
         "--trusted",
         multiple=True,
         metavar="CIDR",
-        help="Where the balancer's connections come from; repeat it.",
+        help="Source of the load balancer's connections; may be repeated.",
     )
     @click.option(
         "--workload", type=click.Choice(get_args(Workload)), default="deployment", show_default=True
@@ -86,7 +91,7 @@ def _controller_command(controller: Controller) -> None:
         type=click.IntRange(min=1),
         default=2,
         show_default=True,
-        help="Of a Deployment; for -o helm.",
+        help="Replicas of a Deployment; for -o helm.",
     )
     @click.option(
         "-o",
@@ -99,7 +104,7 @@ def _controller_command(controller: Controller) -> None:
     def command(*, output: Literal["yaml", "helm"], **wish: Any) -> None:
         _print(Wish(controller, **wish), output)
 
-    summary = f"Print the Service and the settings of {TITLES[controller]} that belong together."
+    summary = f"Print a Service and the matching settings of {TITLES[controller]}."
     ingress.command(controller, help=summary)(command)
 
 
@@ -127,27 +132,31 @@ def _print(wish: Wish, output: Literal["yaml", "helm"]) -> None:
 
 
 def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Those by which a Service is found."""
+    """Add the options that select a Service."""
 
     @functools.wraps(command)
     def with_options(**options: Any) -> None:
         command(**options)
 
     for option in (
-        click.option("--context", help="Context of the kubeconfig; without it, its current one."),
+        click.option("--context", help="Context of the kubeconfig. Default: the current context."),
         click.option(
             "--kubeconfig",
             type=click.Path(path_type=Path),
-            help="How to reach the cluster; without it as kubectl does.",
+            help="Kubeconfig of the cluster. Default: as kubectl.",
         ),
         click.option(
             "--configmap",
             default="",
             metavar="NAME",
-            help="The controller's; without it, of the Service's name.",
+            help="ConfigMap of the controller. Default: the name of the Service.",
         ),
         click.option(
-            "-n", "--namespace", default="default", show_default=True, help="Of the Service."
+            "-n",
+            "--namespace",
+            default="default",
+            show_default=True,
+            help="Namespace of the Service.",
         ),
     ):
         with_options = option(with_options)
@@ -157,38 +166,38 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 @ingress.command()
 @click.argument("target", metavar="SERVICE|ADDRESS[:PORT]")
 @click.option(
-    "--host", default="", help="Name to ask for, in SNI and in the request; without it the address."
+    "--host", default="", help="Host name in SNI and in the request. Default: the address."
 )
 @click.option(
     "--echo",
     metavar="PATH",
-    help="A path whose answer shows the client's address: proves who is believed.",
+    help="Path whose answer contains the client's address: shows which headers are trusted.",
 )
-@click.option("--path", default="/", show_default=True, help="What to ask for without --echo.")
+@click.option("--path", default="/", show_default=True, help="Path to request without --echo.")
 @click.option(
     "--client",
     default="",
     metavar="ADDRESS",
-    help="Our address as servers see it, if a NAT on the way changes it.",
+    help="Address of this host as servers see it, if a NAT on the path changes it.",
 )
 @click.option(
     "--behind",
     multiple=True,
     metavar="ADDRESS:PORT",
-    help="For an ADDRESS: a pod or node port past the balancer; repeat it.",
+    help="For an ADDRESS: a pod or node port behind the load balancer; may be repeated.",
 )
 @click.option(
     "--proxy-protocol",
     "header",
     type=click.Choice(get_args(Header)),
-    help="For an ADDRESS: what the balancer is set to send.",
+    help="For an ADDRESS: the header that the load balancer is configured to send.",
 )
 @click.option(
     "--tls",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="auto: ports 443 and 8443, and those named https or websecure.",
+    help="auto: ports 443 and 8443, and ports named https or websecure.",
 )
 @click.option(
     "--timeout",
@@ -201,15 +210,15 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 @_cluster_options
 @output_option
 def check(target: str, output: Format, **options: Any) -> None:
-    """Find what is set up wrong between a load balancer and an ingress, by real connections.
+    """Check the settings between a load balancer and an ingress, with real connections.
 
-    Calls each port as a client does, with a PROXY header of version 1 and 2 that claims an address
-    nobody has, and with such an X-Forwarded-For; for a Service also one pod and one node port past
-    the balancer, where a forged header must not be believed. Run it outside the cluster and in a
-    pod: each reaches doors that the other does not.
+    Connects to each port as a client does, then with a PROXY header of version 1 and 2 that claims
+    an unused address, and with an X-Forwarded-For header that claims it. For a Service, it also
+    connects to one pod and one node port directly, where a forged header must not be trusted. Run
+    the check outside the cluster and in a pod, because each reaches entry points that the other
+    does not.
 
-    Exit status: 0 nothing wrong, 3 something is, 1 the check could not be made.
-    """
+    Exit status: 0 no problem found, 3 a problem found, 1 the check could not be made."""
     from fairlead.ingress.check import check as make
 
     report = asyncio.run(make(_plan(target, **options)))
@@ -243,7 +252,8 @@ def _plan(
     if end is None:
         if behind or header:
             raise click.UsageError(
-                "--behind and --proxy-protocol are for an ADDRESS: of a Service the API tells"
+                "--behind and --proxy-protocol are for an ADDRESS: for a Service the API has "
+                "these values"
             )
         found = asyncio.run(_read(target, namespace, configmap, kubeconfig, context))
         entrances = service.entrances(found, host, path, tls)
@@ -275,8 +285,8 @@ def _plan(
     address, port = end
     fronts = [door(address, each) for each in ((port,) if port else WEB_PORTS)]
     if beyond and len(fronts) > 1:
-        raise click.UsageError("with --behind, name the port of the ADDRESS too")
-    # What is behind speaks as the front does, whatever its port.
+        raise click.UsageError("--behind requires a port in the ADDRESS")
+    # Entry points behind the load balancer use TLS if the front does, whatever their port.
     doors = [
         ("behind", Door(each[0], each[1], fronts[0].tls, host, path)) for each in beyond if each
     ]
@@ -304,8 +314,8 @@ async def _read(
 
 
 def _address(text: str) -> tuple[str, int] | None:
-    """(address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None: it is the name of a
-    Service. Raises UsageError."""
+    """Return (address, port or 0) of ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None if the text is
+    the name of a Service. Raise UsageError if it is neither."""
     address, _, port = text.rpartition(":")
     for candidate, number in ((text, ""), (address, port)):
         try:
@@ -316,7 +326,7 @@ def _address(text: str) -> tuple[str, int] | None:
             re.fullmatch(r"\d{1,5}", number, re.ASCII) and 0 < int(number) <= HIGHEST_PORT
         ):
             raise click.UsageError(
-                f"{text}: {number!r} is no port: write a number from 1 to {HIGHEST_PORT}"
+                f"{text}: {number!r} is not a port: write a number from 1 to {HIGHEST_PORT}"
             )
         return found, int(number or 0)
     if not re.fullmatch(r"([a-z0-9-]+/)?[a-z0-9-]+", text):
@@ -331,24 +341,24 @@ def _client(text: str) -> str:
     try:
         return str(ip_address(text)) if text else ""
     except ValueError:
-        raise click.UsageError(f"--client {text} is no address") from None
+        raise click.UsageError(f"--client {text} is not an address") from None
 
 
 def _host(text: str) -> str:
-    """As it stands in SNI and in a request. (Python's codec takes what fits into DNS, be it a name
-    or not.)"""
+    """Return the host name as it is sent in SNI and in a request. Raise UsageError if it is
+    invalid; Python's codec alone also accepts texts that are not names."""
     try:
         name = text.encode("idna").decode()
     except UnicodeError:
         name = ""
     if text and not re.fullmatch(r"\w[\w.:-]*", name, re.ASCII):
-        raise click.UsageError(f"--host {text!r} is no name of a host")
+        raise click.UsageError(f"--host {text!r} is not a host name")
     return name
 
 
 def _path(text: str) -> str:
-    """As it stands in a request: from the root, and what a URL cannot have written as browsers
-    do."""
+    """Return the path as it is sent in a request: absolute, and with the characters escaped that
+    browsers escape."""
     return quote(
         text if text.startswith("/") else f"/{text}", safe=IN_A_PATH, errors="surrogateescape"
     )
@@ -356,12 +366,12 @@ def _path(text: str) -> str:
 
 def _table(report: "Report") -> None:
     if report.sends is None:
-        click.echo("it is not known whether the balancer sends a PROXY header")
+        click.echo("it is unknown whether the load balancer sends a PROXY header")
     else:
         click.echo(
-            "the balancer sends no PROXY header"
+            "the load balancer sends no PROXY header"
             if report.sends == "none"
-            else f"the balancer sends PROXY {report.sends}"
+            else f"the load balancer sends PROXY {report.sends}"
         )
     rows = [
         (
@@ -372,7 +382,7 @@ def _table(report: "Report") -> None:
         )
         for row in report.calls
     ]
-    draw(("DOOR", "WITH", "ANSWER", "SHOWS"), rows)
+    draw(("ENTRY POINT", "WITH", "ANSWER", "SHOWS"), rows)
     click.echo()
     for finding in report.findings:
         where = f"{finding.subject}: " if finding.subject else ""

@@ -1,5 +1,5 @@
-"""`fairlead status --cluster`: which controllers, gateways and nodes run, read from the Kubernetes
-API."""
+"""`fairlead status --cluster`: the running controllers, gateways and nodes, read from the
+Kubernetes API."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,9 +45,8 @@ async def _observe(
     async with Client(find_access(kubeconfig, context)) as client:
         if config is None:
             config = Config()
-            with suppress(
-                Refused
-            ):  # the ConfigMap may not be readable, or not exist: then the default is used
+            # The ConfigMap may be missing or not readable; then the default is used.
+            with suppress(Refused):
                 config = await read_configuration(client)
         click.echo("waiting until each process has renewed its Lease ...", err=True)
         instances = await observe(client, config.presence.namespace)
@@ -69,13 +68,13 @@ def _tables(instances: Sequence[Instance]) -> None:
         who = f"{each.role} {each.name}"
         if each.stale:
             ages = ", ".join(f"{name} {age_s} s" for name, age_s in each.stale.items())
-            click.echo(f"{who}: what it knows of the cluster is stale: {ages}")
+            click.echo(f"{who}: its state of the cluster is stale: {ages}")
         told = [refusal for refusal in each.not_served if refusal.message]
         for refusal in told:
             click.echo(f"{who}: cannot serve {refusal.service}: {refusal.message}")
         if (more := each.not_served_count - len(told)) > 0:
             click.echo(
-                f"{who}: cannot serve {more} more Services: `fairlead status` on its host names "
+                f"{who}: cannot serve {more} more Services: `fairlead status` on its host lists "
                 "them"
             )
 

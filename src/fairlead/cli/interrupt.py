@@ -1,5 +1,4 @@
-"""Run a command that makes things, so that however it is asked to end, it takes away what it has
-made."""
+"""Run a command that creates resources, so that it removes them whichever signal ends it."""
 
 import asyncio
 import signal
@@ -12,8 +11,9 @@ ResultT = TypeVar("ResultT")
 
 
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run to the end. SIGTERM (a time-out, a service manager) and SIGHUP (a closed terminal) count
-    as Ctrl-C: the work is cancelled, its clean-up runs, the command is aborted."""
+    """Run the coroutine and return its result. SIGTERM (a time-out, a service manager) and SIGHUP
+    (a closed terminal) act like Ctrl-C: the coroutine is cancelled and cleans up, and the command
+    is aborted."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:

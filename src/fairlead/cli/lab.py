@@ -1,4 +1,4 @@
-"""`fairlead lab`: a whole site of network namespaces on this machine - up, apply, status, exec,
+"""`fairlead lab`: a complete site of network namespaces on this machine - up, apply, status, exec,
 kubeconfig, logs, down."""
 
 import os
@@ -21,7 +21,7 @@ CommandT = TypeVar("CommandT", bound=Any)
 ResultT = TypeVar("ResultT")
 
 CLEAR_LINE = "\r\x1b[K"
-"""To a terminal: back to the begin of the line, which is empty then (ECMA-48, EL)."""
+"""The terminal sequence that returns to the beginning of the line and clears it (ECMA-48, EL)."""
 
 
 class _Hosts(TypedDict):
@@ -35,14 +35,14 @@ class _Hosts(TypedDict):
 
 def _name_option(command: CommandT) -> CommandT:
     decorated: CommandT = click.option(
-        "--name", "-n", default="default", show_default=True, help="Which lab."
+        "--name", "-n", default="default", show_default=True, help="Name of the lab."
     )(command)
     return decorated
 
 
 @click.group()
 def lab() -> None:
-    """Bring up a whole cluster of network namespaces on this machine.
+    """Create a complete cluster of network namespaces on this machine.
 
     \b
     fairlead lab up                        4 nodes, a gateway, a client, a router, an API server
@@ -51,7 +51,8 @@ def lab() -> None:
     fairlead lab exec client1 -- curl -s 203.0.113.10
     fairlead lab down
 
-    Needs root. Nothing is added to this machine's own network, and nothing leaves the namespaces.
+    Needs root. The lab does not change the network of this machine, and no packet leaves the
+    namespaces.
     """
     from fairlead.lab.requirements import check_root
 
@@ -73,22 +74,24 @@ def lab() -> None:
     type=click.Choice(["embedded", "real"]),
     default="embedded",
     show_default=True,
-    help="In memory, up at once; or kube-apiserver and etcd, with RBAC (`make tools` provides "
-    "them).",
+    help="embedded: in memory, ready at once. real: kube-apiserver and etcd, with RBAC (`make "
+    "tools` provides them).",
 )
 @click.option(
     "--no-roles",
     is_flag=True,
-    help="Network, API server and kubelets only: no controller, gateway or node role.",
+    help="Start only network, API server and kubelets, without controller, gateways and nodes.",
 )
 @click.option(
     "--far-nodes",
     default=0,
     show_default=True,
-    help="More nodes, on a network behind the router; needs a tunnel.",
+    help="Additional nodes, on a network behind the router; needs a tunnel.",
 )
 @click.option(
-    "--gateways-on-nodes", is_flag=True, help="Every node is a gateway too; there are no others."
+    "--gateways-on-nodes",
+    is_flag=True,
+    help="Run a gateway on every node instead of on separate hosts.",
 )
 @click.option(
     "--tunnel",
@@ -111,7 +114,7 @@ def lab() -> None:
     show_default=True,
     help="gateway.attach",
 )
-@click.option("--peers", is_flag=True, help="Gateways tell each other their new entries.")
+@click.option("--peers", is_flag=True, help="Gateways send each other their new flow entries.")
 def up(
     name: str,
     no_roles: bool,
@@ -121,7 +124,7 @@ def up(
     peers: bool,
     **size: Unpack[_Hosts],
 ) -> None:
-    """Bring a lab up. Ctrl-C on the way takes it down again."""
+    """Create a lab. Ctrl-C during the creation deletes it again."""
     from fairlead.invocation import called
     from fairlead.lab.rundir import Transport
     from fairlead.lab.site import Site
@@ -137,7 +140,7 @@ def up(
     with _progress(f"lab {name}") as tell:
         run(site.up(tell))
     option = "" if name == "default" else f" --name {name}"
-    click.echo(f"Lab {name} is up. Now:")
+    click.echo(f"Lab {name} is running. Next:")
     click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")
     click.echo(f"  {called(f'lab status{option}')}")
     click.echo(f"  {called(f'lab down{option}')}")
@@ -194,8 +197,8 @@ def status(name: str, output: Format) -> None:
 def exec(name: str, host: str, argv: tuple[str, ...]) -> None:  # noqa: A001
     """Run a command on HOST (client1, router, gw1, node1, control) or in a pod (NAMESPACE/NAME).
 
-    Put -- before the command if it has options. Only the network is the host's; files are this
-    machine's."""
+    Put -- before the command if it has options. The command uses the network of the host, and the
+    files of this machine."""
     from fairlead.lab import namespace, process
     from fairlead.lab.site import Site
 
@@ -211,7 +214,7 @@ def exec(name: str, host: str, argv: tuple[str, ...]) -> None:  # noqa: A001
 
 @lab.command()
 @_name_option
-@click.option("--inside", is_flag=True, help="The one for programs inside the lab's namespaces.")
+@click.option("--inside", is_flag=True, help="The kubeconfig for programs inside the lab.")
 def kubeconfig(name: str, inside: bool) -> None:
     """Print the path of the lab's kubeconfig."""
     from fairlead.lab.site import Site
@@ -222,10 +225,10 @@ def kubeconfig(name: str, inside: bool) -> None:
 
 @lab.command()
 @_name_option
-@click.option("--follow", "-f", is_flag=True, help="Go on as it grows.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the log as it grows.")
 @click.argument("which")
 def logs(name: str, which: str, follow: bool) -> None:
-    """Show what WHICH said: a host (node1), a role (node1/node, controller), apiserver, cluster or
+    """Show the log of WHICH: a host (node1), a role (node1/node, controller), apiserver, cluster or
     a pod (NAMESPACE/NAME)."""
     from fairlead.lab.overview import find_log
     from fairlead.lab.site import Site
@@ -240,9 +243,10 @@ def logs(name: str, which: str, follow: bool) -> None:
 @_name_option
 @click.argument("host")
 def kill(name: str, host: str) -> None:
-    """Make a machine fail: cut off its network and kill all its processes. Kubernetes is not told.
+    """Make a host fail: disconnect its network and kill all its processes. Kubernetes is not
+    notified.
 
-    On `control` the API server keeps its objects, and the lab cannot reach it until the host is
+    With `control`, the API server keeps its objects, but the lab cannot reach it until the host is
     revived."""
     from fairlead.lab.site import Site
 
@@ -254,8 +258,8 @@ def kill(name: str, host: str) -> None:
 @_name_option
 @click.argument("host")
 def revive(name: str, host: str) -> None:
-    """Boot a dead machine: empty kernel, same addresses, new processes of its role and its pods. On
-    a machine that runs, only roles that have died are started."""
+    """Boot a killed host: empty kernel state, same addresses, new processes of its role and its
+    pods. On a running host, only roles that have ended are started."""
     from fairlead.lab.site import Site
 
     run(Site.open(name).revive_node(host))
@@ -266,8 +270,7 @@ def revive(name: str, host: str) -> None:
 @_name_option
 @click.option("--all", "everything", is_flag=True, help="Every lab on this machine.")
 def down(name: str, everything: bool) -> None:
-    """Take a lab down, completely, whatever state it is in. One that is not there: nothing to
-    do."""
+    """Delete a lab completely, in any state. If the lab does not exist, nothing is done."""
     from fairlead.lab.rundir import all_labs
     from fairlead.lab.site import demolish
 
@@ -277,13 +280,14 @@ def down(name: str, everything: bool) -> None:
         click.echo(
             f"Lab {each} is down."
             if there
-            else f"There was no lab {each}; those there are: {', '.join(all_labs()) or 'none'}."
+            else f"Lab {each} does not exist. Labs: {', '.join(all_labs()) or 'none'}."
         )
 
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[[str], None]]:
-    """Tell steps: one line that changes on a terminal, a line each elsewhere."""
+    """Yield a function that shows the present step: in one changing line on a terminal, elsewhere
+    in a line for each step."""
     if not sys.stderr.isatty():
         yield lambda step: click.echo(f"{title}: {step}", err=True)
         return

@@ -1,4 +1,4 @@
-"""`fairlead migrate`: what to do before Services come over from MetalLB or OpenStack's cloud
+"""`fairlead migrate`: what to do before Services are taken over from MetalLB or OpenStack's cloud
 controller. Changes nothing."""
 
 import asyncio
@@ -24,8 +24,8 @@ def migrate() -> None:
     addresses. Changes nothing.
 
     \b
-    fairlead migrate services                     what awaits each Service, and what to do
-    fairlead migrate pools | kubectl apply -f -   AddressPools for the addresses that there are
+    fairlead migrate services                     what changes for each Service, and what to do
+    fairlead migrate pools | kubectl apply -f -   AddressPools for the existing addresses
     """
 
 
@@ -33,8 +33,8 @@ def migrate() -> None:
 @source_options
 @output_option
 def services(source: Source, output: Format) -> None:
-    """Show for each LoadBalancer Service who serves it now, which addresses it keeps, and what its
-    owner should know."""
+    """Show for each Service of type LoadBalancer which controller serves it now, which addresses it
+    keeps, and what its owner should know."""
     from fairlead.plan.migration import prospects
     from fairlead.plan.pools import read_pools
 
@@ -45,9 +45,9 @@ def services(source: Source, output: Format) -> None:
 
     def table() -> None:
         if not awaited:
-            click.echo("there is no Service of type LoadBalancer")
+            click.echo("no Service of type LoadBalancer")
             return
-        header = ("SERVICE", "SERVED BY", "KEEPS", "OF POOL", "READY")
+        header = ("SERVICE", "SERVED BY", "KEEPS", "POOL", "READY")
         rows = [
             (
                 each.service,
@@ -69,11 +69,10 @@ def services(source: Source, output: Format) -> None:
 @migrate.command()
 @source_options
 def pools(source: Source) -> None:
-    """Print AddressPools to apply: MetalLB's pools, and one for addresses that Services have from
-    elsewhere.
+    """Print AddressPools to apply: the pools of MetalLB, and one for addresses that Services have
+    from elsewhere.
 
-    A pool of MetalLB's that is not understood whole is left out and named, and the exit status is
-    1."""
+    A MetalLB pool with unsupported fields is not printed but reported, and the exit status is 1."""
     import yaml
 
     from fairlead.kube.crds import AddressPool
@@ -96,7 +95,9 @@ def pools(source: Source) -> None:
         click.echo(str(refusal), err=True)
     if rest is not None and refused:
         click.echo(
-            f"pool {TAKEN_OVER} is not printed: its addresses may be in what was left out", err=True
+            f"pool {TAKEN_OVER} is not printed: its addresses may be in the pools that are not "
+            "printed",
+            err=True,
         )
     if made:
         yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
@@ -127,8 +128,8 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
         config, found = asyncio.run(read_inventory(access, config))
         if config is None:
             click.echo(
-                f"no --config, and no ConfigMap {CONFIGURATION}: pools of a configuration are "
-                "not seen",
+                f"no --config, and no ConfigMap {CONFIGURATION}: pools of the configuration are "
+                "unknown",
                 err=True,
             )
     else:

@@ -1,4 +1,4 @@
-"""`fairlead octavia gc`: what is left at OpenStack of Services and clusters that are no more."""
+"""`fairlead octavia gc`: the OpenStack resources that deleted Services and clusters have left."""
 
 import asyncio
 from collections.abc import Collection, Container
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 
 @click.group()
 def octavia() -> None:
-    """Look after load balancers of class fairlead.io/octavia.
+    """Manage load balancers of class fairlead.io/octavia.
 
     \b
-    fairlead octavia gc              what Services that are gone have left behind
-    fairlead octavia gc --delete     take it away
-    """
+    fairlead octavia gc              list the resources of deleted Services
+    fairlead octavia gc --delete     delete them"""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A leftover as it is shown. `load_balancer`, `address`: empty where it has none. `deleted`:
-    None where nobody asked for it. `problem`: why it could not be."""
+    """A leftover as it is shown. `load_balancer`, `address`: empty if the leftover has none.
+    `deleted`: None if deletion was not requested. `problem`: why it could not be deleted."""
 
     cluster: str
     service: str
@@ -57,37 +56,37 @@ class Answer(msgspec.Struct, frozen=True):
 
 @octavia.command()
 @click.option(
-    "--delete", is_flag=True, help="Delete what is listed; without it nothing is changed."
+    "--delete", is_flag=True, help="Delete the listed resources. Default: nothing is changed."
 )
 @click.option(
     "--kept",
     is_flag=True,
-    help="List floating IPs that are kept (keep-floatingip), too; with --delete they go.",
+    help="Include floating IPs that are kept (keep-floatingip); --delete deletes them too.",
 )
 @click.option(
     "--cluster",
     "clusters",
     multiple=True,
     metavar="UID",
-    help="A cluster that is gone: everything of it is a leftover. No cluster is asked then. May "
-    "be repeated.",
+    help="A cluster that no longer exists: all its resources are leftovers. The Kubernetes API is "
+    "not used then. May be repeated.",
 )
 @click.option(
     "--cloud",
-    help="Its name in clouds.yaml, where the openstack command looks too; without it, as the "
-    "configuration says.",
+    help="Name of the cloud in clouds.yaml, which is searched as by the openstack command. "
+    "Default: the cloud of the configuration.",
 )
-@click.option("--context", help="Context of the kubeconfig; without it, its current one.")
+@click.option("--context", help="Context of the kubeconfig. Default: the current context.")
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
-    help="How to reach the cluster; without it as kubectl does.",
+    help="Kubeconfig of the cluster. Default: as kubectl.",
 )
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="fairlead.yaml; without it, the cluster's own (ConfigMap fairlead-system/fairlead).",
+    help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
 )
 @output_option
 def gc(
@@ -100,32 +99,30 @@ def gc(
     config_path: Path | None,
     output: Format,
 ) -> None:
-    """List what is left at Octavia and Neutron of Services that are gone, and delete it if asked
-    to.
+    """List the resources of deleted Services in Octavia and Neutron, and delete them with --delete.
 
-    Everything that Fairlead makes carries tags that name the cluster (the uid of its namespace
-    kube-system) and the Service with its uid; floating IPs and rules of security groups say it in
-    their description. What carries the marks of this cluster, and whose Service is not there any
-    more, is a leftover. A controller that runs takes such things away by itself; they stay where it
-    was ended before the Services were deleted. A security group in which no Service has a rule is
-    listed, too.
+    Everything that Fairlead creates is marked with the cluster (the uid of its namespace
+    kube-system) and the Service with its uid: load balancers by tags, floating IPs and rules of
+    security groups by their description. A resource is a leftover if it has the mark of this
+    cluster and its Service no longer exists. A running controller deletes such resources itself;
+    they remain if the controller was stopped before the Services were deleted. A security group
+    without rules of any Service is listed, too.
 
-    What other clusters have in the same project is counted, not judged: whether a cluster is gone
-    only you know. If one is, name it with --cluster.
+    Resources of other clusters in the same project are only counted, because the command cannot
+    know whether a cluster still exists. If it does not, pass it with --cluster.
 
-    What does not carry a mark of Fairlead's is never listed nor touched. A load balancer on which
-    others have listeners stays; only the Service's own listeners and pools go. A floating IP that
-    is to be kept (keep-floatingip) stays unless --kept is given; one that leads to something else
-    stays in any case.
+    Resources without a mark of Fairlead are never listed or changed. A load balancer on which
+    others have listeners stays; only the Service's own listeners and pools are deleted. A floating
+    IP that is kept (keep-floatingip) stays unless --kept is given. A floating IP that is attached
+    to something else always stays.
 
     \b
     fairlead octavia gc                                   this cluster
     fairlead octavia gc --delete
-    fairlead octavia gc --cloud mycloud --cluster UID     a cluster that is gone
+    fairlead octavia gc --cloud mycloud --cluster UID     a cluster that no longer exists
     fairlead octavia gc -o json | jq -r '.leftovers[].load_balancer'
 
-    The exit status is 1 if something could not be deleted.
-    """
+    The exit status is 1 if a resource could not be deleted."""
     config = load(config_path, CLASSES) if config_path else None
     answer = asyncio.run(_collect(config, kubeconfig, context, cloud, clusters, delete, kept))
     show(answer, output, lambda: _table(answer, delete))
@@ -163,7 +160,7 @@ async def _collect(
                     await read_marked(cloud, owner),
                     await read_marked_at_neutron(cloud, owner),
                 )
-                found += _judged(owner, balancers, theirs, None, kept)
+                found += _leftovers(owner, balancers, theirs, None, kept)
             return await _answer(cloud, found, clusters, delete)
         finally:
             cloud.close()
@@ -179,30 +176,30 @@ async def _collect(
                 await read_marked_at_neutron(cloud, owner),
             )
             services = await client.list(SERVICES)
-            alive = {
+            existing = {
                 (ServiceKey(each.metadata.namespace, each.metadata.name), each.metadata.uid)
                 for each in services
             }
             return await _answer(
-                cloud, _judged(owner, balancers, theirs, alive, kept), (uid,), delete
+                cloud, _leftovers(owner, balancers, theirs, existing, kept), (uid,), delete
             )
         finally:
             cloud.close()
 
 
-def _judged(
+def _leftovers(
     owner: "Owner",
     balancers: "list[BalancerState]",
     theirs: "MarkedAtNeutron",
-    alive: "Collection[tuple[ServiceKey, str]] | None",
+    existing: "Collection[tuple[ServiceKey, str]] | None",
     kept: bool,
 ) -> "list[Either]":
-    """In the order in which they are to go."""
+    """Return the leftovers in the order of their deletion."""
     from fairlead.drivers.octavia.leftovers import find_leftovers
     from fairlead.drivers.octavia.network_leftovers import find_network_leftovers
 
-    found = find_leftovers(balancers, owner, alive)
-    keys = None if alive is None else {key for key, _ in alive}
+    found = find_leftovers(balancers, owner, existing)
+    keys = None if existing is None else {key for key, _ in existing}
     going = {each.balancer.port_id for each in found if each.whole}
     return [*found, *find_network_leftovers(theirs, owner, keys, going, kept=kept)]
 
@@ -210,7 +207,8 @@ def _judged(
 async def _answer(
     cloud: "Cloud", found: "list[Either]", known: Container[str], delete: bool
 ) -> Answer:
-    """`known`: clusters that were asked about."""
+    """Return the leftovers, after deleting them with `delete`. `known`: the clusters of the
+    command."""
     from fairlead.drivers.octavia import leftovers, network_leftovers
 
     lines = []
@@ -242,26 +240,26 @@ def _line(one: "Either") -> Line:
 
 
 def _cloud_of(config: Config | None, name: str | None) -> OctaviaConfig:
-    """Raises Refused if it is not said which cloud."""
+    """Return the section of the cloud. Raise Refused if no cloud is specified."""
     if name is not None:
         return OctaviaConfig(cloud=name)
     if config is None or config.octavia is None:
         raise Refused(
-            "it is not said which cloud", fix="give --cloud, or --config with a section octavia"
+            "no cloud is specified", fix="give --cloud, or --config with a section octavia"
         )
     return config.octavia
 
 
 def _table(answer: Answer, delete: bool) -> None:
     if not answer.leftovers:
-        click.echo("nothing is left over")
+        click.echo("no leftovers")
     else:
         header = (
             "SERVICE",
             "LOAD BALANCER",
             "ADDRESS",
-            "WHAT GOES",
-            "WHY",
+            "RESOURCE",
+            "REASON",
             *(("DELETED",) if delete else ()),
         )
         rows = [
@@ -282,11 +280,11 @@ def _table(answer: Answer, delete: bool) -> None:
                     f"{each.load_balancer or each.address or each.goes}: {each.problem}", err=True
                 )
         if not delete:
-            click.echo("nothing has been deleted: see --delete")
+            click.echo("nothing was deleted: see --delete")
     for other in answer.other_clusters:
         names = ", ".join(other.names) + (
             ", ..." if other.load_balancers > len(other.names) else ""
         )
         has = f"{other.load_balancers} load balancers" + (f" ({names})" if names else "")
         has += f", {other.network} floating IPs and security groups" if other.network else ""
-        click.echo(f"cluster {other.cluster} has {has}; is it gone? See --cluster")
+        click.echo(f"cluster {other.cluster} has {has}; if it no longer exists, see --cluster")

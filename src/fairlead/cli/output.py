@@ -1,4 +1,4 @@
-"""How commands print values: as a table for people, as JSON or YAML for programs."""
+"""The output of commands: a table for people, JSON or YAML for programs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -11,14 +11,14 @@ CommandT = TypeVar("CommandT", bound=Any)
 
 
 def output_option(command: CommandT) -> CommandT:
-    """`-o table|json|yaml`."""
+    """Add the option `-o table|json|yaml`."""
     option = click.option(
         "-o",
         "--output",
         type=click.Choice(["table", "json", "yaml"]),
         default="table",
         show_default=True,
-        help="Form of the output.",
+        help="Output format.",
     )
     decorated: CommandT = option(command)
     return decorated
@@ -39,8 +39,8 @@ def show(value: object, output: Format, table: Callable[[], None]) -> None:
 
 
 def draw(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns as kubectl does: as wide as their content, never cut, so that a pipe gets what
-    a terminal shows."""
+    """Print columns like kubectl. They are as wide as their content and never truncated, so a pipe
+    gets the same text as a terminal."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         click.echo(

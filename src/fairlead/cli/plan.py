@@ -1,5 +1,5 @@
-"""`fairlead plan`: what Fairlead would do, for a cluster or for manifests. Nothing is written, no
-root is needed."""
+"""`fairlead plan`: what Fairlead would do for a cluster or for manifests. It writes nothing and
+does not need root."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -26,36 +26,36 @@ EXAMPLE = Config(
 
 
 class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One Service's line of the plan: what it would get, or why it gets nothing."""
+    """The plan of one Service: its load balancer, or the reason why it gets none."""
 
     service: str
     load_balancer: LoadBalancer | None = None
     known_later: str = ""
-    """What the plan cannot know before the load balancer is made; empty: nothing."""
+    """Facts that are unknown before the load balancer is created; empty: none."""
     refused: str = ""
     ours: bool = True
-    """False: another controller's class."""
+    """False: another controller serves the class."""
 
 
 @click.command()
 @source_options
 @click.option(
-    "-n", "--namespace", help="Show the Services of this namespace only; all are planned."
+    "-n", "--namespace", help="Show only the Services of this namespace; all are planned."
 )
 @output_option
 def plan(source: Source, namespace: str | None, output: Format) -> None:
     """Show what Fairlead would do for the Services, EndpointSlices and Nodes of a cluster or of
     manifests.
 
-    For each Service of type LoadBalancer: its addresses, its listeners, which nodes are members
-    with which weight and state, and what cannot be done and why. Changes nothing; of a cluster it
-    only reads. No cloud is asked: of Services whose addresses come from one, it says what only the
-    cloud knows. With -f it needs no cluster, and without --config shows addresses as examples.
+    For each Service of type LoadBalancer it shows the addresses, the listeners, the members with
+    their weights and states, and which parts are not possible and why. The command changes nothing
+    and only reads from the cluster. It calls no cloud; for Services whose addresses come from a
+    cloud it reports which facts only the cloud knows. With -f it needs no cluster; without --config
+    it shows example addresses.
 
     \b
     fairlead plan -f examples/plan
-    kubectl fairlead plan -n shop --context production
-    """
+    kubectl fairlead plan -n shop --context production"""
     config, manifests = _read(source)
     planned = [
         each
@@ -113,7 +113,7 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
             case None if service.spec.type == "LoadBalancer":
                 name = class_of(service, config.default_class) or "none"
                 planned.append(
-                    Planned(str(key), refused=f"left alone, its class is {name}", ours=False)
+                    Planned(str(key), refused=f"ignored, its class is {name}", ours=False)
                 )
     return planned
 
@@ -152,7 +152,7 @@ def _table(planned: list[Planned]) -> None:
 
 
 def _unknown(item: Planned, listener: Listener) -> tuple[str, ...]:
-    """What stands for the address of a listener that is to get one later."""
+    """Return the placeholder of the address of a listener that gets one later."""
     return (f"({listener.family} later)",) if item.known_later else ()
 
 

@@ -1,5 +1,5 @@
-"""`fairlead controller`, `fairlead gateway`, `fairlead node`: options in, a role run until it is
-signalled."""
+"""`fairlead controller`, `fairlead gateway`, `fairlead node`: run a role with these options until a
+signal stops it."""
 
 import gc
 import os
@@ -28,23 +28,23 @@ def _shared(command: CommandT) -> CommandT:
                 "--config",
                 "config_path",
                 type=click.Path(path_type=Path),
-                help="fairlead.yaml; without it, defaults.",
+                help="fairlead.yaml. Default: all options have their defaults.",
             ),
             click.option(
                 "--kubeconfig",
                 type=click.Path(path_type=Path),
-                help="How to reach the API server. Without it: $KUBECONFIG, the pod's service "
+                help="Kubeconfig of the API server. Default: $KUBECONFIG, the pod's service "
                 "account, ~/.kube/config.",
             ),
             click.option(
-                "--context", help="Context of the kubeconfig; without it, its current one."
+                "--context", help="Context of the kubeconfig. Default: the current context."
             ),
             click.option(
                 "--listen",
                 help="address:port, or *:port, of /healthz, /readyz, /metrics and /state; empty: "
-                "none.",
+                "no server.",
             ),
-            click.option("-v", "--verbose", is_flag=True, help="Log more."),
+            click.option("-v", "--verbose", is_flag=True, help="Log debug messages too."),
         )
     ):
         command = option(command)
@@ -63,7 +63,7 @@ def _prepare(
     listen: str | None,
     verbose: bool,
 ) -> tuple[Config, Callable[[], Access]]:
-    """The configuration, and what finds the way to the API server."""
+    """Return the configuration, and a function that returns how to reach the API server."""
     from fairlead.kube.auth import find_access
     from fairlead.plan.classes import CLASSES
     from fairlead.telemetry import configure_logging
@@ -78,9 +78,9 @@ def _prepare(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """While modules are loaded, which all stay, the collector of cycles would look through them
-    again and again: a fifth of the time that it takes."""
+def _without_garbage_collector() -> Iterator[None]:
+    """Disable the garbage collector while modules are loaded. The modules all stay, and the
+    collector would traverse them repeatedly, which takes a fifth of the time of loading them."""
     gc.disable()
     try:
         yield
@@ -92,7 +92,7 @@ def _uncollected() -> Iterator[None]:
 def _selectors(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Check the selectors as the configuration does. Raises BadParameter."""
+    """Check the selectors as the configuration does. Raise BadParameter if one is invalid."""
     for each in given:
         try:
             selection.check(each)
@@ -110,8 +110,8 @@ def _need_root(what: str, capabilities: str) -> None:
 
 
 class _NamesClasses(click.Command):
-    """A command whose help names every class of the table in place of `{classes}`. Other commands
-    of this module, and this one when it runs, do not load the table for that."""
+    """A command whose help replaces `{classes}` by the names of all classes. The table of classes
+    is loaded only for the help of this command."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from fairlead.plan.classes import names
@@ -123,12 +123,12 @@ class _NamesClasses(click.Command):
 @click.command(cls=_NamesClasses)
 @_shared
 def controller(**options: Any) -> None:
-    """Run the controller: give Services their addresses, write their status and Events.
+    """Run the controller: assign addresses to Services, and write their status and Events.
 
-    It serves Services of the classes {classes}, and those without a class if the configuration's
-    defaultClass says so. Run two or three of them: one leads, by a Lease; when it dies another
-    takes over within the lease's duration. Needs no root. SIGTERM and Ctrl-C stop it; the data
-    planes go on without it."""
+    It serves Services of the classes {classes}, and Services without a class if defaultClass is set
+    in the configuration. Run two or three controllers: one is the leader, by a Lease, and if it
+    fails, another takes over within the duration of the Lease. Root is not needed. SIGTERM and
+    Ctrl-C stop the process; the data planes continue without it."""
     from fairlead.roles.controller import run
     from fairlead.roles.process import run_until_signalled
 
@@ -145,11 +145,12 @@ def controller(**options: Any) -> None:
     help="Name of this gateway.",
 )
 @click.option(
-    "--pin-path", help="Folder on a bpffs for the pinned data plane; overrides the configuration."
+    "--pin-path",
+    help="Directory on a bpffs for the pinned data plane; overrides the configuration.",
 )
 @click.option(
     "--proxy-path",
-    help="Folder for the HAProxy of class fairlead.io/proxy; overrides the configuration.",
+    help="Directory for the HAProxy of class fairlead.io/proxy; overrides the configuration.",
 )
 @click.option(
     "--interface",
@@ -157,13 +158,12 @@ def controller(**options: Any) -> None:
     multiple=True,
     callback=_selectors,
     help="Interface where packets arrive: a name, a pattern (eth*), a CIDR or default-route; may "
-    "be repeated. Overrides the"
-    " configuration.",
+    "be repeated. Overrides the configuration.",
 )
 @click.option(
     "--cleanup",
     is_flag=True,
-    help="Remove this gateway's data plane from the kernel, delete its Lease, and exit.",
+    help="Remove the data plane of this gateway from the kernel, delete its Lease, and exit.",
 )
 def gateway(
     node_name: str,
@@ -173,16 +173,16 @@ def gateway(
     cleanup: bool,
     **options: Any,
 ) -> None:
-    """Run a gateway: take packets for load-balancer addresses, hand each to a node with ready pods.
+    """Run a gateway: forward packets for load-balancer addresses to nodes with ready pods.
 
     Packets of class fairlead.io/direct are forwarded by an eBPF program, unmodified except for the
     hop limit; replies go from the node straight to the client. Connections of class
-    fairlead.io/proxy end at a HAProxy of this host's. Another one balances the API server itself if
-    the configuration has gateway.apiServer; then the gateway may start before its kubeconfig
-    exists. When the process ends, by whatever cause, the kernel and HAProxy go on; the next start
-    takes over. --cleanup takes everything away."""
+    fairlead.io/proxy end at a HAProxy process on this host. If the configuration has
+    gateway.apiServer, another HAProxy process is the load balancer of the API servers; then the
+    gateway may start before its kubeconfig exists. When the process ends for any reason, the kernel
+    and HAProxy continue, and the next start takes over. --cleanup removes everything."""
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
-    with _uncollected():
+    with _without_garbage_collector():
         from fairlead.roles.gateway import clean_up, run
         from fairlead.roles.presence import withdraw
         from fairlead.roles.process import run_until_signalled
@@ -214,24 +214,24 @@ def gateway(
 @click.option(
     "--cleanup",
     is_flag=True,
-    help="Remove this node's rules and its end of the tunnel from the kernel, put the host's "
-    "settings back, delete the node's"
-    " Lease, and exit.",
+    help="Remove the rules of this node and its end of the tunnel from the kernel, restore the "
+    "settings of the host, delete the Lease of the node, and exit.",
 )
 @click.option(
     "--remove-at-stop",
     is_flag=True,
-    help="Do the same when a signal stops it. A crash, or kill -9, leaves everything.",
+    help="Remove rules and tunnel when a signal stops the process. After a crash or kill -9 "
+    "everything stays.",
 )
 def node(node_name: str, cleanup: bool, remove_at_stop: bool, **options: Any) -> None:
-    """Run what a node does for its Services: the service proxy, its end of the gateways' tunnel.
+    """Run the node role: the service proxy, and the node's end of the gateways' tunnel.
 
-    The service proxy (ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort) is for
-    clusters without kube-proxy, whose rules it makes; beside kube-proxy set node.serviceProxy to
-    false. The tunnel is there if tunnel.kind is ipip or vxlan, for nodes behind a router. Settings
-    of the host that do harm are named, and set if node.adjustSystem is true. When the process ends
-    everything stays in force, so that a restart or an upgrade is no gap; --cleanup takes it away,
-    --remove-at-stop lets it go with the process."""
+    The service proxy (ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort) replaces
+    kube-proxy; if kube-proxy runs, set node.serviceProxy to false. The tunnel exists if tunnel.kind
+    is ipip or vxlan, for nodes behind a router. Harmful settings of the host are reported, and
+    corrected if node.adjustSystem is true. When the process ends, everything stays in place, so
+    that a restart or an upgrade does not interrupt traffic. --cleanup removes everything,
+    --remove-at-stop removes it when the process stops."""
     from fairlead.roles.process import run_until_signalled
 
     _need_root("a node", "CAP_NET_ADMIN, for tunnel.kind ipip also CAP_BPF, CAP_PERFMON")

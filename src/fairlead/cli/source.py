@@ -1,8 +1,7 @@
-"""The options that say where a command reads from: a cluster, or manifests; and with which
-configuration.
+"""The options for the source of a command: a cluster or manifests, and the configuration.
 
-In: what the user gave. Out: a `Source`. A command that takes `source_options` gets it as its first
-argument."""
+In: the options of the user. Out: a `Source`, which a command with `source_options` gets as its
+first argument."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Source(msgspec.Struct, frozen=True):
-    """`paths`: manifests, `-` for standard input; empty: a cluster."""
+    """The source of a command. `paths`: manifests, `-` for standard input; empty: a cluster."""
 
     paths: tuple[str, ...]
     config_path: Path | None
@@ -29,25 +28,26 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def config(self) -> Config | None:
-        """The configuration that the user named. Raises Refused."""
+        """The configuration that the user specified. Raise Refused if it is invalid."""
         return load(self.config_path, CLASSES) if self.config_path else None
 
     def access(self) -> "Access | None":
-        """The way to the cluster; None: read manifests. Raises UsageError if both are named,
-        Refused if there is no way."""
+        """Return how to reach the cluster; None: read manifests. Raise UsageError if both are
+        specified, and Refused if the cluster cannot be determined."""
         if not self.paths:
             from fairlead.kube.auth import find_access
 
             return find_access(self.kubeconfig, self.context)
         if self.kubeconfig or self.context:
             raise click.UsageError(
-                "-f names manifests, --kubeconfig and --context a cluster: give one or the other"
+                "-f selects manifests, --kubeconfig and --context select a cluster: give one or "
+                "the other"
             )
         return None
 
 
 def source_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`-f`, `--config`, `--kubeconfig`, `--context`."""
+    """Add the options `-f`, `--config`, `--kubeconfig`, `--context`."""
 
     @functools.wraps(command)
     def with_source(
@@ -62,23 +62,22 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
 
     file = click.Path(path_type=Path)
     for option in (
-        click.option("--context", help="Context of the kubeconfig; without it, its current one."),
+        click.option("--context", help="Context of the kubeconfig. Default: the current context."),
         click.option(
-            "--kubeconfig", type=file, help="How to reach the cluster; without it as kubectl does."
+            "--kubeconfig", type=file, help="Kubeconfig of the cluster. Default: as kubectl."
         ),
         click.option(
             "--config",
             "config_path",
             type=file,
-            help="fairlead.yaml; without it, the cluster's own (ConfigMap "
-            "fairlead-system/fairlead).",
+            help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
         ),
         click.option(
             "-f",
             "--filename",
             "paths",
             multiple=True,
-            help="Manifest file, folder, or - for standard input; without it, the cluster of the "
+            help="Manifest file, directory, or - for standard input. Default: the cluster of the "
             "kubeconfig.",
         ),
     ):

@@ -1,5 +1,5 @@
-"""`fairlead status`: what the roles on this host do, read from their web addresses; or which
-processes run in the whole cluster, read from the Kubernetes API."""
+"""`fairlead status`: the state of the roles on this host, read from their web servers, or the
+processes of a cluster, read from the Kubernetes API."""
 
 import urllib.error
 import urllib.request
@@ -31,7 +31,7 @@ from fairlead.role_state import (
 )
 
 DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
-"""Where a controller, a gateway and a node listen unless they are told otherwise."""
+"""The default addresses of a controller, a gateway and a node."""
 
 
 @click.command()
@@ -39,27 +39,27 @@ DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
     "--address",
     "addresses",
     multiple=True,
-    help="Where a role listens (web.listen); may be repeated.",
+    help="Address of a role (web.listen); may be repeated.",
 )
 @click.option(
     "--cluster",
     is_flag=True,
-    help="Show all controllers, gateways and nodes of the cluster, as the API knows them.",
+    help="Show all controllers, gateways and nodes of the cluster, from the Kubernetes API.",
 )
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
-    help="With --cluster: kubeconfig to use; by default as kubectl.",
+    help="With --cluster: kubeconfig of the cluster. Default: as kubectl.",
 )
 @click.option(
-    "--context", help="With --cluster: context of the kubeconfig; by default its current context."
+    "--context", help="With --cluster: context of the kubeconfig. Default: the current context."
 )
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="With --cluster: fairlead.yaml; by default the cluster's own (ConfigMap "
-    "fairlead-system/fairlead).",
+    help="With --cluster: fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the "
+    "cluster.",
 )
 @output_option
 def status(
@@ -70,20 +70,20 @@ def status(
     config_path: Path | None,
     output: Format,
 ) -> None:
-    """Show what the roles on this host do: their Services, members with their weights, traffic
+    """Show the state of the roles on this host: Services, members with their weights, traffic
     counters.
 
-    Without --address every role is asked that listens where roles listen by default. In a lab:
-    fairlead lab exec gw1 -- fairlead status
+    Without --address it shows every role that listens at a default address. In a lab: fairlead lab
+    exec gw1 -- fairlead status
 
-    With --cluster, show which controllers, gateways and nodes run, which controller leads, and
-    which Services each of them cannot serve. The command watches until every process has renewed
-    its Lease, or is found to be gone: with the default configuration 10 s, or 30 s if a process is
-    gone."""
+    With --cluster it shows the controllers, gateways and nodes of the cluster, which controller
+    leads, and which Services each of them cannot serve. The command waits until every process has
+    renewed its Lease or is found to be gone: with the default configuration 10 s, or 30 s if a
+    process is gone."""
     if cluster:
         if addresses:
             raise click.UsageError(
-                "--address names a role on a host, --cluster asks the Kubernetes API: give one "
+                "--address selects a role on a host, --cluster reads the Kubernetes API: give one "
                 "or the other"
             )
         from fairlead.cli.instances import show_cluster
@@ -97,8 +97,8 @@ def status(
 
 
 def fetch(address: str) -> RoleState:
-    """The /state of a role. Raises Unavailable if nothing answers there, and Refused if the answer
-    is not the state of a role, or is one of another version."""
+    """Return the /state of a role. Raise Unavailable if the role does not answer, and Refused if
+    the answer is not the state of a role, or has an unsupported version."""
     url = f"http://{address}/state"
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
@@ -160,13 +160,13 @@ def _gateway(state: GatewayState) -> None:
 
 
 def _step(state: RoleState) -> str:
-    """Whether the role follows the cluster."""
+    """Return whether the role is in step with the cluster, for display."""
     if not state.ready:
         return "not in step with the cluster yet"
     stale = [f"{name} {each.age_s:.0f} s" for name, each in state.watches.items() if each.stale]
     if not stale:
         return "in step with the cluster"
-    knowledge = f"goes on with what it knew, which is stale: {', '.join(stale)}"
+    knowledge = f"continues with a stale state of the cluster: {', '.join(stale)}"
     if state.api_server is None:
         return knowledge
     return f"{knowledge}; the API server last answered {state.api_server.answered_s_ago:.0f} s ago"
@@ -189,7 +189,8 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
     rows = []
     for name, service in services.items():
         counted = traffic.services.get(name, ServiceTraffic(0, 0, 0, {}))
-        # They are the Service's, so they stand once, however many listeners it has.
+        # The counters are of the whole Service, so they are shown only in the row of its first
+        # listener.
         counters = [str(each) for each in (counted.flows, counted.packets, counted.bytes)]
         for listener in service.plan.listeners if service.plan is not None else ():
             members = (
@@ -214,11 +215,11 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
     if traffic.untracked:
         click.echo(f"new flows without an entry, over the limit: {traffic.untracked}")
     if traffic.unsent:
-        click.echo(f"entries that peers were not told of, as they came too fast: {traffic.unsent}")
+        click.echo(f"new entries not sent to peers, over the limit: {traffic.unsent}")
 
 
 def _used(name: str, resource: ResourceState) -> str:
-    """How much of a resource is used, in MiB if it is memory."""
+    """Return the usage of a resource, in MiB if it is memory."""
     used, most = resource.used, resource.most
     if name == "table_memory":
         return f"table memory {used / 2**20:.1f} of {most / 2**20:g} MiB"
@@ -226,10 +227,10 @@ def _used(name: str, resource: ResourceState) -> str:
 
 
 def _proxied(proxy: ProxyState) -> None:
-    """What HAProxy has counted of Services whose connections end at it."""
+    """Print the counters of Services whose connections end at HAProxy."""
     if not proxy.services:
         return
-    header = "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "NOT TAKEN"
+    header = "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "FAILED"
     click.echo()
     draw(
         ("PROXIED SERVICE", *header),
@@ -237,13 +238,13 @@ def _proxied(proxy: ProxyState) -> None:
     )
     if proxy.worker.limit:
         click.echo(
-            f"HAProxy takes {proxy.worker.limit} connections at a time, and has "
-            f"{proxy.worker.connections}"
+            f"HAProxy has {proxy.worker.connections} open connections, of at most "
+            f"{proxy.worker.limit}"
         )
 
 
 def _api_servers(balancer: ApiServersState) -> None:
-    """The API server's own balancer: which API servers get connections."""
+    """Print the load balancer of the API servers, and which API servers get connections."""
     if not balancer.addresses:
         return
     click.echo(f"\nAPI servers behind {', '.join(balancer.addresses)}:")
@@ -255,7 +256,7 @@ def _api_servers(balancer: ApiServersState) -> None:
 
 
 def _nodes(traffic: TrafficState) -> None:
-    """What each node got, and how it gets there."""
+    """Print the traffic of each node, and how packets reach it."""
     rows = [
         (
             name,
@@ -270,12 +271,12 @@ def _nodes(traffic: TrafficState) -> None:
 
 
 def _probed(probes: ProbesState) -> None:
-    """The path by which each node is probed, and the verdict."""
-    _if_any(("NODE", "ADDRESS", "PROBED BY", "VERDICT"), [astuple(each) for each in probes.nodes])
+    """Print the paths by which nodes are probed, and the verdicts."""
+    _if_any(("NODE", "ADDRESS", "PROBE PATH", "VERDICT"), [astuple(each) for each in probes.nodes])
 
 
 def _draining(traffic: TrafficState) -> None:
-    """Which nodes keep connections for some time yet."""
+    """Print the nodes that are draining, with the remaining time."""
     rows = [
         (each.service, each.listener, each.node, f"{max(0.0, each.left_s):.0f} s")
         for each in traffic.draining
@@ -284,13 +285,13 @@ def _draining(traffic: TrafficState) -> None:
 
 
 def _interfaces(traffic: TrafficState) -> None:
-    """Where packets are taken, and why there."""
+    """Print where the data plane is attached at each interface, and why."""
     click.echo()
     draw(("INTERFACE", "ATTACHED", "WHY"), [astuple(each) for each in traffic.interfaces])
 
 
 def _peers(peers: PeersState) -> None:
-    """The other gateways, and whether what is in transition there is known here."""
+    """Print the other gateways, and whether this gateway receives their flow entries."""
     rows = [
         (each.address, "yes" if each.connected else "no", each.problem) for each in peers.gateways
     ]
@@ -298,8 +299,8 @@ def _peers(peers: PeersState) -> None:
 
 
 def _octavia(state: OctaviaState) -> None:
-    """OpenStack's load balancers by Octavia's account, and where pods are ready and Octavia says
-    otherwise."""
+    """Print the status of load balancers in Octavia, and the ready pods that Octavia reports as
+    failed."""
     if not state.load_balancers:
         return
     rows = []
@@ -308,7 +309,7 @@ def _octavia(state: OctaviaState) -> None:
             each.service,
             f"{each.address} ({each.provider})",
             each.operating,
-            f"{each.seen_s_ago:.0f} s",
+            f"{each.seen_s_ago:.0f} s ago",
         ]
         for listener, members in each.members.items():
             names = (
@@ -322,16 +323,16 @@ def _octavia(state: OctaviaState) -> None:
         (
             "LOAD BALANCER OF",
             "ADDRESS",
-            "OCTAVIA SAYS",
-            "SEEN BEFORE",
+            "OCTAVIA STATUS",
+            "LAST SEEN",
             "LISTENER",
             "MEMBERS (weight status)",
         ),
         rows,
     )
     for each in state.load_balancers:
-        for doubt in each.doubts:
-            click.echo(f"{each.service}: {doubt} (load balancer {each.id})")
+        for discrepancy in each.discrepancies:
+            click.echo(f"{each.service}: {discrepancy} (load balancer {each.id})")
 
 
 def _if_any(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

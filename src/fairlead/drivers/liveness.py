@@ -232,8 +232,8 @@ class NodeLiveness:
             return
         self._to_confirm[target] = now_s + self._interval_s
         if record.verdict is None:
-            record.verdict = "unasked"
-            yield target, "unasked"
+            record.verdict = "probe_failed"
+            yield target, "probe_failed"
 
     def _judge_silence(
         self, target: Target, record: Record | None, now_s: float
@@ -272,7 +272,7 @@ def verdict_of(record: Record, answer: Answer, now_s: float) -> Verdict | None:
     record.good = 0
     record.bad += 1
     record.refused = record.refused + 1 if answer.kind == "refused" else 0
-    if record.verdict in (None, "unasked"):
+    if record.verdict in (None, "probe_failed"):
         return "unready" if record.bad >= FIRST_UNREADY_AFTER else None
     if answer.kind == "refused" and record.refused < REFUSALS:
         return None

@@ -372,7 +372,7 @@ class Monitor:
             node.lines.pop(next(iter(node.lines))).close()
         self._outstanding.append((now_s, node))
         self.sent += 1
-        line.request(target.path)
+        line.send_request(target.path)
 
     def _on_answer(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
         target, node.outstanding = node.outstanding, None

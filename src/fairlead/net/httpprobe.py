@@ -56,7 +56,7 @@ async def probe(address: str, port: int, path: str, *, timeout_s: float) -> Answ
     answered: asyncio.Future[Answer | Unavailable] = loop.create_future()
     connection = ProbeConnection(loop, address, port, answered.set_result)
     try:
-        connection.request(path)
+        connection.send_request(path)
         async with asyncio.timeout(timeout_s):
             answer = await answered
     except TimeoutError:
@@ -98,7 +98,7 @@ class ProbeConnection:
         """Whether it holds a descriptor."""
         return self._socket is not None
 
-    def request(self, path: str) -> None:
+    def send_request(self, path: str) -> None:
         """Send GET `path`. It must not be called while a request is in flight."""
         self._pending = _request(self._host, path)
         if self._socket is None:

@@ -87,7 +87,7 @@ def present(*, routes: bool) -> tuple[Present, ...]:
 
 def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
     """Yield the index of the device of each default route in the main table."""
-    for body in kernel.request(
+    for body in kernel.exchange(
         _GET_ROUTE, DUMP, _ROUTE.pack(family, 0, 0, 0, _MAIN_TABLE, 0, 0, 0, 0)
     ):
         _, bits, _, _, table, *_ = _ROUTE.unpack_from(body)
@@ -102,7 +102,7 @@ def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
 def interface_addresses(kernel: RtnetlinkSocket) -> Iterator[tuple[int, IPv4Address | IPv6Address]]:
     """Yield the addresses of all interfaces, each with the index of its interface. Raise
     OSError."""
-    for body in kernel.request(_GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for body in kernel.exchange(_GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         fields = dict(attributes(body, _ADDRESS.size))
         # On a point-to-point link the first attribute is the address of the other end.
         if own := fields.get(_ADDRESS_OWN) or fields.get(_ADDRESS_OTHER_END):
@@ -110,7 +110,7 @@ def interface_addresses(kernel: RtnetlinkSocket) -> Iterator[tuple[int, IPv4Addr
 
 
 def _links(kernel: RtnetlinkSocket) -> Iterator[Link]:
-    for body in kernel.request(_GET_LINK, DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for body in kernel.exchange(_GET_LINK, DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         _, _, index, flags, _ = _LINK.unpack_from(body)
         fields = dict(attributes(body, _LINK.size))
         name = fields[_LINK_NAME].rstrip(b"\0").decode()

@@ -35,7 +35,7 @@ async def present(protocol: int = PROTOCOL) -> set[str]:
     with open_rtnetlink("listing local routes", strict=True) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
             try:
-                routes = kernel.request(
+                routes = kernel.exchange(
                     _GET_ROUTE,
                     DUMP,
                     _ROUTE.pack(family, 0, 0, 0, _LOCAL_TABLE, protocol, 0, _LOCAL, 0),
@@ -79,7 +79,7 @@ def _change(kind: int, flags: int, addresses: Collection[str], ignored: int, pro
     with open_rtnetlink(f"{'adding' if kind == _NEW_ROUTE else 'deleting'} local routes") as kernel:
         for address in sorted(addresses):
             try:
-                kernel.request(kind, flags | ACK, _route(address, protocol))
+                kernel.exchange(kind, flags | ACK, _route(address, protocol))
             except OSError as error:
                 if error.errno != ignored:
                     raise

@@ -72,7 +72,7 @@ class Routing:
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
         request = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + attribute(1, packed)
         try:
-            (answer,) = self._rtnetlink.request(_GET_ROUTE, 0, request)
+            (answer,) = self._rtnetlink.exchange(_GET_ROUTE, 0, request)
         except OSError as error:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
                 return None
@@ -110,7 +110,7 @@ class Routing:
         family = socket.AF_INET6 if len(packed) == 16 else socket.AF_INET
         request = _NEIGHBOUR.pack(family, 0, interface, 0, _NTF_USE, 0) + attribute(1, packed)
         try:
-            self._rtnetlink.request(_NEW_NEIGHBOUR, CREATE | ACK, request)
+            self._rtnetlink.exchange(_NEW_NEIGHBOUR, CREATE | ACK, request)
         except OSError as error:
             raise Unavailable(
                 f"looking for neighbour {address} on interface {interface}: {error.strerror}"
@@ -133,7 +133,7 @@ class Routing:
 
     def _dump(self, kind: int, request: bytes, what: str) -> list[bytes]:
         try:
-            return self._rtnetlink.request(kind, DUMP, request)
+            return self._rtnetlink.exchange(kind, DUMP, request)
         except OSError as error:
             raise Unavailable(f"listing {what}: {error.strerror}") from error
 

@@ -46,7 +46,7 @@ class RtnetlinkSocket:
         """Close the socket. May be called repeatedly."""
         self._socket.close()
 
-    def request(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+    def exchange(self, kind: int, flags: int, body: bytes) -> list[bytes]:
         """Send a request and return the bodies of the responses; a request with the flag ACK has
         none.
 

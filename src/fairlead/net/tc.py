@@ -50,11 +50,11 @@ async def attach(
     )
     with open_rtnetlink(f"attaching {name} to interface {interface}") as kernel:
         try:
-            kernel.request(_NEW_QDISC, CREATE | EXCLUSIVE | ACK, qdisc)
+            kernel.exchange(_NEW_QDISC, CREATE | EXCLUSIVE | ACK, qdisc)
         except OSError as error:
             if error.errno != errno.EEXIST:
                 raise
-        kernel.request(
+        kernel.exchange(
             _NEW_FILTER,
             CREATE | ACK,
             _filter_head(interface, priority, egress=egress) + attribute(_OPTIONS, options),
@@ -71,11 +71,11 @@ async def filters(
         if interfaces is None:
             interfaces = [
                 _LINK.unpack_from(body)[2]
-                for body in kernel.request(_GET_LINK, DUMP, _LINK.pack(0, 0, 0, 0, 0))
+                for body in kernel.exchange(_GET_LINK, DUMP, _LINK.pack(0, 0, 0, 0, 0))
             ]
         for index in interfaces:
             try:
-                dump = kernel.request(
+                dump = kernel.exchange(
                     _GET_FILTER,
                     DUMP,
                     _MESSAGE.pack(0, index, 0, _EGRESS if egress else _INGRESS, 0),
@@ -99,7 +99,7 @@ async def detach(filter_: Filter) -> None:
     """Detach the filter. Do nothing if it is already gone."""
     with open_rtnetlink(f"detaching {filter_.name} from interface {filter_.interface}") as kernel:
         try:
-            kernel.request(
+            kernel.exchange(
                 _DELETE_FILTER,
                 ACK,
                 _filter_head(filter_.interface, filter_.priority, egress=filter_.egress),

@@ -55,7 +55,7 @@ async def attached(interface: int) -> Attached | None:
     """Return the program that is attached to the interface, or None. Raise Unavailable if there is
     no such interface."""
     with open_rtnetlink(f"reading the XDP program of interface {interface}") as kernel:
-        (answer,) = kernel.request(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
+        (answer,) = kernel.exchange(_GET_LINK, 0, _LINK.pack(0, 0, interface, 0, 0))
     fields = dict(attributes(dict(attributes(answer, _LINK.size)).get(_XDP, b""), 0))
     mode = _MODES.get(fields.get(_XDP_ATTACHED, b"\0")[0], "")
     if not mode:

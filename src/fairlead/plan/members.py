@@ -148,14 +148,14 @@ def _counted(names: Sequence[str], among: Set[str]) -> dict[str, int]:
 
 STATE_OF: Mapping[Verdict | None, MemberState] = {
     "up": "active",
-    "believed": "active",
+    "assumed_up": "active",
     "unready": "draining",
     "flapping": "draining",
     "down": "down",
-    "unasked": "pending",
+    "probe_failed": "pending",
     None: "pending",
 }
-_WELL = frozenset[Verdict | None](("up", "believed"))
+_WELL = frozenset[Verdict | None](("up", "assumed_up"))
 
 
 def confirm(

@@ -1,2 +1,2 @@
-"""The three processes of Fairlead. Each is wiring: a list of components (`components`), among which
-are the drivers and the loop that runs the role's part of the plan."""
+"""The three roles: controller, gateway and node. Each is a list of components (`components`), among
+them the drivers and the loop that runs the role's part of the plan."""

@@ -1,9 +1,9 @@
 """The process that answers health checks for a node: `python -m fairlead.roles.answering`, started
 by `drivers/healthport`.
 
-In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket;
+In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket,
 and answers on the health ports. It is a separate process, so that no health check waits for a plan,
-and no flood of health checks delays a plan. Invariant: it does not outlive the role: when the other
+and no flood of health checks delays a plan. Invariant: it does not outlive the role. When the other
 end of the socket is closed, for any reason, it ends, and its ports are closed."""
 
 import gc
@@ -29,8 +29,8 @@ def command() -> Sequence[str]:
 
 
 def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
-    """Close first, so that a port may pass from one Service to another. Returns the problems, see
-    `Done`."""
+    """Close and open ports. Ports are closed first, so that a port can move from one Service to
+    another. Return the problems, see `Done`."""
     problems: dict[int, int] = {}
     for number in update.closed:
         ports.close(number)
@@ -60,7 +60,7 @@ def serve(role: socket.socket) -> None:
                 updates += 1
                 role.sendall(frame(Done(updates, carry_out(update, ports, health))))
                 if len(update.opened) > 1:
-                    # otherwise the garbage collector would traverse ten thousand ports repeatedly
+                    # Otherwise the garbage collector would traverse ten thousand ports repeatedly.
                     gc.freeze()
         except ConnectionError:
             data = b""

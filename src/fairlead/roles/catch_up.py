@@ -1,10 +1,12 @@
-"""Before a new leader works: see all that the leader before it may have written.
+"""A new leader waits until it has seen everything that the previous leader may have written.
 
-In: what the API server has now, and the state, which the watch keeps. Out: nothing; it ends when
-the state is no older. Invariants: an address that was given a moment ago is known before any is
-given; what cannot be read, which the watch passes over as well, and what changed in nothing that is
-kept, which it does not tell, keep nobody waiting; a server that fails is asked ever more rarely. A
-list without a version is what the API server has now; versions of one kind grow (KEP-5504)."""
+In: the objects that the API server has now, and the state, which the watch updates. Out: nothing;
+`catch_up` returns when the state is not older than the API server. Invariants: an address that was
+assigned a moment ago is known before the next address is assigned. Two types of Services delay
+nothing: Services that cannot be decoded, which the watch skips too, and Services whose changes are
+not stored, about which the watch reports nothing. A server that fails is called with growing
+delays. A list without a resource version returns the present objects of the API server, and the
+versions of one resource type grow (KEP-5504)."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,15 +23,15 @@ from fairlead.state import State
 log = structlog.get_logger()
 
 WATCH_S = 1.0
-"""So long the watch may need for what is in the list, before another list is taken: a Service may
-be gone meanwhile."""
+"""The time for the watch to deliver what is in the list. After it, a new list is read, because a
+Service may have been deleted meanwhile."""
 LOOK_S = WATCH_S / 50
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
 async def catch_up(client: Client, state: State, keep: Callable[[Service], Service | None]) -> None:
-    """Wait until the state shows all Services as they are now, or later. `keep`: what the state
-    keeps of them."""
+    """Wait until the state contains all Services in their present version, or a later one. `keep`:
+    the projection of a Service that the state stores."""
     await state.whole.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
@@ -53,23 +55,23 @@ async def catch_up(client: Client, state: State, keep: Callable[[Service], Servi
 
 
 async def readable(client: Client, keep: Callable[[Service], Service | None]) -> list[Service]:
-    """All Services that the API server has now, but for those that nobody can read."""
+    """Return all Services that the API server has now, without Services that cannot be decoded."""
     found = []
     async for page in client.pages(SERVICES):
         for data in page.items or ():
-            told = read_item(decoder(SERVICES.type), data)
+            item = read_item(decoder(SERVICES.type), data)
             if (
-                isinstance(told, Item)
-                and told.object is not None
-                and (kept := keep(told.object)) is not None
+                isinstance(item, Item)
+                and item.object is not None
+                and (kept := keep(item.object)) is not None
             ):
                 found.append(kept)
     return found
 
 
 def behind(state: State, fresh: Service) -> bool:
-    """Whether the state has an older version of this Service that differs in what is kept, or
-    none."""
+    """Return whether the Service is missing in the state, or the state has an older version of it
+    that differs in what is stored."""
     known = state.services.get(fresh.key)
     if known is None:
         return True

@@ -1,11 +1,11 @@
-"""How every role lives: a list of components, opened in its order, run side by side, and closed in
-the opposite order.
+"""The life of every role: a list of components that are opened in order, run side by side, and are
+closed in the opposite order.
 
-In: components. Out: what they do, until the role is cancelled or one of them fails; their metrics
-and their part of `/state` are shown while they are open. Invariants: each component runs from the
-moment at which it is open, so whatever takes long to open has the work of the components before it
-done meanwhile; nothing is closed before all work has ended; everything that began to open is
-closed, also after an error or a signal half way through."""
+In: components. Out: their effects, until the role is cancelled or one of them fails. Their metrics
+and their parts of `/state` are shown while they are open. Invariants: a component runs from the
+moment at which it is open, so the components before it work while a slow one opens. Nothing is
+closed before all work has ended. Every component that began to open is closed, also after an error
+or a signal during the start."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class Task(Component):
-    """A component that is nothing but its work."""
+    """A component that consists of one coroutine."""
 
     def __init__(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Task(Component):
 
 
 class Context(Component):
-    """A component that is entered and left: a server, for example."""
+    """A component that consists of a context manager, for example a server."""
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[object]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Context(Component):
 
 
 class Until(Component):
-    """Holds the components after it back until `happened` returns."""
+    """A component that delays the start of the components after it until `happened` returns."""
 
     def __init__(self, name: str, happened: Callable[[], Awaitable[object]]) -> None:
         self.name = name
@@ -58,8 +58,8 @@ class Until(Component):
 
 
 async def run_components(components: Sequence[Component], view: View) -> None:
-    """Open and run these components until cancelled, and show them in `view`. If one fails, all
-    end, and its error is raised."""
+    """Open and run these components until cancelled, and show them in `view`. If one fails, stop
+    all of them and raise its error."""
     async with AsyncExitStack() as opened:
         try:
             async with asyncio.TaskGroup() as group:
@@ -70,11 +70,12 @@ async def run_components(components: Sequence[Component], view: View) -> None:
                     group.create_task(component.run(), name=component.name)
                 await asyncio.get_running_loop().create_future()  # until cancelled
         except BaseExceptionGroup as failed:
-            raise the_failure(failed) from None
+            raise root_error(failed) from None
 
 
-def the_failure(failed: BaseException) -> BaseException:
-    """The one error in nested groups; or the group, if there are several or if it is a bug."""
+def root_error(failed: BaseException) -> BaseException:
+    """Return the single FairleadError in nested groups. Return the group itself if it has several
+    errors, or an error that is a bug."""
     found = failed
     while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
         found = found.exceptions[0]
@@ -82,7 +83,7 @@ def the_failure(failed: BaseException) -> BaseException:
 
 
 async def remove_components(components: Sequence[Component]) -> None:
-    """Take away what these components, or their predecessors, left on this host, and log it."""
+    """Remove what these components, or those of an earlier process, left on this host."""
     removed: list[str] = []
     for component in reversed(components):
         found = await component.remove()
@@ -90,4 +91,4 @@ async def remove_components(components: Sequence[Component]) -> None:
         for what in found:
             log.info("removed", what=what)
     if not removed:
-        log.info("nothing to remove: nothing of this role is here")
+        log.info("nothing to remove: this role has left nothing on this host")

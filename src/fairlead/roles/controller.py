@@ -1,10 +1,11 @@
-"""`fairlead controller`: gives Services their addresses and writes their status.
+"""`fairlead controller`: assigns addresses to Services and writes their status.
 
 In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that
-a class of ours serves. The chain is claim, grant, publish: a Service is claimed before anything is
-done for it, and let go when everything is undone. Class octavia has a loop of its own
-(`roles.octavia`). The only writer of Service status: of several controllers one leads, by a Lease.
-Away, it takes nothing away: data planes go on, only new Services wait."""
+a class of Fairlead serves. The chain of drivers is claim, grant, publish: a Service is claimed
+before anything is done for it, and released when everything is undone. Class octavia has a loop of
+its own (`roles.octavia`). The controller is the only writer of Service status: one of several
+controllers is the leader, by a Lease. While no controller runs, nothing is removed: data planes
+continue, and only new Services wait."""
 
 import asyncio
 import socket
@@ -43,7 +44,7 @@ from fairlead.roles.gateways import GatewayWatch, collect
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, Feed, freshness_of
+from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, AddressFeed, Feed, freshness_of
 from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
@@ -51,25 +52,27 @@ from fairlead.state import State
 from fairlead.web import View, serve
 
 SYNC_FAILED = "SyncLoadBalancerFailed"
-"""The upstream service controller's reason for what could not be done."""
+"""The reason that the service controller of Kubernetes uses for failures to serve a Service."""
 
 REMOVAL_FAILED = "DeleteLoadBalancerFailed"
-"""The upstream service controller's reason for what could not be taken away."""
+"""The reason that the service controller of Kubernetes uses for failures to remove a load balancer.
+"""
 
 PATIENCE_S = 5.0
-"""So long something that may pass by itself must last before the Service's owner is told."""
+"""How long a problem that may pass by itself must last before an Event reports it."""
 
 CONDITIONS_COALESCE_S = 0.3
-"""A new Service has no endpoints for a moment; a condition is not written for that."""
+"""The delay that keeps a condition from being written for the moment in which a new Service has no
+endpoints."""
 
 WRITERS = 8
-"""How many Services are written at once."""
+"""The number of Services that are written in parallel."""
 
 DEFAULT_LISTEN = "127.0.0.1:9440"
 
 
 class Planner:
-    """`plan_controller` with a memory for who was given what."""
+    """`plan_controller` with a ledger of the addresses that it has assigned."""
 
     def __init__(self, state: State, config: Config) -> None:
         self._state = state
@@ -84,7 +87,7 @@ class Planner:
         return planned
 
     async def follow_pools(self) -> None:
-        """Take in pools that change while there is no Service to plan for."""
+        """Update the ledger when pools change, because without Services no plan would do so."""
         while True:
             await self._state.pools_changed.wait()
             self._state.pools_changed.clear()
@@ -95,8 +98,8 @@ class Planner:
 async def run(
     config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S
 ) -> None:
-    """Run a controller until cancelled: stand by until the Lease is ours, then do the work, anew in
-    each term."""
+    """Run a controller until cancelled: stand by until this process holds the Lease, then do the
+    work. Each term as leader starts the work again."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
     view.standing_by = state.whole.is_set
@@ -129,7 +132,8 @@ async def run(
             Task("events", recorder.run),
             Task("freshness", freshness.run),
             Task("presence", partial(announcer.run, remove_at_end=True)),
-            Feed(client, state, freshness, keep, addresses=True),
+            Feed(client, state, freshness, keep),
+            AddressFeed(client, state, freshness),
             Task("gateways", gateways.run),
             Task("leader election", partial(elector.lead, term)),
         ]
@@ -137,8 +141,8 @@ async def run(
 
 
 class Term(Component):
-    """The time in which this process leads: outside of it nothing is known that could be shown, and
-    another process writes the Events."""
+    """The time in which this process leads. At other times the view is empty, and another process
+    writes the Events."""
 
     name = "term"
 
@@ -158,7 +162,8 @@ class Term(Component):
 
 
 class Writing(NamedTuple):
-    """What all drivers of a term write with. `fence`: raises unless this process leads."""
+    """The clients with which all drivers of a term write. `fence`: raises an error unless this
+    process leads."""
 
     client: Client
     state: State
@@ -180,8 +185,9 @@ async def work(
     patience_s: float,
     start_s: float,
 ) -> None:
-    """Serve all Services, until cancelled: one loop gives them what they ask for, another shows
-    what became of it. `gateways_known`: set once it is known which gateways are alive."""
+    """Serve all Services until cancelled. One loop assigns and publishes addresses, another one
+    writes the conditions that show the outcomes. `gateways_known`: set once it is known which
+    gateways are alive."""
     newest = ServiceCache(state)
     writer = ServiceWriter(client, newest, fence=fence)
     writing = Writing(client, state, newest, writer, recorder, fence)
@@ -201,10 +207,11 @@ async def work(
     loop = services_loop(config, writing, planner, shared.of("services"))
 
     async def known() -> None:
-        """Until then it is not known whether conditions that another leader wrote still hold."""
+        """Wait until it is known which conditions of a previous leader still hold, and take over
+        its Warnings."""
         await loop.settled.wait()
         await gateways_known.wait()
-        events.resume(left_warned(state.services.values()))
+        events.resume(inherited_warnings(state.services.values()))
 
     with octavia_loop(
         config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
@@ -216,7 +223,7 @@ async def work(
             *pools.components,
             Task("pools", planner.follow_pools),
             Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
-            Until("all Services are known", known),
+            Until("all Services and gateways are known", known),
             conditions_loop(writing, reports, octavia.settled),
         ]
         await run_components(components, view)
@@ -225,7 +232,7 @@ async def work(
 def reporter_of(
     view: View, writing: Writing, patience_s: float, start_s: float
 ) -> Reporter[LoadBalancer]:
-    """What the controller tells the owners of Services."""
+    """Return the reporter that writes the Events of the controller."""
     return Reporter[LoadBalancer](
         view,
         writing.state,
@@ -245,7 +252,7 @@ def services_loop(
     planner: Planner,
     report: Report[ServiceKey, LoadBalancer],
 ) -> Loop[ServiceKey, LoadBalancer]:
-    """The loop that claims Services, grants addresses and publishes them."""
+    """Return the loop that claims Services, grants addresses and publishes them."""
     grant_cache, limits = GrantCache(writing.state), limits_of(config)
     keeping = KeptAddresses(writing.client, writing.state, grant_cache, writing.recorder, limits)
     claim = ClaimDriver(writing.writer, writing.newest, writing.recorder)
@@ -272,11 +279,12 @@ def services_loop(
 def conditions_loop(
     writing: Writing, reports: ServiceReports, cloud_known: asyncio.Event
 ) -> Loop[ServiceKey, Conditions]:
-    """The loop that writes what became of Services. `cloud_known`: set once it is known what a
-    cloud has."""
+    """Return the loop that writes the conditions of Services. `cloud_known`: set once the load
+    balancers in the cloud are known."""
 
     def undecided(service: Service) -> bool:
-        """Of what a cloud has, nothing is known while it is away."""
+        """Return whether nothing is known about the load balancer of the Service because the cloud
+        has not answered yet."""
         return (
             not cloud_known.is_set()
             and service.key not in reports.services
@@ -293,9 +301,9 @@ def conditions_loop(
     )
 
 
-def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
-    """The Warnings of an earlier leader that still held when it ended, read from the conditions of
-    Services."""
+def inherited_warnings(services: Iterable[Service]) -> Iterator[Warned]:
+    """Yield the Warnings of the previous leader that still held when it ended, read from the
+    conditions of Services."""
     for service in services:
         for condition in service.status.conditions:
             if (
@@ -315,8 +323,8 @@ def left_warned(services: Iterable[Service]) -> Iterator[Warned]:
 
 
 def elector_of(config: Config, client: Client) -> Elector:
-    """A candidate of its own for each process: two on one host must not take each other for
-    themselves."""
+    """Return the elector of this process. Its identity contains a random part, because two
+    processes on one host must be different candidates."""
     section = config.controller
     return Elector(
         client,

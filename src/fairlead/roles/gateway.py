@@ -1,19 +1,20 @@
-"""`fairlead gateway`: takes packets for load-balancer addresses and hands them to nodes that can
-serve them.
+"""`fairlead gateway`: receives packets for load-balancer addresses and forwards them to nodes that
+can serve them.
 
-In: Services with their addresses (from status, where the controller publishes them),
-EndpointSlices, Nodes, its own probes of the nodes. Out: the eBPF data plane of this host (class
-direct) and a HAProxy (class proxy). Any number of gateways share the work without talking to each
-other: same objects, same plan. Stopped or killed, the kernel goes on forwarding by the last tables,
-and HAProxy by what it was last told; the next start adopts them. It may be the balancer of the API
-server itself, too: that is up before there is any answer of the API, and so the way to the API may
-lead through it. Where it has peers they tell each other about what is in transition, so that
-connections may pass between them then, too.
+In: Services with their addresses (from their status, where the controller publishes them),
+EndpointSlices, Nodes, and the results of its own probes of the nodes. Out: the eBPF data plane of
+this host (class direct) and a HAProxy process (class proxy). Any number of gateways share the work
+without coordination, because equal objects give equal plans. When the process stops or is killed,
+the kernel and HAProxy continue with their last configuration, and the next start adopts both.
+Gateways with peers send each other the flow entries of slots in transition, so that a connection
+can move between gateways even then. A gateway can also be the load balancer of the API servers;
+that part starts before the API answers, so the gateway itself may reach the API through it.
 
-Two loops run over one plan. The first keeps the probes equal to it; what they show is part of the
-plan of the second, which keeps the data plane equal to it. A start must not take traffic away from
-nodes only because nothing is known of them yet: it waits for the first answers, and where there are
-too many to ask the API is believed until each has had its turn."""
+Two loops run over one plan. The first loop keeps the probes equal to the plan. Their results are
+part of the plan of the second loop, which keeps the data plane equal to it. A start must not take
+traffic away from nodes only because they have not been probed yet. So it waits for the first
+results; if there are too many nodes to probe in that time, it trusts the API until each of them has
+been probed."""
 
 import asyncio
 import sys
@@ -48,10 +49,10 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING,
 from fairlead.plan.projection import GATEWAY
 from fairlead.reconcile import Loop, Pace
 from fairlead.role_state import ProbedNode, ProbesState
-from fairlead.roles.ahead import StartupPrefetch
 from fairlead.roles.components import Context, Task, remove_components, run_components
 from fairlead.roles.host import HostSettings
-from fairlead.roles.planned import Planned
+from fairlead.roles.plan_cache import PlanCache
+from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
 from fairlead.roles.probing import command as probing_command
 from fairlead.roles.process import SOURCES, Feed, freshness_of
@@ -65,29 +66,31 @@ log = structlog.get_logger()
 SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
 PATIENCE_S = 5.0
-"""So long something must be wrong before the Service's owner is told."""
-TELL_NODES_S = 1.0
+"""How long a problem must last before an Event reports it."""
+NODE_ADDRESSES_COALESCE_S = 1.0
 COALESCE_S = 0.002
-"""A change waits so long for others after the one before. Each costs as much alone as among others;
-what comes while a pass goes on is the next one's anyway."""
+"""How long after the previous pass a change waits for further changes. The value is small because a
+change costs the same alone as together with others, and changes that arrive during a pass are
+collected for the next pass anyway."""
 PROBE_AFTER_S = 0.005
-"""Most changes are none of what is to be asked: the loop that probes looks at them after the one
-that forwards has."""
+"""The delay of the loop that probes. Most changes do not change what is probed, so the loop that
+forwards runs first."""
 PLAN_SLICE = 50
-"""So many Services are planned, in some milliseconds, before others have their turn."""
+"""The number of Services that are planned before other tasks run; it takes some milliseconds."""
 SWITCH_S = 0.0005
-"""Audits compare in a thread, which leaves the interpreter to a change after so long."""
+"""The interval after which a thread releases the interpreter lock: an audit, which compares in a
+thread, delays a change for at most this time."""
 FIRST_VERDICTS_S = 0.6
-"""So long after it asked the last of the nodes for the first time a start waits for answers: long
-enough to find every node that is dead."""
+"""How long a start waits for results after it sent the first probe to the last node; long enough to
+detect every dead node."""
 ACCESS_S = 1.0
-"""So often a kubeconfig is looked for that is not there yet."""
+"""The interval at which a start checks for a kubeconfig that does not exist yet."""
 NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
-"""What only a gateway knows; the rest is the controller's to tell."""
+"""The notes that only a gateway can know; the controller reports all other notes."""
 
 
 class DataPlane(NamedTuple):
-    """What serves Services on this host."""
+    """The parts of the data plane on this host."""
 
     apiserver: ApiServerBalancer
     probe_paths: ProbePaths
@@ -96,8 +99,8 @@ class DataPlane(NamedTuple):
 
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
-    """Run the gateway until cancelled. What the kernel does stays in place then. `find`: the way to
-    the API server."""
+    """Run the gateway until cancelled. The data plane in the kernel stays in place. `find`: returns
+    how to reach the API server."""
     section = config.gateway
     selectors = of_host(node_name, section.interfaces, section.interfaces_by_node)
     if not selectors:
@@ -118,7 +121,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
 def data_plane(
     config: Config, selectors: Sequence[str], state: State, peers: Peers | None = None
 ) -> DataPlane:
-    """All that a gateway may leave behind, as it is configured."""
+    """Return everything that a gateway may leave on its host, according to the configuration."""
     section = config.gateway
     return DataPlane(
         apiserver_balancer(config),
@@ -141,14 +144,14 @@ def components(
     plane: DataPlane,
     peers: Peers | None,
 ) -> Sequence[Component]:
-    """The gateway, in the order of its start. The reflectors, the prober and the plan work while
-    the programs are loaded into the kernel, which takes most of a second; traffic is changed only
-    once the first verdicts are there."""
+    """Return the components of the gateway, in the order of its start. The reflectors, the prober
+    and the plan work while the programs are loaded into the kernel, which takes most of a second.
+    Traffic is changed only after the first verdicts."""
     name, direct = view.node_name, plane.direct
     recorder = EventRecorder(client, "fairlead-gateway")
     report = reporter_of(view, state, recorder)
-    planned = Planned(state, config)
-    prober, ahead, probing = probing_of(config, state, plane, planned)
+    planned = PlanCache(state, config)
+    prober, prefetch, probing = probing_of(config, state, plane, planned)
     forwarding = Loop(
         "forwarding",
         state,
@@ -178,50 +181,51 @@ def components(
         Task("freshness", freshness.run),
         Task("presence", partial(announcer.run, resume=report.resume)),
         probing,
-        Task("prefetch", partial(ahead.run, state)),
+        Task("prefetch", partial(prefetch.run, state)),
         Probes(state),
         direct,
         Context("web", serve(view, listen, config.web.metrics_from)),
         Task("events", recorder.run),
         HostSettings(Host("gateway", adjust=False), view),
         *([peers] if peers is not None else []),
-        Task("cluster nodes", partial(tell_nodes, state, direct)),
+        Task("cluster nodes", partial(pass_node_addresses, state, direct)),
         Task("returned packets", returned),
-        FirstVerdicts(ahead, prober, state),
+        FirstVerdicts(prefetch, prober, state),
         forwarding,
         plane.proxy,
     ]
 
 
 class Probing(NamedTuple):
-    """What asks the nodes."""
+    """The parts that probe the nodes."""
 
     prober: Prober
-    ahead: StartupPrefetch
+    prefetch: StartupPrefetch
     loop: Loop[ServiceKey, LoadBalancer]
 
 
-def probing_of(config: Config, state: State, plane: DataPlane, planned: Planned) -> Probing:
-    """The loop that keeps the probes equal to the plan. It tells nothing: the other loop does."""
+def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCache) -> Probing:
+    """Return the prober and the loop that keeps the probes equal to the plan. This loop reports no
+    outcomes; the loop that forwards reports them."""
     section, paths = config.gateway, plane.probe_paths
     command = probing_command(
         section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
     )
     prober = Prober(state.observe, command, paths.add)
-    ahead = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
+    prefetch = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
     loop = Loop(
         "probing",
         state.objects_only,
-        ahead.plan,
+        prefetch.plan,
         [prober],
         lambda _intents, _outcomes: None,
         pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
     )
-    return Probing(prober, ahead, loop)
+    return Probing(prober, prefetch, loop)
 
 
 def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[LoadBalancer]:
-    """What a gateway tells the owners of Services."""
+    """Return the reporter that writes the Events of this gateway."""
     return Reporter[LoadBalancer](
         view,
         state,
@@ -234,27 +238,28 @@ def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[L
 
 
 def apiserver_balancer(config: Config) -> ApiServerBalancer:
-    """The balancer of the API server, which does nothing if there is to be none."""
+    """Return the load balancer of the API servers. It does nothing if none is configured."""
     return ApiServerBalancer(config.gateway.api_server, Path(f"{config.gateway.proxy_path}-api"))
 
 
 async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
-    """The way to an API server that may come to be only after us: who is to make a kubeconfig may
-    need the balancer first."""
-    told = ""
+    """Wait until `find` succeeds, and keep the load balancer of the API servers running meanwhile:
+    the kubeconfig may be created by a process that needs this load balancer."""
+    logged = ""
     while True:
         await apiserver.ensure()
         try:
             return find()
         except Refused as error:
-            if str(error) != told:
-                log.warning("there is no way to the API server yet", problem=str(error))
-            told = str(error)
+            if str(error) != logged:
+                log.warning("waiting for access to the API server", problem=str(error))
+            logged = str(error)
         await asyncio.sleep(ACCESS_S)
 
 
 def peers_of(config: Config) -> Peers | None:
-    """The other gateways, if any are configured. Raises Refused if certificates cannot be used."""
+    """Return the exchange with other gateways, or None if none is configured. Raise Refused if the
+    certificates cannot be used."""
     section = config.gateway
     if not section.peer_listen and not section.peers:
         return None
@@ -265,7 +270,7 @@ def peers_of(config: Config) -> Peers | None:
 
 
 def rules_of(config: Config) -> Rules:
-    """How packets get to nodes, as it is configured."""
+    """Return the configured rules for the forwarding method of each node."""
     tunnel = config.tunnel
     return Rules(config.gateway.forwarding, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways)
 
@@ -273,7 +278,7 @@ def rules_of(config: Config) -> Rules:
 def direct_driver(
     config: Config, selectors: Sequence[str], state: State, peers: Peers | None
 ) -> DirectDriver:
-    """The driver as it is configured, at the interfaces that these selectors choose."""
+    """Return the driver of class direct, for the interfaces that match these selectors."""
     section = config.gateway
     return DirectDriver(
         selectors,
@@ -290,10 +295,10 @@ def direct_driver(
     )
 
 
-async def tell_nodes(state: State, direct: DirectDriver) -> None:
-    """Tell the driver the addresses of all nodes whenever they change: this host may be one of
-    them, and then packets that come from another have been through a gateway."""
-    told: set[tuple[str, str]] = set()
+async def pass_node_addresses(state: State, direct: DirectDriver) -> None:
+    """Pass the addresses of all nodes to the driver whenever they change. If this host is a node
+    too, packets from the other nodes have passed a gateway already."""
+    logged: set[tuple[str, str]] = set()
     await state.whole.wait()
     with state.subscribers.subscription() as dirty:
         while True:
@@ -304,28 +309,28 @@ async def tell_nodes(state: State, direct: DirectDriver) -> None:
                 if entry.type == "InternalIP"
             }
             try:
-                if nodes != told:
+                if nodes != logged:
                     await direct.set_cluster_nodes(nodes)
-                    told = nodes
+                    logged = nodes
             except FairleadError as error:
                 log.warning(
-                    "the cluster's nodes are not known to the data plane yet", error=str(error)
+                    "cannot write the addresses of the nodes to the data plane", error=str(error)
                 )
-            await dirty.take(TELL_NODES_S)
+            await dirty.take(NODE_ADDRESSES_COALESCE_S)
 
 
 async def clean_up(config: Config) -> None:
-    """Take this gateway's data plane off the host, whichever process left it there."""
+    """Remove the data plane from this host, including what earlier processes left."""
     await remove_components(data_plane(config, (), State(())))
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Finding]:
-    """Those that are this role's to tell."""
+    """Return the notes that this role reports."""
     return [note for note in balancer.notes if note.code in NOTES]
 
 
 class Probes(Component):
-    """Shows the paths by which nodes are probed, and the last verdicts."""
+    """The component that shows the paths by which nodes are probed, and their last verdicts."""
 
     name = "probes"
 
@@ -348,27 +353,28 @@ class Probes(Component):
 
 
 class FirstVerdicts(Component):
-    """Holds the start back until nodes have had time to answer their first probes, but not for
-    long; then the API is believed of the rest, no longer than needed."""
+    """The component that delays the start until nodes have had time to answer their first probes.
+    After a bounded time it lets the gateway trust the API about the remaining nodes, until all of
+    them have been probed."""
 
     name = "first verdicts"
 
-    def __init__(self, ahead: StartupPrefetch, prober: Prober, state: State) -> None:
-        self._ahead = ahead
+    def __init__(self, prefetch: StartupPrefetch, prober: Prober, state: State) -> None:
+        self._prefetch = prefetch
         self._prober = prober
         self._state = state
 
     async def open(self) -> None:
-        await self._ahead.handed_on.wait()
+        await self._prefetch.done.wait()
         try:
-            async with asyncio.timeout_at(self._ahead.newest_s + FIRST_VERDICTS_S):
+            async with asyncio.timeout_at(self._prefetch.last_first_probe_s + FIRST_VERDICTS_S):
                 await self._prober.settled()
         except TimeoutError:
             log.info(
-                "believing the API until all health ports have been asked", ports=self._prober.ports
+                "trusting the API until all health ports have been probed", ports=self._prober.ports
             )
-            self._state.believing = True
+            self._state.trust_api = True
 
     async def run(self) -> None:
         await self._prober.settled()
-        self._state.believing = False
+        self._state.trust_api = False

@@ -1,17 +1,18 @@
-"""Observe which gateways are alive, from the Leases by which they announce themselves; and delete
-Leases that expired long ago.
+"""Detection of the gateways that are alive, by the Leases with which they announce themselves, and
+deletion of Leases that expired long ago.
 
 In: the Leases of the gateways. Out: `Gateways` in the state, which the controller's plan reads.
-Invariants: no time that another process wrote is compared with a clock. A gateway is gone when, for
-the Lease's duration as measured by this process, its Lease has not changed or has not said that the
-gateway is ready. Only time counts in which this process could have observed a renewal: no gateway
-is declared gone while the API server cannot be reached, and when it is back gateways have most of a
-duration to renew. An answer to another request proves nothing, because the watch may hang at one
-API server while another one answers. Therefore the watch includes the Leases of controllers, and
-the renewals of this process's own Lease show that the watch delivers renewals. A Lease that exists
-at the start proves nothing: whether its gateway is alive is known once the Lease changes, or has
-not changed for its duration. Follows client-go's leader election, which observes Leases in the same
-way."""
+Follows client-go's leader election, which observes Leases in the same way.
+
+Invariants: no time that another process wrote is compared with a clock. A gateway is gone if its
+Lease has not changed, or has not reported readiness, for the duration of the Lease as measured by
+this process. Only time counts in which this process could have observed a renewal. So no gateway is
+declared gone while the API server is unreachable, and afterwards gateways have most of a duration
+to renew. An answer to another request proves nothing, because the watch may hang at one API server
+while another API server answers. Therefore the watch includes the Leases of controllers, and the
+renewals of this process's own Lease prove that the watch delivers renewals. A Lease that exists at
+the start proves nothing: whether its gateway is alive is known once the Lease changes, or has not
+changed for its duration."""
 
 import asyncio
 import time
@@ -48,13 +49,13 @@ COLLECT_LOOK_S = 600.0
 
 
 class Observed(msgspec.Struct):
-    """One gateway. `silent_s`: for how long its Lease has not changed while a renewal could be
-    observed. `unready_s`: for how long the gateway has not been ready. `vouched`: whether a renewal
-    was observed."""
+    """One gateway. `silent_s`: how long its Lease has not changed while a renewal could be
+    observed. `unready_s`: how long the gateway has not been ready. `renewed`: whether a renewal was
+    observed."""
 
     presence: Presence
     duration_s: float
-    vouched: bool
+    renewed: bool
     silent_s: float = 0.0
     unready_s: float = 0.0
 
@@ -63,18 +64,18 @@ class Observed(msgspec.Struct):
         return max(self.silent_s, self.unready_s) > self.duration_s
 
 
-class Silences:
-    """The gateways, and for how long each has been silent. It has no clock: the caller passes the
-    time to `listen`."""
+class GatewayLeases:
+    """The gateways, and how long each has been silent. It has no clock: the caller passes the time
+    to `advance`."""
 
     def __init__(self, most_s: float) -> None:
-        """`most_s`: the maximum that is counted between two calls of `listen`: in a longer time
-        nothing could be observed."""
+        """`most_s`: the maximum that is counted between two calls of `advance`. In a longer time
+        renewals could not be observed."""
         self.gateways: dict[ObjectKey, Observed] = {}
         self._most_s = most_s
 
-    def hear(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
-        """Process Leases that changed. `first`: these Leases existed when the watch began."""
+    def update(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
+        """Process changed Leases. `first`: these Leases existed when the watch began."""
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
             presence = presence_of(lease) if lease is not None else None
@@ -88,36 +89,34 @@ class Silences:
             duration_s = float(lease.spec.lease_duration_seconds or 1)
             self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
 
-    def listen(self, passed_s: float) -> None:
-        """Some time has passed in which renewals could be observed."""
+    def advance(self, passed_s: float) -> None:
+        """Count a time in which renewals could be observed."""
         for each in self.gateways.values():
             each.silent_s += min(passed_s, self._most_s)
             each.unready_s += min(passed_s, self._most_s)
 
     @property
     def decided(self) -> bool:
-        """Whether it is known that some gateway is alive, or that none is."""
+        """Whether it is known that at least one gateway is alive, or that none is."""
         alive = (each for each in self.gateways.values() if not each.expired)
-        return any(each.vouched for each in self.gateways.values() if not each.expired) or not any(
+        return any(each.renewed for each in self.gateways.values() if not each.expired) or not any(
             alive
         )
 
     def value(self) -> Gateways:
-        """The gateways that are alive, and the Services that they cannot serve."""
+        """Return the gateways that are alive, and the Services that they cannot serve."""
         alive = [each.presence for each in self.gateways.values() if not each.expired]
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
-            for each in presence.not_served[
-                :MOST_NAMED
-            ]:  # what a gateway writes; whoever has its token may write more
-                refusals.setdefault(each.key, {})[presence.name[:LONGEST_REASON]] = each.message[
-                    :LONGEST_REASON
-                ]
+            # A gateway keeps to these limits, but any client with its token can write more.
+            for each in presence.not_served[:MOST_NAMED]:
+                name, reason = presence.name[:LONGEST_REASON], each.message[:LONGEST_REASON]
+                refusals.setdefault(each.key, {})[name] = reason
         return Gateways(frozenset(presence.name for presence in alive), refusals)
 
 
 class GatewayWatch:
-    """Keeps `state.gateways` equal to what the Leases show. `decided` is set once that is known, or
+    """Keeps `state.gateways` equal to the Leases. `decided` is set once the gateways are known, or
     cannot become known."""
 
     def __init__(
@@ -126,7 +125,7 @@ class GatewayWatch:
         self.decided = asyncio.Event()
         self._state = state
         self._tick_s = section.lease_duration_s / 12
-        self._silences = Silences(section.lease_duration_s / 3)
+        self._leases = GatewayLeases(section.lease_duration_s / 3)
         self._reflector: Reflector[Lease] = Reflector(
             client,
             LEASES,
@@ -146,40 +145,41 @@ class GatewayWatch:
     async def _follow(self) -> None:
         first = True
         async for changed in self._reflector.changes():
-            self._listen()
-            self._silences.hear(changed, first=first)
+            self._advance()
+            self._leases.update(changed, first=first)
             first = False
-            self._tell()
+            self._publish()
 
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
             if self._reflector.synced:
-                self._listen()
-                self._tell()
+                self._advance()
+                self._publish()
 
-    def _listen(self) -> None:
-        """Count the time until the watch has brought something last."""
+    def _advance(self) -> None:
+        """Count the time up to the last delivery of the watch."""
         before_s, self._last_contact_s = self._last_contact_s, self._reflector.last_contact_s
-        self._silences.listen(max(0.0, self._last_contact_s - before_s))
+        self._leases.advance(max(0.0, self._last_contact_s - before_s))
 
-    def _tell(self) -> None:
-        if not self._silences.decided and not self.decided.is_set():
+    def _publish(self) -> None:
+        if not self._leases.decided and not self.decided.is_set():
             return
-        before, after = self._state.gateways, self._silences.value()
+        before, after = self._state.gateways, self._leases.value()
         if before is not None and before.alive != after.alive:
             log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
         self._state.update_gateways(after)
         self.decided.set()
 
     def _forbidden(self) -> None:
-        """Without the right to watch the Leases no condition mentions gateways; the reflector has
-        logged why."""
+        """Continue without the permission to watch Leases: no condition mentions gateways then. The
+        reflector has logged the reason."""
         self.decided.set()
 
 
 async def collect(client: Client, section: PresenceConfig, *, fence: Callable[[], None]) -> None:
-    """Delete Leases of instances that are long gone, until cancelled. For the leader."""
+    """Delete Leases of instances that have been gone for a long time, until cancelled. Only the
+    leader runs it."""
     seen: dict[str, tuple[str, float]] = {}
     while True:
         try:
@@ -196,7 +196,7 @@ async def collect(client: Client, section: PresenceConfig, *, fence: Callable[[]
 
 
 def _since(lease: Lease, seen: Mapping[str, tuple[str, float]], now_s: float) -> tuple[str, float]:
-    """The version of a Lease, and when this version was first seen."""
+    """Return the version of a Lease, and the time at which this version was first seen."""
     version = lease.metadata.resource_version
     known = seen.get(lease.metadata.name)
     return known if known is not None and known[0] == version else (version, now_s)
@@ -211,4 +211,5 @@ async def _collect(client: Client, lease: Lease, fence: Callable[[], None]) -> N
         )
         log.info("deleted the Lease of an instance that is gone", lease=metadata.name)
     except (NotFound, Conflict):
-        pass  # the instance has renewed the Lease meanwhile
+        # The instance has renewed the Lease meanwhile, or the Lease is already deleted.
+        pass

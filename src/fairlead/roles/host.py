@@ -1,7 +1,8 @@
-"""A role's eye on the settings of its host, again and again: interfaces and nodes come and go.
+"""The periodic check of the settings of the host. It is repeated because interfaces and nodes come
+and go.
 
-In: the requirements of the components that are open. Out: what does harm is shown, and put right
-where the configuration allows that."""
+In: the requirements of the open components. Out: findings about harmful settings; the settings are
+corrected if the configuration permits it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from fairlead.web import View
 log = structlog.get_logger()
 
 LOOK_S = 60.0
-"""The settings are looked at once in this time."""
+"""The interval of the check."""
 
 
 class HostSettings(Component):
-    """Stands behind the components that require something of the host. `remove` puts settings
-    back."""
+    """The component that checks the settings. It stands behind the components that require
+    something of the host, in the order of the start. `remove` restores the original settings."""
 
     name = "host settings"
 
@@ -40,8 +41,8 @@ class HostSettings(Component):
                 ]
                 self._host.check(needs)
             except FairleadError as problem:
-                log.warning("the host's settings cannot be seen to", problem=str(problem))
+                log.warning("cannot check the settings of the host", problem=str(problem))
             await asyncio.sleep(LOOK_S)
 
     async def remove(self) -> Sequence[str]:
-        return [f"our value of the setting {each}" for each in self._host.restore()]
+        return [f"Fairlead's value of the setting {each}" for each in self._host.restore()]

@@ -1,10 +1,10 @@
-"""`fairlead node`: what a node does for its Services: the service proxy where there is no
-kube-proxy, its end of the tunnels.
+"""`fairlead node`: the service proxy of a node that has no kube-proxy, and the node's end of the
+tunnels.
 
 In: Services and EndpointSlices. Out: this node's nftables rules, tunnel and health ports. The
-health ports come last: one that answers 200 is the proof that the rest is in place, and gateways
-wait for it. Stopped or killed, rules and tunnel stay. Where kube-proxy runs (node.serviceProxy:
-false) only the tunnel is ours, and no EndpointSlice is asked for."""
+health ports come last: an answer of 200 proves that everything else is in place, and gateways wait
+for it. When the process stops or is killed, rules and tunnel stay. If kube-proxy runs
+(node.serviceProxy: false), this role manages only the tunnel, and does not watch EndpointSlices."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -53,22 +53,23 @@ log = structlog.get_logger()
 SYNC_FAILED = "SyncProxyRulesFailed"
 DEFAULT_LISTEN = "127.0.0.1:9442"
 PLAN_SLICE = 20
-"""So many Services are planned, or compared by an audit, in some milliseconds, before a change has
-its turn."""
+"""The number of Services that are planned, or compared by an audit, before a change is processed;
+it takes some milliseconds."""
 LARGE = 5_000
-"""A Service with more ports times endpoints than this takes a tenth of a second or more. Other
-Services do not wait for it."""
+"""The number of ports times endpoints above which a Service is large: it takes a tenth of a second
+or more, and other Services do not wait for it."""
 LOOK_S = 2.0
-"""Time between two looks at the host's addresses, where `node.nodePortAddresses` says which
-count."""
+"""The interval at which the host's addresses are read, if `node.nodePortAddresses` selects among
+them."""
 API_RETRY_S = (0.2, 5.0)
-"""First and longest wait for an API server that does not answer at the start."""
+"""The first and the longest delay before the next request to an API server that does not answer at
+the start."""
 
 
 class HostAddresses:
-    """Those of the host's addresses that are in one of these networks, as it had them when it was
-    looked last. Loopback is not among them, as in kube-proxy; nor are link-local ones, which
-    kube-proxy takes."""
+    """The addresses of the host that are in one of these networks, at the time of the last `look`.
+    Like kube-proxy, it excludes loopback addresses. Unlike kube-proxy, it excludes link-local
+    addresses too."""
 
     def __init__(self, cidrs: Sequence[str]) -> None:
         self._networks = [ip_network(cidr) for cidr in cidrs]
@@ -78,7 +79,8 @@ class HostAddresses:
         return self._found
 
     async def look(self) -> bool:
-        """Look again; whether there are others now. Raises Unavailable."""
+        """Read the addresses again. Return whether they have changed. Raise Unavailable if they
+        cannot be read."""
         borne = await asyncio.to_thread(assigned_addresses)
         reached = {each for each in borne if not each.is_loopback and not each.is_link_local}
         found = tuple(
@@ -91,9 +93,9 @@ class HostAddresses:
 
 
 class NodeAddresses:
-    """Where this node's NodePorts answer, as the API shows it now. While it shows no address (the
-    Node is away for a moment, to be registered anew), those that it showed last: nothing is to stop
-    answering for that."""
+    """The addresses of this node's NodePorts, as the API shows them now. While it shows none (the
+    Node may be deleted for a moment, to be registered again), they are the addresses that it last
+    showed, so that NodePorts keep answering."""
 
     def __init__(self, node_name: str, nodes: Mapping[str, Node], last: Sequence[str]) -> None:
         self._node_name = node_name
@@ -107,7 +109,7 @@ class NodeAddresses:
 
 
 def primary_addresses(node: Node) -> Sequence[str]:
-    """The first InternalIP of each family, where kube-proxy too answers for NodePorts."""
+    """Return the first InternalIP of each family, where kube-proxy too answers for NodePorts."""
     first: dict[Family, str] = {}
     for entry in node.status.addresses:
         if entry.type == "InternalIP":
@@ -118,24 +120,27 @@ def primary_addresses(node: Node) -> Sequence[str]:
 def service_precedence(
     services: Mapping[ServiceKey, Service], key: ServiceKey, address: str, port: str
 ) -> Precedence | None:
-    """The precedence of a Service for a port of an address; None if there is no such Service."""
+    """Return the precedence of a Service for a port of an address; None if the Service does not
+    exist."""
     service = services.get(key)
     return precedence_of(key, service, address, port) if service is not None else None
 
 
 def is_large(state: State, key: ServiceKey) -> bool:
-    """Whether other Services must not wait until this Service is planned and in the kernel."""
+    """Return whether planning and applying the Service takes so long that other Services must not
+    wait for it."""
     service = state.services.get(key)
     endpoints = sum(len(each.endpoints or ()) for each in state.slices_of(key))
     return service is not None and len(service.spec.ports) * endpoints > LARGE
 
 
 async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
-    """The addresses of this node at the start. Waits for an API server that is away or does not let
-    us in: a process that ended instead would be started ever more rarely, and the node would be
-    missing for long after all is well."""
+    """Return the addresses of this node at the start. Wait while the API server does not answer or
+    denies access, because a process that ended instead would be restarted with growing delays, and
+    the node would stay unserved long after the problem is solved. Raise Refused if the Node has no
+    InternalIP, and NotFound if the Node does not exist."""
     retry = Backoff(*API_RETRY_S)
-    told: type[Exception] | None = None
+    logged: type[Exception] | None = None
     while True:
         try:
             node = await client.get(NODES, ObjectKey("", node_name))
@@ -143,9 +148,9 @@ async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
         except NotFound:
             raise
         except (Unavailable, RefusedByServer) as problem:
-            # Of credentials the connection has told.
-            if not isinstance(problem, Unauthenticated) and type(problem) is not told:
-                told = type(problem)
+            # Invalid credentials are logged by the connection.
+            if not isinstance(problem, Unauthenticated) and type(problem) is not logged:
+                logged = type(problem)
                 level = log.error if isinstance(problem, RefusedByServer) else log.warning
                 level("waiting for the API server", problem=str(problem))
             await asyncio.sleep(retry.next_s())
@@ -160,8 +165,8 @@ async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
 async def run(
     config: Config, access: Access, node_name: str, *, remove_at_stop: bool = False
 ) -> None:
-    """Run the node's part until cancelled. What it has put in place stays then, unless it is to be
-    removed."""
+    """Run the role until cancelled. Then rules and tunnel stay in place, unless `remove_at_stop` is
+    set."""
     state = State(SOURCES if config.node.service_proxy else WITHOUT_SLICES)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
@@ -174,7 +179,8 @@ async def run(
             drivers = drivers_of(config, state, node_name, addresses, answering)
             await run_components(components(config, view, client, state, drivers), view)
     except asyncio.CancelledError:
-        # After a failure another start follows, and traffic goes on until then.
+        # After a failure the process is started again, and traffic continues meanwhile. So this is
+        # not done for other exceptions.
         if remove_at_stop:
             await clean_up()
         raise
@@ -183,7 +189,8 @@ async def run(
 def components(
     config: Config, view: View, client: Client, state: State, drivers: "Drivers"
 ) -> Sequence[Component]:
-    """The node, in the order of its start: what serves Services first, then what tells of them."""
+    """Return the components of the node, in the order of its start: first those that serve
+    Services, then those that report about them."""
     name, proxying = view.node_name, config.node.service_proxy
     recorder = EventRecorder(client, "fairlead-node")
     report = Reporter[NodeService](
@@ -209,18 +216,19 @@ def components(
 
 
 def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
-    """The selectors of the interfaces where packets from gateways arrive at this node."""
+    """Return the selectors of the interfaces where packets from gateways arrive at this node."""
     return of_host(node_name, config.node.interfaces, config.node.interfaces_by_node)
 
 
 def notes_of(service: NodeService) -> Sequence[Finding]:
-    """What users are to know of what this node does for a Service."""
+    """Return the notes that this node reports."""
     return service.notes
 
 
 class Arrivals(Component):
-    """The interfaces where packets from gateways arrive, with or without a tunnel: what they
-    require of the host. `selectors`: see `interfaces_of`."""
+    """The component for the interfaces where packets from gateways arrive, with or without a
+    tunnel: it returns their requirements on the settings of the host. `selectors`: see
+    `interfaces_of`."""
 
     name = "arrivals"
 
@@ -233,8 +241,8 @@ class Arrivals(Component):
 
 
 class Drivers(NamedTuple):
-    """What this node does for Services. `chain`: the drivers of its loop; `components`: these, and
-    what stands beside them, in the order of the start."""
+    """The drivers of this node. `chain`: the drivers of its loop. `components`: the drivers and the
+    components beside them, in the order of the start."""
 
     chain: Sequence[Driver[ServiceKey, NodeService, Any, Any, Any]]
     components: Sequence[Component]
@@ -247,8 +255,8 @@ def drivers_of(
     addresses: NodeAddresses,
     answering: HostAddresses,
 ) -> Drivers:
-    """The drivers that the configuration asks for. The health ports come last: one that answers 200
-    is the proof that the rest is in place."""
+    """Return the drivers that the configuration requests. The health ports come last: an answer of
+    200 proves that everything else is in place."""
     chosen, selectors = bool(config.node.node_port_addresses), interfaces_of(config, node_name)
     if config.tunnel.kind == "none":
         tunnels: list[TunnelDriver] = []
@@ -283,8 +291,7 @@ def drivers_of(
 
 
 async def follow_host(state: State, answering: HostAddresses, health: HealthPortDriver) -> None:
-    """Have NodePorts and health ports answer at the host's addresses as these change, until
-    cancelled."""
+    """Move NodePorts and health ports to the host's addresses as these change, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
@@ -293,14 +300,14 @@ async def follow_host(state: State, answering: HostAddresses, health: HealthPort
                 state.subscribers.mark(state.services)
         except Unavailable as problem:
             log.warning(
-                "NodePorts answer where they did: the host's addresses are not known",
+                "cannot read the host's addresses; NodePorts keep their present addresses",
                 problem=str(problem),
             )
 
 
 async def clean_up() -> None:
-    """Take out of the kernel what this role has put there, whichever process left it, and put
-    settings of the host back."""
+    """Remove everything that this role, or an earlier process of it, has put into the kernel, and
+    restore the settings of the host."""
     nowhere = NodeAddresses("", {}, ())
     drivers = drivers_of(Config(), State(()), "", nowhere, HostAddresses(()))
     settings = HostSettings(Host("node", adjust=False), View("node", ""))

@@ -1,8 +1,8 @@
 """The loop of class `fairlead.io/octavia` within the controller: claim, load balancer, publication.
 
-In: the cluster, the cloud of the configuration. Out: a loop that serves many Services at once, so
-that a load balancer that takes minutes holds up no other, and a cloud that is away no other class.
-"""
+In: the cluster, the cloud of the configuration. Out: a loop that serves many Services at once. So a
+load balancer that takes minutes does not delay other load balancers, and an unreachable cloud does
+not delay other classes."""
 
 import asyncio
 import time
@@ -29,15 +29,15 @@ from fairlead.state import State, Subscribers
 from fairlead.web import View
 
 AT_ONCE = 32
-"""So many load balancers are worked on at once."""
+"""The number of load balancers that are processed in parallel."""
 AUDIT_INTERVAL_S = 300.0
-"""A look at everything costs a call for each pool."""
+"""An audit costs an API call for each pool, so it is less frequent than in other loops."""
 SYSTEM = "kube-system"
-"""The namespace that every cluster has from its first day; its uid stands for the cluster."""
+"""A namespace that exists in every cluster from its creation; its uid identifies the cluster."""
 
 
 class OctaviaServices:
-    """Of a cluster's Services those that Octavia has to do with: the source of the loop. Others
+    """The Services of a cluster that class octavia concerns: the source of the loop. Other Services
     must not wait for a cloud."""
 
     def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
@@ -52,7 +52,7 @@ class OctaviaServices:
         return [key for key in self._state.services if self._concerned(key)]
 
     def mark(self, keys: Iterable[ServiceKey]) -> None:
-        """Something about these has changed."""
+        """Mark the Services among these that class octavia concerns."""
         self.subscribers.mark([key for key in keys if self._concerned(key)])
 
     def _concerned(self, key: ServiceKey) -> bool:
@@ -66,8 +66,9 @@ class OctaviaServices:
 def _without_cloud(
     state: State, config: Config, keys: Iterable[ServiceKey]
 ) -> dict[ServiceKey, LoadBalancer | Refused]:
-    """Those to be let go, which keep their finalizer, as a load balancer may be there still. Others
-    are told by the plan of all classes that there is no cloud."""
+    """Return a refusal for each Service that Octavia served and that is to be released while no
+    cloud is configured. It keeps its finalizer, because its load balancer may still exist. Services
+    of class octavia are refused by the plan of all classes."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = state.services.get(key)
@@ -75,11 +76,11 @@ def _without_cloud(
             continue
         message = (
             f"this Service may still have a load balancer of class {OCTAVIA.name}, and "
-            "`octavia` is not in the configuration"
+            "section `octavia` is not in the configuration"
         )
         fix = (
-            "restore it until that is deleted; or delete it yourself, and then this Service's "
-            "finalizer"
+            "restore the section until the load balancer is deleted; or delete the load balancer "
+            "yourself, and then remove this Service's finalizer"
         )
         planned[key] = Refused(message, fix=fix)
     return planned
@@ -97,11 +98,12 @@ def octavia_loop(
     *,
     fence: Callable[[], None],
 ) -> Iterator[Loop[ServiceKey, LoadBalancer]]:
-    """The loop, to be run within the block. `view` shows how load balancers are."""
+    """Yield the loop, which must be run during the block. `view` shows the state of the load
+    balancers."""
     if config.octavia is None:
-        # Without drivers: all that it can do is say so.
+        # Without drivers, the loop can only report refusals.
         source = OctaviaServices(state, config, lambda _: False)
-        with state.subscribers.telling(source):
+        with state.subscribers.subscribed(source):
             yield Loop(
                 "octavia",
                 source,
@@ -112,7 +114,7 @@ def octavia_loop(
         return
     if not (uid := state.namespace_uid(SYSTEM)):
         raise Refused(
-            f"there is no namespace {SYSTEM}: nothing says whose load balancers are whose"
+            f"namespace {SYSTEM} does not exist, but its uid identifies the owner of load balancers"
         )
     cloud = Cloud(config.octavia)
 
@@ -134,10 +136,12 @@ def octavia_loop(
     def publish_precondition(
         key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
     ) -> str:
-        """Addresses are the cloud's, so over any version of this very Service."""
+        """Return the resource version over which the addresses may be published: any version of the
+        Service with this uid, because the addresses are assigned by the cloud. Raise Conflict if
+        the Service is gone or was recreated."""
         service = newest.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
-            raise Conflict(f"Service {key} is another one now")
+            raise Conflict(f"Service {key} was deleted or recreated")
         return service.metadata.resource_version
 
     claim = ClaimDriver(writer, newest, recorder, loop=OCTAVIA.loop, may_keep=False)
@@ -151,7 +155,7 @@ def octavia_loop(
     )
     source = OctaviaServices(state, config, driver.knows)
     try:
-        with state.subscribers.telling(source), view.showing(driver):
+        with state.subscribers.subscribed(source), view.showing(driver):
             yield Loop(
                 "octavia",
                 source,

@@ -1,10 +1,10 @@
-"""Show on each AddressPool how it is: counts, conditions, Events; and keep one that is in use from
-going without a word.
+"""The state of each AddressPool in its status (counts, conditions) and in Events, and the
+protection of a pool that is in use from deletion.
 
-In: the ledger, told by `changed` that it is another one. Out: the source, the plan and the loop by
-which `drivers.pools` writes. Invariants: one write for each thing that changed, at most every
-`INTERVAL_S`; a pool that fails is tried again, ever more rarely. Pools of the configuration file
-are no objects and show nothing."""
+In: the ledger, whose changes are signalled by `changed`. Out: the source, the plan and the loop
+with which `drivers.pools` writes. Invariants: each change is written once, and a pool is written at
+most every `INTERVAL_S`; a pool whose write fails is retried with growing delays. Pools of the
+configuration file are not objects, so nothing is written for them."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,19 +20,20 @@ from fairlead.reconcile import Loop, Pace
 from fairlead.state import State, Subscribers
 
 INTERVAL_S = 0.5
-"""Counts are for people: many changes make one write."""
+"""The minimum time between two writes. Counts are for people, so many changes become one write."""
 
 
 class PoolStates(Component):
-    """The source and the plan of the loop. A pool is dirty when what it should show changes, and
-    not with every assignment."""
+    """The source and the plan of the loop. A pool becomes dirty when its published state changes,
+    not at every assignment."""
 
     name = "pool states"
 
     def __init__(self, state: State, ledger: Ledger, limits: KeepLimits) -> None:
         self.whole = asyncio.Event()
         self.services: dict[str, Wanted] = {}
-        """By the pools' names, under the name that every source has for what a loop looks after."""
+        """The desired state of each pool by its name. The field is called `services` in every
+        source."""
         self.subscribers = Subscribers[str]()
         self._state = state
         self._ledger = ledger
@@ -40,7 +41,7 @@ class PoolStates(Component):
         self._news = asyncio.Event()
 
     def changed(self) -> None:
-        """The ledger may be another one."""
+        """Signal that the ledger may have changed."""
         self._news.set()
 
     def plan(self, keys: Collection[str]) -> Mapping[str, Wanted]:
@@ -67,7 +68,8 @@ class PoolStates(Component):
 
 
 class PoolReports:
-    """`components` are its life; call `changed` after each assignment."""
+    """The publication of the state of pools. The role runs `components`, and calls `changed` after
+    each assignment."""
 
     def __init__(
         self,
@@ -94,5 +96,5 @@ class PoolReports:
 
     @property
     def remembered(self) -> set[str]:
-        """The pools of which it is known what was written, or that they were not."""
+        """The pools for which the result of the last write is still stored."""
         return {*self._driver.answers.answered, *self._loop.failing}

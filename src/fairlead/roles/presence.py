@@ -1,12 +1,15 @@
-"""Announce this process in the Kubernetes API by its own Lease, which is renewed every few seconds.
+"""The announcement of this process in the Kubernetes API by its own Lease, which is renewed every
+few seconds.
 
-In: what the role shows of itself (`web.View`). Out: a Lease with a record (`kube.presence`). The
-renewal also proves to this process that the API server answers (`kube.freshness`). Invariants: a
-failed renewal stops nothing, and is logged once until the problem changes; a Service is listed as
-not served when it is refused, or when it was unavailable at two renewals in a row, because many
-failures pass by themselves. A Service of which everything is served, but with less exact shares for
-example, is not listed. A new process lists what its predecessor listed until it has looked at all
-Services itself. The Lease stays when a gateway or node stops, so that a restart is not visible, and
+In: the state of the role (`web.View`). Out: a Lease with a record (`kube.presence`). The renewal
+also proves to this process that the API server answers (`kube.freshness`). Invariants: a failed
+renewal stops nothing, and is logged once until the problem changes. A Service is listed as not
+served if it is refused, or if it was unavailable at two renewals in a row, because many failures
+pass by themselves. A Service is not listed if everything of it is served, only less exactly than
+requested (`Outcome.coarse`). A new process lists what its predecessor listed until it has processed
+all Services itself.
+
+The Lease of a gateway or node stays when the process stops, so that a restart is not visible, and
 expires when it is not renewed. The Lease of a controller is deleted when its process ends, because
 its successor has another name."""
 
@@ -48,16 +51,17 @@ from fairlead.web import View
 log = structlog.get_logger()
 
 ANSWER_S = 5.0
-"""How long a renewal may take."""
+"""The time-out of a renewal."""
 RETRY_S = 2.0
-"""The wait after a renewal that was not answered, unless renewals are more frequent anyway."""
+"""The delay after a renewal without an answer, unless the interval of renewals is shorter."""
 CLEAN_UP_S = 5.0
 LOOK_S = 0.5
 
 
 class Announcer:
-    """Announces one instance of a role. `name`: its host; `interfaces`: where packets arrive;
-    `warned`: the Warnings that it has written and that still hold."""
+    """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
+    where packets arrive. `warned`: the Warnings that the instance has written and that still hold.
+    """
 
     def __init__(
         self,
@@ -80,7 +84,8 @@ class Announcer:
         self._since = stamp(datetime.now(UTC))
         self._unavailable: set[ServiceKey] = set()
         self._inherited: tuple[NotServed, ...] = ()
-        """What the predecessor did not serve, until this process is ready for the first time."""
+        """The Services that the predecessor did not serve; cleared when this process is ready for
+        the first time."""
         self._failing: type[Exception] | None = None
 
     async def run(
@@ -95,30 +100,33 @@ class Announcer:
         known = resume is None
         try:
             while True:
-                said = self._view.ready, self._view.working
-                # The first renewal replaces the record, so what that says must be known before.
+                announced = self._view.ready, self._view.working
+                # The first renewal replaces the record, so the previous record must be read before.
                 known = known or (resume is not None and await self._read_predecessor(resume))
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
                 # A change of readiness must not wait for the next renewal, because the conditions
                 # of Services depend on it.
-                while time.monotonic() < until_s and (self._view.ready, self._view.working) == said:
+                while (
+                    time.monotonic() < until_s
+                    and (self._view.ready, self._view.working) == announced
+                ):
                     await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
-        """Read the record that an earlier process of this instance left, and take over its Warnings
-        and what it did not serve; whether the API server answered."""
+        """Read the record that an earlier process of this instance left. Take over its Warnings and
+        the Services that it did not serve. Return whether the API server answered."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 before = presence_of(await self._client.get(LEASES, self._key))
         except NotFound:
             return True
         except (FairleadError, TimeoutError) as problem:
-            self._tell(problem)
+            self._log_failure(problem)
             return isinstance(problem, RefusedByServer)
         if before is not None:
             resume(before.warned)
@@ -126,12 +134,12 @@ class Announcer:
         return True
 
     def inherit(self, before: Presence) -> None:
-        """Go on with what an earlier process of this instance did not serve."""
+        """Take over the Services that an earlier process of this instance did not serve."""
         self._inherited = before.not_served
         self._unavailable = {each.key for each in before.not_served}
 
     async def _renew(self) -> bool:
-        """Write the Lease. Returns whether the API server answered."""
+        """Write the Lease. Return whether the API server answered."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = lease_body(
             self.record(), identity=self._identity, now=now, lease_s=self._section.lease_duration_s
@@ -142,7 +150,7 @@ class Announcer:
                     LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True
                 )
         except (FairleadError, TimeoutError) as problem:
-            self._tell(problem)
+            self._log_failure(problem)
             return isinstance(problem, RefusedByServer)
         if self._failing is not None:
             log.info("presence announced again", lease=str(self._key))
@@ -150,7 +158,7 @@ class Announcer:
         return True
 
     def record(self) -> Presence:
-        """The present record."""
+        """Return the present record."""
         outcomes = self._view.outcomes
         if self._view.ready:
             self._inherited = ()
@@ -172,7 +180,8 @@ class Announcer:
         )
 
     def _not_served(self) -> Sequence[NotServed]:
-        """By the outcomes, and by those of the renewal before."""
+        """Return the Services that are not served, by the present outcomes and by those of the
+        previous renewal."""
         outcomes = self._view.outcomes
         unavailable = {
             key
@@ -188,7 +197,7 @@ class Announcer:
             for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)
         ]
 
-    def _tell(self, problem: Exception) -> None:
+    def _log_failure(self, problem: Exception) -> None:
         """Log a failure once, until it changes or goes away. Refused credentials are logged by the
         connection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
@@ -203,7 +212,7 @@ class Announcer:
 
 
 async def remove(client: Client, key: ObjectKey) -> bool:
-    """Delete the Lease of an instance that has ended. Returns whether there was one. A failure is
+    """Delete the Lease of an instance that has ended. Return whether it existed. A failure is
     logged: the Lease then expires, and the controller deletes it."""
     try:
         async with asyncio.timeout(CLEAN_UP_S):
@@ -239,6 +248,6 @@ async def withdraw(
 
 
 def controller_name() -> str:
-    """A name for this controller process, which is unique, so that two controllers on one host are
-    not taken for one."""
+    """Return a unique name for this controller process, because two controllers on one host must be
+    distinguishable."""
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"

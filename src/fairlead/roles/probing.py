@@ -1,10 +1,10 @@
 """The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT MARK`,
 started by `drivers/prober`.
 
-In: which health ports to ask, on a socket that is its standard input. Out: their verdicts, on the
-same. It asks thousands of times a second; beside the gateway and not in it, no probe waits for a
-plan and no event for a probe. Invariant: it lives no longer than the gateway: when the other end of
-the socket is closed, however that came about, it ends."""
+In: the health ports to probe, on a socket that is its standard input. Out: their verdicts, on the
+same socket. It sends thousands of probes per second. As a separate process, no probe waits for a
+plan, and no event waits for a probe. Invariant: it does not outlive the gateway. When the other end
+of the socket is closed, for any reason, it ends."""
 
 import asyncio
 import gc
@@ -22,12 +22,13 @@ from fairlead.model import ServiceKey, Verdict
 from fairlead.net.frames import read, write
 from fairlead.telemetry import configure_logging
 
-GIVE_WAY = 5
-"""So much nicer it is than the gateway: where both want the same processor an event goes before
-probes, which are thousands a second, and of which none that is late by our own doing is held
-against a node."""
-FREEZE_FROM = 1.1
-"""By so much more targets make it worth while: a start asks for them in many parts."""
+NICENESS = 5
+"""The niceness of this process relative to the gateway. If both need the same CPU, the gateway's
+handling of an event has priority over probes. A probe that is late because of this process itself
+does not count as a failure of the node."""
+FREEZE_GROWTH = 1.1
+"""The garbage collector is frozen again only when the number of targets has grown by this factor,
+because a start adds them in many parts."""
 
 
 def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]:
@@ -45,10 +46,10 @@ def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]
 
 
 class Reports:
-    """What is to be told, gathered in each step of the event loop."""
+    """The reports to the gateway, collected during each step of the event loop."""
 
     def __init__(self, stream: asyncio.StreamWriter, settled: Callable[[], bool]) -> None:
-        """`settled`: says whether something is known of every target."""
+        """`settled`: returns whether there is a verdict for every target."""
         self._stream = stream
         self._settled = settled
         self._changes: list[VerdictChange] = []
@@ -63,12 +64,12 @@ class Reports:
         services: Collection[ServiceKey],
         routed: bool,
     ) -> None:
-        """See `monitor`."""
+        """Report a verdict; see `monitor`."""
         self._changes.append(VerdictChange(address, port, verdict, tuple(services), routed))
-        self.tell()
+        self.schedule()
 
-    def tell(self) -> None:
-        """Something is new."""
+    def schedule(self) -> None:
+        """Schedule a report."""
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._send)
@@ -79,30 +80,31 @@ class Reports:
 
 
 async def serve(interval_s: float, timeout_s: float, mark: int) -> None:
-    """Until the gateway is gone."""
+    """Probe until the gateway has ended."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
     reports = Reports(writer, lambda: monitor.all_decided)
     monitor = Monitor(reports.observe, interval_s=interval_s, timeout_s=timeout_s, mark=mark)
     decoder, frozen = msgspec.msgpack.Decoder(ProbeRequest), 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(monitor.run())
-        reports.tell()  # that we are there
+        reports.schedule()  # The first report shows that this process is ready.
         while (request := await read(reader, decoder)) is not None:
             monitor.change(request.starts, request.stops)
             reports.requests += 1
-            reports.tell()
-            if monitor.targets > FREEZE_FROM * frozen:
+            reports.schedule()
+            if monitor.targets > FREEZE_GROWTH * frozen:
                 frozen = monitor.targets
-                # the collector would look through a hundred thousand targets again and again
+                # Otherwise the garbage collector would traverse up to a hundred thousand targets
+                # repeatedly.
                 gc.freeze()
         running.cancel()
 
 
 def main() -> None:
-    # Who stops the gateway, by a terminal's Ctrl-C, say, means it to go by its own order of things.
+    # A signal from a terminal is for the gateway, which ends this process when it is ready.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(GIVE_WAY)
+    os.nice(NICENESS)
     configure_logging()
     asyncio.run(serve(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
 

@@ -1,7 +1,8 @@
-"""What all roles share as processes: signals, the feed of objects into the state.
+"""The parts that all roles share as processes: signals, the reflectors that update the state, the
+garbage collector.
 
-SIGTERM and SIGINT cancel the role's task; its `finally` blocks close what must be closed; the
-process ends with 0."""
+SIGTERM and SIGINT cancel the role's task, its `finally` blocks release resources, and the process
+ends with exit code 0."""
 
 import asyncio
 import gc
@@ -28,47 +29,48 @@ from fairlead.kube.objects import (
 )
 from fairlead.kube.reflector import Reflector
 from fairlead.plan.projection import Projection
-from fairlead.roles.components import the_failure
+from fairlead.roles.components import root_error
 from fairlead.state import State
 
 log = structlog.get_logger()
 
 START_S = 60.0
-"""A start that takes longer is none that should be made short."""
-YOUNG_SOON = 2
-"""A collection of young objects comes after more than so many of the youngest. Each object is
-looked at as often whatever the number, but fewer of them at a time: after ten, all else waited for
-ten milliseconds and more."""
-FULL_SELDOM = 4000
-"""A collection of all objects comes after so many of young ones, of which there are fifteen in a
-thousand events."""
+"""The garbage collector stays disabled for at most this time during a start."""
+SECOND_GENERATION_THRESHOLD = 2
+"""The threshold of the second generation of the garbage collector: its collection follows after
+more than this number of collections of the youngest generation. The number does not change how
+often each object is traversed, but a small number means fewer objects at a time: with ten, all
+tasks waited for more than 10 ms."""
+FULL_THRESHOLD = 4000
+"""The threshold of a full collection: it follows after this number of collections of the second
+generation, of which there are fifteen in a thousand events."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
-"""What a role needs that has nothing to do with endpoints."""
+"""The sources of a role that does not need endpoints."""
 ADDRESS_SOURCES = ("namespaces", "addresspools", "addressgrants")
-"""What addresses are given by, beside that."""
-WITHOUT = {
+"""The additional sources of a role that assigns addresses."""
+CONSEQUENCES = {
     ADDRESS_POOLS.plural: (
-        "addresses are given from the pools of the configuration only, until it does"
+        "until it does, addresses are assigned only from the pools of the configuration"
     ),
-    ADDRESS_GRANTS.plural: "no address is given until it does",
+    ADDRESS_GRANTS.plural: "no address is assigned until it does",
 }
-"""What follows where the API server lacks a kind of ours."""
+"""The consequence if the API server does not serve a CRD of Fairlead."""
 
 
 def run_until_signalled(main: Coroutine[Any, Any, None]) -> None:
-    """Run the role until it ends or a signal asks it to."""
+    """Run the role until it ends or a signal stops it."""
     asyncio.run(_run(main))
 
 
 async def _run(main: Coroutine[Any, Any, None]) -> None:
     task = asyncio.ensure_future(main)
     loop = asyncio.get_running_loop()
-    asked = False
+    signalled = False
 
     def stop(name: str) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal signalled
+        signalled = True
         log.info("stopping", signal=name)
         task.cancel()
 
@@ -77,25 +79,26 @@ async def _run(main: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        if not asked:
+        if not signalled:
             raise
     except BaseExceptionGroup as failed:
-        # Of tasks that ran beside each other one failed, and the others were ended for it: that one
-        # is to be told.
-        raise the_failure(failed) from None
+        # One of several tasks failed, and the others were cancelled because of it: raise its error.
+        raise root_error(failed) from None
 
 
 def freshness_of(client: Client, config: Config) -> Freshness:
-    """The ages of the role's watches, which are stale as soon as its Lease would have expired."""
+    """Return the ages of the role's watches. A watch becomes stale at the age at which the role's
+    Lease would have expired."""
     return Freshness(
         lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
     )
 
 
 class Feed(Component):
-    """The reflectors that keep `state` equal to the cluster, as far as `keep` lets objects through;
-    each is registered with `freshness`. `started`: set once the role has everything that it keeps;
-    if absent, that is once the state is complete. `addresses`: of ADDRESS_SOURCES too."""
+    """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
+    cluster, reduced by the projection `keep`; each is registered with `freshness`. `started`: set
+    once the role has created all of its long-lived objects; if absent, once the state is complete.
+    """
 
     name = "feed"
 
@@ -107,72 +110,92 @@ class Feed(Component):
         keep: Projection,
         *,
         started: asyncio.Event | None = None,
-        addresses: bool = False,
     ) -> None:
         self._client = client
         self._state = state
         self._freshness = freshness
         self._keep = keep
         self._started = started or state.whole
-        self._addresses = addresses
 
     async def run(self) -> None:
-        state, keep = self._state, self._keep
-        follow = partial(_follow, self._client, state=state, freshness=self._freshness)
+        client, state, keep, fresh = self._client, self._state, self._keep, self._freshness
         async with asyncio.TaskGroup() as group:
-            group.create_task(follow(SERVICES, state.update_services, keep=keep.service))
+            start = group.create_task
+            start(_follow(client, SERVICES, state.update_services, state, fresh, keep.service))
             if keep.slice is not None:
-                group.create_task(
-                    follow(
-                        ENDPOINT_SLICES,
-                        state.update_slices,
-                        keep=keep.slice,
-                        label_selector=SERVED_SLICES,
-                    )
+                slices = _follow(
+                    client,
+                    ENDPOINT_SLICES,
+                    state.update_slices,
+                    state,
+                    fresh,
+                    keep.slice,
+                    label_selector=SERVED_SLICES,
                 )
-            group.create_task(follow(NODES, state.update_nodes, keep=keep.node))
-            if self._addresses:
-                group.create_task(follow(NAMESPACES, state.update_namespaces))
-                # An API server may not have these kinds, yet or any more.
-                for kind, update in (
-                    (ADDRESS_POOLS, state.update_pools),
-                    (ADDRESS_GRANTS, state.update_grants),
-                ):
-                    lacking = partial(_lack, state, kind.kind, kind.plural)
-                    group.create_task(follow(kind, update, on_absent=lacking))
-            group.create_task(spare_the_collector(state, self._started))
+                start(slices)
+            start(_follow(client, NODES, state.update_nodes, state, fresh, keep.node))
+            start(tune_garbage_collector(state, self._started))
 
 
-async def spare_the_collector(
+class AddressFeed(Component):
+    """The reflectors that keep the ADDRESS_SOURCES of `state` equal to the cluster, for the role
+    that assigns addresses. It is a component of its own because the other roles have no right to
+    list these objects."""
+
+    name = "address feed"
+
+    def __init__(self, client: Client, state: State, freshness: Freshness) -> None:
+        self._client = client
+        self._state = state
+        self._freshness = freshness
+
+    async def run(self) -> None:
+        client, state, fresh = self._client, self._state, self._freshness
+        # The API server may not serve these CRDs yet, or no longer.
+        no_pools = partial(_record_absent, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
+        no_grants = partial(_record_absent, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
+        pools, grants = state.update_pools, state.update_grants
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task
+            start(_follow(client, NAMESPACES, state.update_namespaces, state, fresh))
+            start(_follow(client, ADDRESS_POOLS, pools, state, fresh, on_absent=no_pools))
+            start(_follow(client, ADDRESS_GRANTS, grants, state, fresh, on_absent=no_grants))
+
+
+async def tune_garbage_collector(
     state: State, started: asyncio.Event, *, within_s: float = START_S
 ) -> None:
-    """What there is at the start stays: hundreds of thousands of objects that the collector of
-    cycles would look through again and again, a third of a second each time at 10,000 Services.
-    While they come to be it would find nothing. Events put others in their place, and in the end as
-    many: all of those are to be looked through seldom. What dies young is found as soon as ever."""
+    """Exclude the objects of the start from garbage collection. There are hundreds of thousands of
+    them, they stay, and the collector would traverse them repeatedly, for a third of a second each
+    time at 10,000 Services. While they are created, a collection would find nothing, so it is
+    disabled. Later events replace these objects, in the end all of them; therefore full collections
+    become rare. Objects that die young are still collected as early as before."""
     gc.disable()
     try:
         async with asyncio.timeout(within_s):
             await started.wait()
-        gc.freeze()  # before it is enabled: it would take all that there is for young
+        # Freeze before the collector is enabled, because it treats all existing objects as young.
+        gc.freeze()
     except TimeoutError:
-        pass  # a server that is away, say: whoever asks it again and again leaves cycles behind
+        # For example, the API server does not answer. Its repeated requests leave reference cycles,
+        # so the collector is needed.
+        pass
     finally:
         gc.enable()
     await state.whole.wait()
     gc.freeze()
     youngest, _, _ = gc.get_threshold()
-    gc.set_threshold(youngest, YOUNG_SOON, FULL_SELDOM)
+    gc.set_threshold(youngest, SECOND_GENERATION_THRESHOLD, FULL_THRESHOLD)
 
 
-def _lack(state: State, kind: str, plural: str) -> None:
-    """Record, and log once, that the API server does not know one of our kinds."""
+def _record_absent(state: State, kind: str, plural: str) -> None:
+    """Record that the API server does not serve a CRD of Fairlead, and log it once."""
     if plural not in state.absent:
         log.error(
-            f"the API server does not know {kind}: {WITHOUT[plural]}",
+            f"the API server does not serve {kind}: {CONSEQUENCES[plural]}",
             fix="kubectl apply --server-side -f deploy/crds",
         )
-    state.lack(plural)
+    state.mark_absent(plural)
 
 
 async def _follow(

@@ -1,7 +1,7 @@
-"""Several loops over the same Services, and one place where it is told what became of each.
+"""One report for several loops over the same Services.
 
-In: the reports of loops. Out: the same, but for what says nothing: that a loop has nothing to do
-with a Service. Of what another loop has told that would be the end."""
+In: the reports of the loops. Out: the same reports, without those in which a loop has nothing to do
+with a Service: such a report would delete what another loop has reported about the Service."""
 
 from collections.abc import Mapping
 
@@ -10,27 +10,28 @@ from fairlead.reconcile import Report
 
 
 class SharedReport:
-    """`of(loop)` is the report of that loop."""
+    """A report that several loops share. `of(loop)` returns the report function of one loop."""
 
     def __init__(self, report: Report[ServiceKey, LoadBalancer]) -> None:
         self._report = report
-        self._teller: dict[ServiceKey, str] = {}
-        """Who told the last thing of each Service that is served, or is to be."""
+        self._last_reporter: dict[ServiceKey, str] = {}
+        """The loop that sent the last report about each Service that is served, or is to be served.
+        """
 
     def of(self, loop: str) -> Report[ServiceKey, LoadBalancer]:
-        def told(
+        def report(
             intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
         ) -> None:
             kept = {
                 key: outcome
                 for key, outcome in outcomes.items()
-                if self._says_something(loop, key, intents, outcome)
+                if self._is_relevant(loop, key, intents, outcome)
             }
             self._report({key: intent for key, intent in intents.items() if key in kept}, kept)
 
-        return told
+        return report
 
-    def _says_something(
+    def _is_relevant(
         self,
         loop: str,
         key: ServiceKey,
@@ -38,9 +39,9 @@ class SharedReport:
         outcome: Outcome,
     ) -> bool:
         if key in intents or outcome.state != "done":
-            self._teller[key] = loop
+            self._last_reporter[key] = loop
             return True
-        if self._teller.get(key, loop) != loop:
+        if self._last_reporter.get(key, loop) != loop:
             return False
-        self._teller.pop(key, None)
+        self._last_reporter.pop(key, None)
         return True

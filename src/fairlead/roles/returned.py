@@ -1,10 +1,10 @@
-"""Tell the owner of a Service when nodes send its packets back to the gateways.
+"""Events about nodes that send packets of a Service back to the gateways.
 
 In: the numbers of packets that the data plane dropped because they had passed a gateway already,
 read periodically. Out: Events, also when no packets come back any more. A node without a rule for a
 load-balancer address routes the packet to its router, and so to a gateway. This happens for a
-moment wherever an address is new, so an Event is written only when packets of the Service came back
-at several looks in a row."""
+moment whenever an address is new, so an Event is written only after packets of the Service came
+back at several checks in a row."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -20,45 +20,42 @@ from fairlead.state import State
 PACKETS_RETURNED = "PacketsReturned"
 LOOK_S = 5.0
 PATIENCE = 3
-"""The number of looks in a row, each of which found returned packets, after which the Event is
-written."""
+"""The number of checks in a row with returned packets after which the Event is written."""
 SETTLE = 2
-"""The number of looks in a row, each of which found no returned packets, after which `Recovered` is
-written."""
+"""The number of checks in a row without returned packets after which `Recovered` is written."""
 REMIND = 500
-"""The number of looks in a row after which the Event is written again, because the API server
-forgets it after an hour."""
+"""The number of checks in a row after which the Event is written again, because the API server
+deletes it after an hour."""
 
 
 class Returned:
-    """Counts the looks in a row that found returned packets, or none. `services`, `nodes`: packets
-    returned before the first look."""
+    """Counts the checks in a row that found returned packets, or none. `services`, `nodes`: packets
+    returned before the first check."""
 
     def __init__(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> None:
         self._services = services
         self._nodes = nodes
         self._looks: dict[ServiceKey, int] = {}
         self._quiet: dict[ServiceKey, int] = {}
-        """Of Services whose owners were told."""
+        """The checks in a row without returned packets, of Services with an Event."""
 
     def look(
         self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]
     ) -> tuple[list[ServiceKey], list[str]]:
-        """The Services whose owners are to be told, and the nodes from which packets came back
-        since the last look. `services`, `nodes`: packets returned so far."""
+        """Return the Services that need an Event, and the nodes from which packets came back since
+        the last check. `services`, `nodes`: packets returned so far."""
         growing = [key for key, count in services.items() if count > self._services.get(key, 0)]
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
         self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
-        told = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
+        affected = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
         self._quiet = {
             key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()
-        } | dict.fromkeys(told, 0)
-        return told, sorted(returning)
+        } | dict.fromkeys(affected, 0)
+        return affected, sorted(returning)
 
     def over(self) -> list[ServiceKey]:
-        """The Services whose owners were told, and from which by the last look no packets come back
-        any more. Each once."""
+        """Return the Services with an Event from which no packets come back any more, each once."""
         over = [key for key, looks in self._quiet.items() if looks >= SETTLE]
         for key in over:
             del self._quiet[key]
@@ -66,8 +63,8 @@ class Returned:
 
 
 def message(gateway: str, nodes: Sequence[str]) -> str:
-    """The text of the Event. `nodes`: empty where no node can be named, because the Service has
-    none any more."""
+    """Return the text of the Event. `nodes`: empty if no node can be named, because the Service has
+    no nodes any more."""
     named = listed(nodes) or "nodes"
     return (
         f"gateway {gateway}: packets that were sent to {named} came back and were dropped: the "
@@ -87,7 +84,7 @@ async def watch_returned(
     *,
     look_s: float = LOOK_S,
 ) -> None:
-    """Look until cancelled, every `look_s` seconds."""
+    """Check every `look_s` seconds until cancelled."""
     services, nodes = await asyncio.to_thread(_read, counters())
     returned, seen = Returned(services, nodes), -1
     since: dict[ServiceKey, str] = {}
@@ -97,8 +94,8 @@ async def watch_returned(
         if (count := now.drops()["returned"]) != seen:
             services, nodes = await asyncio.to_thread(_read, now)
             seen = count
-        told, returning = returned.look(services, nodes)
-        for key in told:
+        affected, returning = returned.look(services, nodes)
+        for key in affected:
             if (service := state.services.get(key)) is not None:
                 recorder.event(
                     key,

@@ -1,10 +1,9 @@
-"""What became of each Service, from the loop that serves them to the loop that writes their
-conditions.
+"""The outcome of each Service, from the loop that serves it to the loop that writes its conditions.
 
 In: the reports of one loop. Out: Services with their conditions, as the source and the plan of
-another: that failures of all drivers can be shown, and showing them can fail and be tried again
-without any of them. Invariant: a Service is dirty only when its conditions change, not at every
-report."""
+another loop. So the failures of all drivers can be shown, and a failed write of conditions is
+retried without calling these drivers. Invariant: a Service is dirty only when its conditions
+change, not at every report."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -18,8 +17,8 @@ from fairlead.state import Subscribers
 
 
 class ServiceReports:
-    """Called as the `report` of a loop; `whole`, `services` and `subscribers` make it the source of
-    another."""
+    """The `report` of one loop. `whole`, `services` and `subscribers` make it the source of another
+    loop."""
 
     def __init__(self, newest: ServiceCache) -> None:
         self.whole = asyncio.Event()
@@ -43,7 +42,7 @@ class ServiceReports:
         self.subscribers.mark(changed)
 
     def plan(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Conditions]:
-        """The conditions of these Services, so far as they are ours."""
+        """Return the conditions of these Services, without those that Fairlead does not serve."""
         return {key: self.services[key] for key in keys if key in self.services}
 
     def _conditions(
@@ -57,7 +56,9 @@ class ServiceReports:
         if service is None or (intent is None and outcome.state != "refused"):
             return None
         if outcome.state == "waiting" and known is not None and known.uid == service.metadata.uid:
-            return known  # on its way from one state to the next
+            # The Service is between two states; its conditions stay until the next state is
+            # reached.
+            return known
         return Conditions(
             service.metadata.uid, conditions_of(intent, outcome, still_served(service))
         )

@@ -1,4 +1,4 @@
-"""What a role shows over HTTP: health, metrics, state."""
+"""The HTTP server of a role: health, metrics and state."""
 
 from fairlead.web.server import View, serve
 

@@ -1,10 +1,10 @@
 """The connections of a web server: a bounded number, each for one request.
 
-In: where to listen, a factory of protocols for connections. Out: connections that are served.
-Invariants: in one step of the event loop a bounded number of connections is accepted, and from each
-a bounded number of bytes is read; at a limit a new connection is still accepted, and the oldest
-connection of the source with the most connections is closed. A flood takes time of the event loop,
-but can neither block it nor lock other callers out."""
+In: the address to listen on, a factory of protocols for connections. Out: connections that are
+served. Invariants: in one step of the event loop, a bounded number of connections is accepted, and
+a bounded number of bytes is read from each connection. At a limit a new connection is still
+accepted, and the oldest connection of the source with the most connections is closed. So a flood
+takes time of the event loop, but can neither block it nor lock other callers out."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Connections:
-    """The present connections."""
+    """The connections that are open."""
 
     def __init__(self, make_protocol: MakeProtocol) -> None:
         self._make_protocol = make_protocol
@@ -33,7 +33,7 @@ class Connections:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of open connections."""
         self._forget_closed()
         return len(self._sources)
 
@@ -42,7 +42,8 @@ class Connections:
         for _ in range(ACCEPTS):
             try:
                 made, (source, *_) = listener.accept()
-            except OSError:  # no connection waits, or the caller has closed it already
+            # No connection is waiting, or the caller has closed it already.
+            except OSError:
                 return
             made.setblocking(False)
             task = asyncio.create_task(self._begin(made, source))
@@ -54,7 +55,8 @@ class Connections:
         transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
             self._make_protocol, made
         )
-        transport.max_size = CHUNK_BYTES  # type: ignore[attr-defined]  # of one read, as asyncio's transports have it
+        # asyncio's transports read at most `max_size` bytes at once.
+        transport.max_size = CHUNK_BYTES  # type: ignore[attr-defined]
         self._forget_closed()
         self._sources[transport] = source
         self._by_source.add(source, transport)
@@ -73,7 +75,8 @@ class Connections:
 
 @asynccontextmanager
 async def serving(make_protocol: MakeProtocol, host: str, port: int) -> AsyncIterator[Connections]:
-    """Serve while inside; address `*`: all addresses. Raises OSError."""
+    """Serve during the block. `host`: an address, a host name, or `*` for all addresses. Raise
+    OSError if the port cannot be opened."""
     loop, connections = asyncio.get_running_loop(), Connections(make_protocol)
     listeners = listen(port, EVERYWHERE if host == "*" else await _addresses(host), backlog=BACKLOG)
     try:
@@ -87,6 +90,6 @@ async def serving(make_protocol: MakeProtocol, host: str, port: int) -> AsyncIte
 
 
 async def _addresses(host: str) -> tuple[str, ...]:
-    """The addresses to listen on, also for a host name."""
+    """Return the addresses of a host, which may be an address or a host name."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -1,8 +1,8 @@
-"""Metrics that every role has: what it is, whether it is in step, what became of Services, how old
-its watches are.
+"""Metrics of every role: its version, whether it is in step with the cluster, the outcomes of
+Services, the ages of its watches.
 
-In: what the role shows. Out: metric families, read when a scrape asks, in a thread: what others
-change meanwhile is copied first, in one step."""
+In: the state of the role. Out: metric families, computed at each scrape, in a thread: data that the
+event loop changes meanwhile is first copied in one step."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fairlead.model import LoadBalancer, MemberState, Outcome, OutcomeState, Ser
 
 
 class Shown(Protocol):
-    """What a role shows of itself; see `web.View`."""
+    """The state of a role; see `web.View`."""
 
     @property
     def outcomes(self) -> dict[ServiceKey, Outcome]: ...
@@ -36,7 +36,7 @@ class Shown(Protocol):
 
 
 class RoleCollector(Collector):
-    """What is running here, and whether it is in step."""
+    """The version and role of this process, and whether it is in step with the cluster."""
 
     def __init__(self, shown: Shown, role: str) -> None:
         self._shown = shown
@@ -50,7 +50,7 @@ class RoleCollector(Collector):
         )
         working = GaugeMetricFamily(
             "fairlead_working",
-            "Whether this process does its role's work: of several controllers the leader",
+            "Whether this process does the work of its role; only the leading controller does",
             self._shown.working,
         )
         return [
@@ -83,15 +83,15 @@ class FreshnessCollector(Collector):
 
 
 class ServicesCollector(Collector):
-    """Services by outcome, members of load balancers by state, and how many Services audits found
-    changed by others."""
+    """Services by outcome, members of load balancers by state, and the number of Services that
+    audits found to differ from the plan."""
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         services = GaugeMetricFamily(
-            "fairlead_services", "Services, by what became of them", labels=["outcome"]
+            "fairlead_services", "Services, by outcome", labels=["outcome"]
         )
         states = Counter(outcome.state for outcome in self._shown.outcomes.copy().values())
         for state in get_args(OutcomeState):
@@ -113,6 +113,8 @@ class ServicesCollector(Collector):
         for member_state in get_args(MemberState):
             members.add_metric([member_state], found[member_state])
         drift = CounterMetricFamily(
-            "fairlead_drift", "Services that audits found other than planned", self._shown.drift
+            "fairlead_drift",
+            "Services that audits found to differ from the plan",
+            self._shown.drift,
         )
         return [services, members, drift]

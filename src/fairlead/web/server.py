@@ -1,16 +1,21 @@
 """/healthz, /readyz, /metrics and /state of one role.
 
-In: a View that the role keeps up to date. Out: HTTP on one address. /healthz says that the process
-lives, /readyz that its first whole pass is done, /metrics is Prometheus text, /state is JSON
-(`role_state`): each Service with what was planned and what became of it, what each component shows,
-and the age of each watch. Read-only. /readyz/CHECK answers for one check, as kube-apiserver's does:
-`synced` is what /readyz itself says, `current` fails while a watch is stale. `current` does not
-affect /readyz: a gateway that has lost the API server forwards as well as before. Both are made in
-a thread, from copies: of 10,000 Services they take a second, during which the role goes on with its
-work. Callers that come while one is being made share it. Each connection is for one request, and
-`connections` bounds their number. Invariants: /state, which names every node and its address, is
-for callers on the host itself (or, in a pod, inside the pod), whichever address the server listens
-on; /metrics is for these callers, and for the networks that the configuration names."""
+In: a View that the role keeps up to date. Out: a read-only HTTP server at one address.
+
+/healthz shows that the process is alive, and /readyz that its first complete pass is done.
+/readyz/CHECK answers for one check, like kube-apiserver: `synced` is the result of /readyz itself,
+and `current` fails while a watch is stale. `current` does not affect /readyz, because a gateway
+without contact to the API server forwards as before. /metrics is Prometheus text. /state is JSON
+(`role_state`): the plan and the outcome of each Service, the parts of the components, and the age
+of each watch.
+
+/metrics and /state are computed in a thread, from copies: for 10,000 Services that takes a second,
+during which the role continues its work. Callers that arrive meanwhile share the result. Each
+connection is for one request, and `connections` limits their number.
+
+Invariants: /state contains every node and its address, so it is only for callers on the host itself
+(or, in a pod, inside the pod), whichever address the server listens on. /metrics is for these
+callers, and for callers in the networks of the configuration."""
 
 import asyncio
 import ipaddress
@@ -59,7 +64,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Steps(Protocol):
-    """A loop, as far as it is shown."""
+    """The part of a loop that is shown."""
 
     @property
     def settled(self) -> asyncio.Event: ...
@@ -69,32 +74,32 @@ class Steps(Protocol):
 
 
 class View:
-    """The latest of everything, for showing only."""
+    """The present state of a role, for display only."""
 
     def __init__(self, role: Role, node_name: str) -> None:
         self.role = role
         self.node_name = node_name
         self.registry = CollectorRegistry()
         self.standing_by: Callable[[], bool] = lambda: False
-        """Whether a role that follows no loop is ready to take over from one that does."""
+        """Returns whether a role without a loop is ready to take over from one with a loop."""
         self.components: list[Component] = []
-        """Those that are open, in the order in which they were opened."""
+        """The open components, in the order in which they were opened."""
         self.host: Callable[[], Sequence[Finding]] = tuple
-        """What is wrong with the host, see `drivers.host`."""
+        """Returns the findings about the settings of the host, see `drivers.host`."""
         self.intents: dict[ServiceKey, LoadBalancer | NodeService] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
         self.freshness: Freshness | None = None
-        """The ages of the role's watches; None: it has none."""
+        """The ages of the role's watches; None: the role has no watches."""
         self.registry.register(RoleCollector(self, role))
         self.registry.register(ServicesCollector(self))
-        # CPU seconds, memory, open files, start time, under the names that all clients of
-        # Prometheus use.
+        # CPU seconds, memory, open files and start time, under the usual names of Prometheus
+        # clients.
         ProcessCollector(registry=self.registry)
 
     @contextmanager
     def showing(self, component: Component) -> Iterator[None]:
-        """Show the status and the metrics of a component inside the block."""
+        """Show the status and the metrics of a component during the block."""
         collectors = component.collectors()
         with ExitStack() as shown:
             for each in collectors:
@@ -105,9 +110,8 @@ class View:
             yield
 
     def follow(self, loop: "Steps | None") -> None:
-        """Show whether this loop is in step; None: there is none to follow, and nothing is known
-        that could be shown. A loop begins with nothing as well: it does not hear of what went while
-        nobody looked."""
+        """Show the reports of this loop from now on. None: there is no loop, so there is nothing to
+        show. The view starts empty in both cases, because it has not received earlier reports."""
         self._loop = loop
         self.intents.clear()
         self.outcomes.clear()
@@ -118,7 +122,7 @@ class View:
 
     @property
     def working(self) -> bool:
-        """Whether there is a loop to follow."""
+        """Whether there is a loop whose reports are shown."""
         return self._loop is not None
 
     @property
@@ -130,14 +134,14 @@ class View:
         intents: Mapping[ServiceKey, LoadBalancer | NodeService],
         outcomes: Mapping[ServiceKey, Outcome],
     ) -> None:
-        """Take in a report of the loop."""
+        """Store a report of the loop."""
         for key, outcome in outcomes.items():
             if key in intents:
                 self.intents[key] = intents[key]
             else:
                 self.intents.pop(key, None)
             if key in intents or outcome.state != "done":
-                # What happened once is told by an Event; it is no part of the state.
+                # Notes about single occurrences become Events and are not part of the state.
                 self.outcomes[key] = msgspec.structs.replace(outcome, notes=())
             else:
                 self.outcomes.pop(key, None)
@@ -148,19 +152,18 @@ class View:
         self.registry.register(FreshnessCollector(freshness))
 
     def checks(self) -> Mapping[str, str]:
-        """What is wrong with each check of /readyz/CHECK; an empty text: nothing."""
+        """Return the problem of each check of /readyz/CHECK; an empty text: the check passes."""
         stale = self.freshness.stale() if self.freshness is not None else {}
+        ages = ", ".join(f"{name} {age_s:.0f} s" for name, age_s in stale.items())
         return {
             "synced": "" if self.ready else "not in step with the cluster yet",
-            "current": f"stale: {', '.join(f'{name} {age_s:.0f} s' for name, age_s in stale.items())}"
-            if stale
-            else "",
+            "current": f"stale: {ages}" if stale else "",
         }
 
     def state(self) -> RoleState:
-        """For `/state`. May be called from any thread."""
+        """Return the state for `/state`. May be called from any thread."""
         intents, outcomes = self.intents.copy(), self.outcomes.copy()
-        # Which fields there are, and what their types are, depends on the role.
+        # The fields and their types depend on the role.
         fields: dict[str, Any] = {
             "services": {
                 str(key): ServiceState(intents.get(key), outcomes.get(key))
@@ -191,9 +194,9 @@ class View:
 
 @asynccontextmanager
 async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> AsyncIterator[None]:
-    """Serve the view on `address:port` while inside, `*` for all addresses of both families; an
-    empty text serves nothing. `metrics_from`: networks from which metrics may be read, in addition
-    to the host itself."""
+    """Serve the view on `address:port` during the block; `*:port` means all addresses of both
+    families, and an empty text means no server. `metrics_from`: networks from which metrics may be
+    read, in addition to the host itself. Raise Refused if the address is not available."""
     if not listen or listen.endswith(":0"):
         yield
         return
@@ -214,7 +217,7 @@ async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> As
 
 
 class _Shared:
-    """A value that takes long to compute, and is computed once for all callers that ask
+    """A value that takes long to compute, and is computed once for all callers that arrive
     meanwhile."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
@@ -229,8 +232,8 @@ class _Shared:
 
 @web.middleware
 async def _one_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The first request of a connection. Data after it is not read, because each request is held in
-    memory until it is answered."""
+    """Handle the first request of a connection. Data after it is not read, because each request is
+    held in memory until it is answered."""
     if isinstance(request.transport, asyncio.ReadTransport):
         request.transport.pause_reading()
     try:
@@ -266,7 +269,7 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
         checks, name = view.checks(), request.match_info["check"]
         if name not in checks:
             return web.Response(
-                status=404, text=f"there is no check {name}; there are {', '.join(checks)}\n"
+                status=404, text=f"check {name} does not exist; checks: {', '.join(checks)}\n"
             )
         return web.Response(status=503 if checks[name] else 200, text=f"{checks[name] or 'ok'}\n")
 
@@ -297,16 +300,18 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
 
 
 def is_local(peer: str | None) -> bool:
-    """Whether a caller with this address is on the host, or in the pod, that it asks."""
+    """Return whether a caller with this address is on the same host, or in the same pod, as the
+    server."""
     return peer is not None and _address(peer).is_loopback
 
 
 def is_among(peer: str | None, networks: Collection[Network]) -> bool:
-    """Whether a caller with this address is in one of the networks."""
+    """Return whether a caller with this address is in one of the networks."""
     return peer is not None and any(_address(peer) in each for each in networks)
 
 
 def _address(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The caller's address, also in the IPv4-mapped form of a socket for both families."""
+    """Return the caller's address. A socket for both families shows IPv4 addresses in IPv4-mapped
+    form."""
     address = ipaddress.ip_address(peer.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

@@ -102,12 +102,16 @@ class Forwarder:
         self.set_settings(per_s=per_s)
 
     def set_settings(
-        self, *, per_s: int = 1_000_000, messages_per_s: int = 1000, flags: int = 0
+        self,
+        *,
+        per_s: int = 1_000_000,
+        messages_per_s: int = 1000,
+        flags: int = 0,
+        copying_until: int = 0,
     ) -> None:
-        self.maps["settings"].update(
-            INDEX.pack(0),
-            SETTINGS.pack(per_s, per_s, messages_per_s, flags, VXLAN_PORT.to_bytes(2, "big")),
-        )
+        port = VXLAN_PORT.to_bytes(2, "big")
+        record = SETTINGS.pack(per_s, per_s, messages_per_s, flags, port, copying_until)
+        self.maps["settings"].update(INDEX.pack(0), record)
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:

@@ -40,7 +40,7 @@ from fairlead.net.ringbuf import RingBuffer
 
 pytestmark = pytest.mark.root
 
-FORBIDDEN = 4
+FORBIDDEN, UPGRADING = 4, 9
 IS_NODE, REPORT_ENTRIES = 1, 2
 NONE = 0xFFFF
 RANGES = 4
@@ -402,6 +402,38 @@ def test_quic_connections_from_before_stay_without_an_entry(
     assert forwarder.run(udp()).verdict == NOT_OURS
     forwarder.serve({"node2": 1}, {"node2"}, protocol="UDP", port=QUIC_PORT)
     assert forwarder.run(quic(40001, payload)).node == "node2"
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "QUIC"])
+def test_a_packet_whose_entry_may_not_be_copied_yet_is_dropped(
+    forwarder: Forwarder, protocol: str
+) -> None:
+    """An upgrade copies the flow entries of an older program. A packet without an entry may belong
+    to a flow that began at that program, on the new node of its slot. The previous node would
+    answer it with a reset."""
+    quic_start, quic_later = (next(iter(each.values())) for each in (OPENING, CONTINUING))
+    if protocol == "TCP":
+        in_transition(forwarder)
+        first, later, other = tcp("S", 1000), tcp("A", 1000), tcp("A", 1001)
+    else:
+        in_transition(forwarder, "UDP", QUIC_PORT)
+        first, later = quic(1000, quic_start), quic(1000, quic_later)
+        other = quic(1001, quic_later)
+    forwarder.set_settings(copying_until=tick() + 10)
+    assert forwarder.run(later).verdict == DROP
+    assert forwarder.event(UPGRADING) == 1
+    nodes = [forwarder.run(each).node for each in (first, later)]
+    assert nodes == ["node2"] * 2, "a flow that begins now has an entry"
+    forwarder.set_settings(copying_until=tick() - 1)
+    assert forwarder.run(other).node == "node1"
+    assert forwarder.event(UPGRADING) == 1
+
+
+def test_packets_of_an_unchanged_slot_pass_while_entries_are_copied(forwarder: Forwarder) -> None:
+    forwarder.serve({"node1": 1})
+    forwarder.set_settings(copying_until=tick() + 10)
+    assert forwarder.run(tcp("A", 1000)).node == "node1"
+    assert forwarder.event(UPGRADING) == 0
 
 
 def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder) -> None:

@@ -20,6 +20,7 @@ from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     PINS,
     Conversation,
+    Gateway,
     ask_by_udp,
     made_site,  # noqa: F401
     pods,
@@ -87,6 +88,13 @@ def layouts() -> list[str]:
     return [name for name in os.listdir(PINS) if name.startswith("layout-")]
 
 
+async def only_delayed(gateway: Gateway) -> bool:
+    """Return whether the gateway has dropped no packets except packets whose entries might not have
+    been copied yet."""
+    drops: dict[str, int] = (await gateway.tell(""))["drops"]
+    return not any(number for reason, number in drops.items() if reason != "upgrading")
+
+
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
 async def test_another_layout_and_back_under_traffic(
     site: None, newer: Path, attach: AttachKind
@@ -136,7 +144,7 @@ async def test_another_layout_and_back_under_traffic(
         await asking
         assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
         async with running_gateway(versions[-1]) as gateway:
-            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            assert await only_delayed(gateway)
             await gateway.tell("remove")
 
 
@@ -186,7 +194,7 @@ async def test_connections_that_begin_while_programs_replace_each_other(
             assert await beginning > 10
             assert not broken
         async with running_gateway(versions[-1]) as gateway:
-            assert sum((await gateway.tell(""))["drops"].values()) == 0
+            assert await only_delayed(gateway)
             await gateway.tell("remove")
 
 

@@ -132,13 +132,13 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
     status, output, _ = await place.gc()
     assert status == 0
     assert output.startswith("SERVICE           LOAD BALANCER")
-    assert "nothing has been deleted: see --delete" in output
+    assert "nothing was deleted: see --delete" in output
     found = await place.listed("--delete")
     assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
     assert place.balancers() == {by_hand, living}
     (tree,) = (await place.site.found(ServiceKey("default", "lives"))).balancers
     assert ([each.port for each in tree.listeners], tree.others) == ([80], 0)
-    assert "nothing is left over" in (await place.gc())[1]
+    assert "no leftovers" in (await place.gc())[1]
 
 
 async def test_a_cluster_that_is_gone(place: Place) -> None:

@@ -59,7 +59,7 @@ from fairlead.net import bpffs
 from fairlead.net.bpf import Map
 from fairlead.net.program import Program
 from fairlead.role_state import DrainState, InterfaceState, ResourceState, TrafficState
-from fairlead.turns import gently, in_turns, parts
+from fairlead.turns import in_background, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -279,17 +279,21 @@ class DirectDriver(Component):
         return program
 
     def _copy_from_older(self) -> None:
-        """Copy the latest flow entries of an older program, right before our program replaces
-        it."""
-        _, opened, _ = self._opened()
+        """Copy the latest flow entries of an older program, right before our program replaces it.
+        From now on our program drops packets whose entry may not be copied yet."""
+        _, opened, networks = self._opened()
         opened.copy_changes_of_older(forwarding=False)
+        networks.set_copying(bool(opened.copied))
 
     async def _attach(self) -> None:
         """Attach our programs to every interface. Then remove the maps of older layouts, on which
         no program works any more, and look up the next hop of every node."""
         _, opened, networks = self._opened()
         await networks.attach()
-        self._pins = await asyncio.to_thread(opened.remove_older)
+        try:
+            self._pins = await asyncio.to_thread(opened.remove_older)
+        finally:
+            networks.set_copying(False)
         self._attached = True
         self._retry_services_of_nodes(await networks.update_next_hops())
 
@@ -375,7 +379,7 @@ class DirectDriver(Component):
                 async with self._change_lock:
                     await (networks.reattach() if self._attached else self._attach())
             # The start of the process waits for the first read; nothing waits for an audit.
-            batching: Batching = gently if self._audited else in_turns
+            batching: Batching = in_background if self._audited else in_turns
             if self._audited:
                 await self._refresh_mirror()
             self._audited = True
@@ -396,7 +400,7 @@ class DirectDriver(Component):
         async with self._change_lock:
             known = tables.baseline()
         survey: Survey | None = None
-        async for part in gently(tables.survey_in_parts(known)):
+        async for part in in_background(tables.survey_in_parts(known)):
             survey = part
         assert survey is not None  # the last part is the complete survey
         next_hops = await networks.find_next_hops(survey.nodes.addresses())

@@ -39,7 +39,7 @@ def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Load
         for each in balancer.listeners
         if each.pool_id in pools
     }
-    doubts = tuple(_mismatches(balancer, members))
+    discrepancies = tuple(_discrepancies(balancer, members))
     return LoadBalancerHealth(
         str(key),
         balancer.id,
@@ -47,7 +47,7 @@ def _health(key: ServiceKey, balancer: BalancerState, seen_s_ago: float) -> Load
         balancer.address,
         balancer.operating,
         members,
-        doubts,
+        discrepancies,
         seen_s_ago,
     )
 
@@ -67,14 +67,14 @@ def _members(pool: FoundPool) -> tuple[MemberHealth, ...]:
     )
 
 
-def _mismatches(
+def _discrepancies(
     balancer: BalancerState, members: Mapping[str, tuple[MemberHealth, ...]]
 ) -> Iterator[str]:
     ready = [
         (listener, each)
         for listener, some in members.items()
         for each in some
-        if each.weight and each.asked
+        if each.weight and each.monitored
     ]
     if ready and balancer.operating in FAILS:
         yield f"pods are ready, but Octavia reports the load balancer as {balancer.operating}"

@@ -8,6 +8,7 @@ knows nothing of Services.
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from fairlead.drivers.direct.maps.records import (
     SETTINGS,
     UNREACHABLE,
     NextHop,
+    tick,
 )
 from fairlead.errors import FairleadError
 from fairlead.net.address import is_ipv6
@@ -33,6 +35,9 @@ from fairlead.net.bpf import Map
 log = structlog.get_logger()
 
 _ONLY = INDEX.pack(0)
+COPYING_LIMIT_S = 30.0
+"""Longer than it takes to copy the entries of full tables. The limit is reached only if the process
+dies meanwhile."""
 
 
 class Limits(NamedTuple):
@@ -74,7 +79,8 @@ class Networks:
         self._programs = programs
         self._cluster: tuple[Node, ...] | None = None
         self._unmatched: tuple[str, ...] = ()
-        (_, _, _, flags, _) = SETTINGS.unpack(
+        self._copying_until = 0
+        (_, _, _, flags, *_) = SETTINGS.unpack(
             maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
         )
         # The value of the previous process holds until `update_next_hops` knows better.
@@ -84,12 +90,29 @@ class Networks:
         """Stop receiving events. Attached programs stay."""
         self._host_network.close()
 
+    def set_copying(self, copying: bool) -> None:
+        """Set whether flow entries of an older program are being copied, for COPYING_LIMIT_S at most.
+
+        Meanwhile the program drops packets of flows that may have an entry there, so that their
+        senders send them again. Otherwise it would send them to the node that the flow would have
+        without an entry.
+        """
+        limit_s = time.monotonic() + COPYING_LIMIT_S
+        self._copying_until = tick(limit_s) if copying else 0
+        self._set(is_node=self._is_node)
+
     def _set(self, *, is_node: bool) -> None:
+        self._is_node = is_node
         flags = IS_NODE * is_node | REPORT_ENTRIES * self._limits.report_entries
         port = self._rules.vxlan_port.to_bytes(2, "big")
         limits = self._limits
         record = SETTINGS.pack(
-            limits.inserts_per_s, limits.notes_per_s, limits.messages_per_s, flags, port
+            limits.inserts_per_s,
+            limits.notes_per_s,
+            limits.messages_per_s,
+            flags,
+            port,
+            self._copying_until,
         )
         if self._maps["settings"].lookup(_ONLY) != record:
             self._maps["settings"].update(_ONLY, record)

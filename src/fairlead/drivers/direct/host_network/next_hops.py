@@ -77,8 +77,8 @@ def _kind(node: str, address: str, route: Route, rules: Rules) -> int:
         raise Refused(
             f"node {node} at {address} is not on a link with this gateway: the route leads "
             f"through {route.via}",
-            fix="set gateway.forwarding to auto and tunnel.kind to ipip or vxlan, or put the gateway "
-            "on the nodes' network",
+            fix="set gateway.forwarding to auto and tunnel.kind to ipip or vxlan, or put the "
+            "gateway on the nodes' network",
         )
     return METHODS[wanted]
 

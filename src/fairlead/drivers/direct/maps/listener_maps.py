@@ -387,8 +387,8 @@ class ListenerMaps:
         raise why or self.quotas.memory.refusal(change.service)
 
     def _available_chunks(self, service: ServiceKey, old: InstalledListener | None) -> int:
-        """Return the number of chunks that the listener may use: what its namespace may still use, and
-        what the listener is charged for now."""
+        """Return the number of chunks that the listener may use: what its namespace may still
+        use, and what the listener is charged for now."""
         return self.quotas.memory.available(service.namespace) + (claim(old.record) if old else 0)
 
     def _granted_size(

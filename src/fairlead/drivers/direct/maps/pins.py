@@ -45,8 +45,8 @@ class Sizes(NamedTuple):
     created keep their sizes."""
 
     arena_bytes: int = 128 << 20
-    """Memory for slots: 2 KiB to 128 KiB for a listener, and twice that while slots are in transition.
-    The tables of a previous process are copied into memory of this size if they fit."""
+    """Memory for slots: 2 KiB to 128 KiB for a listener, and twice that while slots are in
+    transition. The tables of a previous process are copied into memory of this size if they fit."""
     connections: int = 131072
     """Flow entries for TCP and SCTP connections in slots that changed; about 100 bytes each."""
     datagrams: int = 65536

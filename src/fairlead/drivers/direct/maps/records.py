@@ -33,6 +33,7 @@ DROPS = (
     "not_sent",
     "returned",
     "no_endpoints",
+    "upgrading",
 )
 """The reasons for drops, in the order of `enum event`."""
 
@@ -43,7 +44,7 @@ FLOW = struct.Struct("=4s4x")
 NEXT_HOP = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
-SETTINGS = struct.Struct("=4I2s2x")
+SETTINGS = struct.Struct("=4I2s2xI")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
 NODE_TRAFFIC = struct.Struct("=4Q")
 RANGE_KEY = struct.Struct("=II16s")
@@ -60,6 +61,11 @@ _PROTOCOLS: dict[str, int] = {
     "SCTP": socket.IPPROTO_SCTP,
 }
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
+
+
+def tick(monotonic_s: float) -> int:
+    """Return the coarse clock of the programs (bpf/choose.h) at this time of `time.monotonic`."""
+    return int(monotonic_s * 1e9) // (1 << 30) + 1
 
 
 class ListenerRecord(NamedTuple):

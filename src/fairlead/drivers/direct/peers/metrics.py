@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 
-class PeerState(Protocol):
+class ConnectedPeer(Protocol):
     """Another gateway."""
 
     @property
@@ -20,11 +20,11 @@ class PeerState(Protocol):
     def connected(self) -> bool: ...
 
 
-class PeersState(Protocol):
-    """The state of the exchange with other gateways."""
+class PeerConnections(Protocol):
+    """What the metrics read: `Peers`."""
 
     @property
-    def shown(self) -> Sequence[PeerState]: ...
+    def shown(self) -> Sequence[ConnectedPeer]: ...
 
     @property
     def followers(self) -> int: ...
@@ -39,7 +39,7 @@ class PeersState(Protocol):
 class PeersCollector(Collector):
     """The connections to other gateways, and the entries that were exchanged."""
 
-    def __init__(self, peers: PeersState) -> None:
+    def __init__(self, peers: PeerConnections) -> None:
         self._peers = peers
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:

@@ -356,8 +356,8 @@ class Peers(Component):
         away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
         # Only a peer that was there for the whole outage knows what passed meanwhile.
         behind = away_s >= AWAY_S and hello.age_s >= max(TRUSTED_AFTER_S, away_s)
-        # Until CompleteMessage the peer sends its whole state. For these flows our own entry counts;
-        # entries of the peer that are newer follow with their ages.
+        # Until CompleteMessage the peer sends its whole state. For these flows our own entry
+        # counts; newer entries of the peer follow with their ages.
         own: tuple[Set[bytes], ...] = (self._recent.flows,)
         if not behind and not self._recently_started:
             own += (await asyncio.to_thread(exchange.present_flows),)

@@ -1,4 +1,4 @@
-"""What a gateway keeps of its plan is what planning anew would give, whatever changes."""
+"""The cached plan of a gateway equals a new plan after any changes."""
 
 import random
 from typing import Any
@@ -32,13 +32,21 @@ from fairlead.kube.objects import (
 from fairlead.model import LoadBalancer, ServiceKey, Verdict
 from fairlead.plan.classes import DIRECT, PROXY
 from fairlead.plan.members import NODE_NOT_ANSWERING
-from fairlead.roles.planned import Planned
+from fairlead.roles.plan_cache import PlanCache
 from fairlead.state import State
 
 CONFIG = msgspec.structs.replace(Config(), default_class=DIRECT.name)
 NAMES = ("a", "b", "c", "d")
 NODES = ("node1", "node2", "node3")
-VERDICTS: tuple[Verdict | None, ...] = ("up", "up", "unready", "down", "flapping", "unasked", None)
+VERDICTS: tuple[Verdict | None, ...] = (
+    "up",
+    "up",
+    "unready",
+    "down",
+    "flapping",
+    "probe_failed",
+    None,
+)
 
 
 def address(node: str) -> str:
@@ -88,7 +96,7 @@ def some_node(draw: random.Random, name: str) -> Node:
 
 
 def step(draw: random.Random, state: State) -> None:
-    """Change something, anything."""
+    """Make a random change."""
     match draw.randrange(6):
         case 0:
             name = draw.choice(NAMES)
@@ -117,7 +125,7 @@ def step(draw: random.Random, state: State) -> None:
             port = draw.choice((10256, *(30000 + number for number in range(len(NAMES)))))
             state.observe(address(draw.choice(NODES)), port, draw.choice(VERDICTS), [])
         case _:
-            state.believing = draw.random() < 0.5
+            state.trust_api = draw.random() < 0.5
 
 
 def shown(planned: Any) -> dict[ServiceKey, LoadBalancer | str]:
@@ -127,7 +135,7 @@ def shown(planned: Any) -> dict[ServiceKey, LoadBalancer | str]:
 def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
     draw = random.Random(4)
     state = State(())
-    planned = Planned(state, CONFIG)
+    planned = PlanCache(state, CONFIG)
     keys = [ServiceKey("default", name) for name in NAMES]
     seen: set[str] = set()
     for _ in range(2000):
@@ -160,7 +168,7 @@ def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
 
 def test_what_nothing_has_changed_of_is_planned_once() -> None:
     state = State(())
-    planned = Planned(state, CONFIG)
+    planned = PlanCache(state, CONFIG)
     draw = random.Random(1)
     for name in NODES:
         state.update_nodes({ObjectKey("", name): some_node(draw, name)})
@@ -188,7 +196,7 @@ def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> 
     """The two kinds of connections take different paths to the node if forwarded packets go through
     a tunnel."""
     state = State(())
-    planned = Planned(state, CONFIG)
+    planned = PlanCache(state, CONFIG)
     for name in NODES[:2]:
         node = Node(
             ObjectMeta(name), status=NodeStatus((NodeAddress("InternalIP", address(name)),))

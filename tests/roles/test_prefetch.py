@@ -1,5 +1,4 @@
-"""A start asks nodes, and has tables made, slice by slice of its plan; what it leaves is for the
-loops."""
+"""A start probes nodes and computes tables slice by slice of its plan; the loops do the rest."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -10,7 +9,7 @@ from tests.drivers.test_prober import running
 from fairlead.errors import Refused
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.roles.ahead import StartupPrefetch
+from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.state import State
 
 OTHER = ServiceKey("default", "refused")
@@ -41,11 +40,11 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}
         await seen.wait("127.0.0.1", health.port, "up")
-        first_s = ahead.newest_s
+        first_s = ahead.last_first_probe_s
         assert not going_on.done(), "one Service has not been planned yet"
         ahead.plan([API])
         await going_on
-        assert ahead.newest_s > first_s, "its node is another"
+        assert ahead.last_first_probe_s > first_s, "its node is another"
         assert foreseen == [WEB, API]
         assert (await prober.read(None)).keys() == {WEB, API}
 

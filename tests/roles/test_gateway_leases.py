@@ -1,4 +1,4 @@
-"""When a gateway counts as gone: only time counts in which its renewals could be observed."""
+"""A gateway counts as gone only after a time in which its renewals could have been observed."""
 
 import msgspec
 
@@ -12,14 +12,14 @@ from fairlead.kube.presence import (
     Presence,
 )
 from fairlead.model import ServiceKey
-from fairlead.roles.gateways import Silences
+from fairlead.roles.gateways import GatewayLeases
 
 MOST_S = 10.0
 DURATION_S = 30
 
 
 def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey, Lease | None]:
-    """A renewed Lease of a gateway."""
+    """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
     record = Presence("gateway", name, "1", "", ready=ready, not_served=refused)
     metadata = ObjectMeta(
@@ -30,28 +30,28 @@ def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey
     }
 
 
-def pass_time(silences: Silences, seconds: int) -> None:
+def pass_time(silences: GatewayLeases, seconds: int) -> None:
     for _ in range(seconds):
-        silences.listen(1.0)
+        silences.advance(1.0)
 
 
 def test_a_gateway_that_renews_is_alive_and_one_that_does_not_is_gone() -> None:
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1") | lease("gw2"), first=False)
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1") | lease("gw2"), first=False)
     pass_time(silences, DURATION_S)
-    silences.hear(lease("gw2"), first=False)
+    silences.update(lease("gw2"), first=False)
     assert silences.value().alive == {"gw1", "gw2"}
     pass_time(silences, 1)
     assert silences.value().alive == {"gw2"}
-    silences.hear(lease("gw1"), first=False)
+    silences.update(lease("gw1"), first=False)
     assert silences.value().alive == {"gw1", "gw2"}
 
 
 def test_silence_counts_only_while_renewals_could_be_heard() -> None:
-    """The API server was away for an hour. When it is back gateways have time to renew."""
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1"), first=False)
-    silences.listen(3600.0)
+    """After the API server was unreachable for an hour, gateways have time to renew."""
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1"), first=False)
+    silences.advance(3600.0)
     pass_time(silences, DURATION_S - int(MOST_S))
     assert silences.value().alive == {"gw1"}
     pass_time(silences, 1)
@@ -59,62 +59,61 @@ def test_silence_counts_only_while_renewals_could_be_heard() -> None:
 
 
 def test_a_lease_from_before_says_nothing_until_it_changes() -> None:
-    silences = Silences(MOST_S)
+    silences = GatewayLeases(MOST_S)
     assert silences.decided, "where there is none, none is alive"
-    silences.hear(lease("gw1") | lease("gw2"), first=True)
+    silences.update(lease("gw1") | lease("gw2"), first=True)
     assert not silences.decided
     pass_time(silences, DURATION_S)
     assert not silences.decided
-    silences.hear(lease("gw2"), first=False)
+    silences.update(lease("gw2"), first=False)
     assert silences.decided
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1"), first=True)
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1"), first=True)
     pass_time(silences, DURATION_S + 1)
     assert silences.decided
     assert not silences.value().alive
 
 
 def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1"), first=False)
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1"), first=False)
     for _ in range(DURATION_S):
-        silences.hear(lease("gw1", ready=False), first=False)
+        silences.update(lease("gw1", ready=False), first=False)
         pass_time(silences, 1)
     assert silences.value().alive == {"gw1"}
-    silences.hear(lease("gw1", ready=False), first=False)
+    silences.update(lease("gw1", ready=False), first=False)
     pass_time(silences, 1)
     assert not silences.value().alive, "its process lives, and its data plane was not taken over"
-    silences.hear(lease("new", ready=False), first=False)
+    silences.update(lease("new", ready=False), first=False)
     assert not silences.value().alive
-    silences.hear(lease("new"), first=False)
+    silences.update(lease("new"), first=False)
     assert silences.value().alive == {"new"}
 
 
 def test_a_gateway_that_was_gone_is_back_when_it_is_ready() -> None:
-    """Its machine has booted: the kernel there forwards nothing until the process has brought
-    everything."""
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1"), first=False)
+    """Its host has booted: the kernel forwards nothing until the process has started completely."""
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1"), first=False)
     pass_time(silences, DURATION_S + 1)
-    silences.hear(lease("gw1", ready=False), first=False)
+    silences.update(lease("gw1", ready=False), first=False)
     assert not silences.value().alive
-    silences.hear(lease("gw1"), first=False)
+    silences.update(lease("gw1"), first=False)
     assert silences.value().alive == {"gw1"}
 
 
 def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1", refuses="default/web") | lease("gw2"), first=False)
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1", refuses="default/web") | lease("gw2"), first=False)
     assert silences.value().refusals == {ServiceKey("default", "web"): {"gw1": "no room"}}
     pass_time(silences, DURATION_S)
-    silences.hear(lease("gw2"), first=False)
+    silences.update(lease("gw2"), first=False)
     pass_time(silences, 1)
     assert silences.value().refusals == {}
 
 
 def test_a_record_that_says_too_much_is_cut() -> None:
-    """It stands in conditions, and the API server takes none that is too long."""
-    silences = Silences(MOST_S)
+    """The text is shown in conditions, and the API server rejects conditions that are too long."""
+    silences = GatewayLeases(MOST_S)
     refused = tuple(
         NotServed(f"default/web-{number}", "no room " * 10_000) for number in range(1500)
     )
@@ -122,7 +121,7 @@ def test_a_record_that_says_too_much_is_cut() -> None:
     metadata = ObjectMeta(
         name="gw1", annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
     )
-    silences.hear(
+    silences.update(
         {ObjectKey("presence", "gw1"): Lease(metadata, LeaseSpec(lease_duration_seconds=30))},
         first=False,
     )
@@ -134,8 +133,8 @@ def test_a_record_that_says_too_much_is_cut() -> None:
 
 
 def test_what_is_no_record_is_no_gateway() -> None:
-    silences = Silences(MOST_S)
-    silences.hear(lease("gw1"), first=False)
-    silences.hear({ObjectKey("presence", "gw1"): Lease(ObjectMeta(name="gw1"))}, first=False)
-    silences.hear({ObjectKey("presence", "gw2"): None}, first=False)
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1"), first=False)
+    silences.update({ObjectKey("presence", "gw1"): Lease(ObjectMeta(name="gw1"))}, first=False)
+    silences.update({ObjectKey("presence", "gw2"): None}, first=False)
     assert silences.gateways == {}

@@ -1,0 +1,65 @@
+"""The plan of a gateway, most of which is computed once for both of its loops.
+
+In: a State, the Services to plan. Out: their LoadBalancers, with members as the API shows them
+(`unconfirmed`), or as probes have confirmed them (`confirmed`). The part that depends only on
+objects is cached until the State reports a change of these objects. So an event is planned once,
+and a new verdict costs only the confirmation of the members. Invariant: the result equals that of a
+complete new plan."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from fairlead.config import Config
+from fairlead.errors import Refused
+from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
+from fairlead.plan.balancer import Unconfirmed, confirmed
+from fairlead.plan.cluster import plan_gateway_unconfirmed
+from fairlead.state import State
+
+
+class PlanCache:
+    """A cache of plans. It subscribes to the State, which marks the Services to plan again."""
+
+    def __init__(self, state: State, config: Config) -> None:
+        self._state = state
+        self._config = config
+        self._cached: dict[ServiceKey, Unconfirmed | Refused] = {}
+        state.objects_only.subscribers.add(self)
+
+    def mark(self, keys: Iterable[ServiceKey]) -> None:
+        """Remove Services from the cache, because objects on which they depend have changed."""
+        for key in keys:
+            self._cached.pop(key, None)
+
+    def unconfirmed(
+        self, keys: Collection[ServiceKey]
+    ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+        """Return the plan of the loop that probes: which nodes are members does not depend on the
+        results of probes."""
+        plans = self._plans_of(keys)
+        return {
+            key: each if isinstance(each, Refused) else each.balancer for key, each in plans.items()
+        }
+
+    def confirmed(
+        self, keys: Collection[ServiceKey]
+    ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+        """Return the plan of the loop that forwards, with members as the probes of this gateway
+        have confirmed them."""
+        return {
+            key: each if isinstance(each, Refused) else self._confirmed(each)
+            for key, each in self._plans_of(keys).items()
+        }
+
+    def _confirmed(self, plans: Unconfirmed) -> LoadBalancer:
+        """Confirm the members by the verdicts for the path of their traffic: the routes of this
+        host if the gateway ends connections, otherwise the path of forwarded packets, which may be
+        a tunnel."""
+        state = self._state
+        if isinstance(plans.balancer.settings, ProxySettings):
+            return confirmed(plans, state.routed_verdict_of)
+        return confirmed(plans, state.verdict_of, state.tunnels)
+
+    def _plans_of(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
+        if new := [key for key in keys if key not in self._cached]:
+            self._cached.update(plan_gateway_unconfirmed(self._state, self._config, new))
+        return {key: self._cached[key] for key in keys if key in self._cached}
