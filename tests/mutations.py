@@ -295,8 +295,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/drivers/nodeproxy/transactions.py",
-        '    return how is None, address not in claims, how or "", service',
-        '    return how is None, how or "", service',
+        "    return found._replace(basis=Basis.OWN) if address in wanted else found",
+        "    return found",
         (*_TRANSACTIONS, "tests/drivers/nodeproxy/test_contested.py"),
     ),
     Mutation(

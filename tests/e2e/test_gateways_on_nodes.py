@@ -25,7 +25,7 @@ from fairlead.lab.site import Site
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 TABLE = 7471100
-"""The protocol of blackhole routes."""
+"""The routing table of blackhole routes."""
 PLACES = ("node1", "node1", "node4")
 """The nodes with pods."""
 CALLS = 40
@@ -37,7 +37,7 @@ TRACES = {
     "ip -4 route show table all": "blackhole",
     "ip -6 route show table all": "blackhole",
 }
-"""The places where roles leave state, and how it is read."""
+"""The commands that show state which roles leave, and the text by which it is recognized."""
 ROWS = {
     "ipip": Transport(tunnel="ipip"),
     "vxlan everywhere": Transport(tunnel="vxlan", forwarding="vxlan"),

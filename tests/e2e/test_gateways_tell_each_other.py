@@ -20,7 +20,7 @@ FEW = 40
 """UDP flows that may have begun within the seconds before a loss and sent only one request: of
 about 400 per period. Without peers ten times as many break, all of them QUIC."""
 TRIES = 3
-"""If a busy machine made a node seem dead to a gateway meanwhile, the result does not count."""
+"""Number of attempts: one does not count if a busy machine made a node seem dead meanwhile."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")

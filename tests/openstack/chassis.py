@@ -21,7 +21,7 @@ INSIDE, OUTER = "br-int", "br-ex"
 """OVN's integration bridge, and the bridge of the external network."""
 MTU = 1400
 FABRIC_MAC = "02:00:00:00:ff:{:02x}"
-"""Nobody sees a frame from it."""
+"""No frame with this address is ever observed."""
 
 
 class Chassis:

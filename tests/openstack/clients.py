@@ -30,7 +30,7 @@ def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
     client = openstack.connect(
         region_name="R", app_name=AGENT, load_envvars=False, load_yaml_config=False, **settings
     )
-    _ = client.session  # asked for, its lines are closed once nobody uses it
+    _ = client.session  # once created, it closes its connections when it is collected
     return client
 
 
@@ -69,5 +69,5 @@ def clear(client: Connection, project: str) -> None:
         while settled(client, balancer.id) != "DELETED":
             try:
                 client.load_balancer.delete_load_balancer(balancer.id, cascade=True)
-            except ConflictException:  # somebody else has changed it in between
+            except ConflictException:  # another client has changed it meanwhile
                 continue
