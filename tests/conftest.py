@@ -312,7 +312,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     next test: its state is unknown."""
     if item.stash.get(_failed, False):
         item.stash[_failed] = False
-        item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]  # all but what the run shares
+        # This tears down everything except what the run shares.
+        item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,8 @@ class Told(NamedTuple):
 
 
 class Answering:
-    """Answers at these sockets, by name, as an SCTP server would. A context manager with a thread."""
+    """Answers at these sockets, by name, as an SCTP server would. A context manager with a
+    thread."""
 
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
         self._sockets = sockets

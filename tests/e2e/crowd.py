@@ -154,7 +154,8 @@ class Crowd:
 
 
 def unharmed(period: Period, gone: Collection[str] = ()) -> None:
-    """Check that no flow failed, except for UDP flows whose pod is gone, and that there were flows."""
+    """Check that no flow failed, except for UDP flows whose pod is gone, and that there were
+    flows."""
     assert sum(count.answered for count in period.values()) > 10, period
     wrong = {name: harm for name, count in period.items() if (harm := harm_of(name, count, gone))}
     assert not wrong, wrong

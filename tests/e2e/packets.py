@@ -236,7 +236,8 @@ async def associate(site: Site, source: Source, target: Target, *, timeout_s: fl
 
 
 async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[int, int] | None:
-    """Return (status, X-Load-Balancing-Endpoint-Weight) of a health port; None without an answer."""
+    """Return (status, X-Load-Balancing-Endpoint-Weight) of a health port; None without an
+    answer."""
     with suppress(Unavailable, TimeoutError, ConnectionError):
         reader, writer = await site.connect(host, address, port, timeout_s=1)
         async with asyncio.timeout(1):

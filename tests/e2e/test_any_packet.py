@@ -108,7 +108,8 @@ class Asker:
 
 
 async def at_every_node(shop: Shop, each: Callable[[str], Awaitable[str]]) -> None:
-    """Call the function with flows to each VIP until all nodes have been reached. Return the nodes."""
+    """Call the function with flows to each VIP until all nodes have been reached. Return the
+    nodes."""
     pods = set(await shop.pods())
     for address in shop.addresses:
         met: set[str] = set()

@@ -160,7 +160,8 @@ async def test_a_service_is_checked_by_its_name(
 
 
 async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
-    """HAProxy closes connections for which it has no server, as a pod does that expects no header."""
+    """HAProxy closes connections for which it has no server, as a pod does that expects no
+    header."""
     site = ingresses.site
     await site.apply(
         [

@@ -175,7 +175,8 @@ async def test_nodes_get_connections_by_their_ready_pods(site: Site, web: Proxie
 async def test_a_pod_that_terminates_ends_its_connections_in_order(
     site: Site, web: Proxied
 ) -> None:
-    """The only pod of its node: it ends its connections itself, none is cut, and no new one fails."""
+    """The only pod of its node: it ends its connections itself, none is cut, and no new one
+    fails."""
     await web.place(("node1", "node2"))
     (leaving,) = [name for name, node in (await web.pods()).items() if node == "node1"]
 

@@ -171,7 +171,8 @@ class Run:
             check_status(service)
 
     async def hold_health_ports(self) -> None:
-        """Check the answer of each node to load balancers that probe a Service with policy Local."""
+        """Check the answer of each node to load balancers that probe a Service with policy
+        Local."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + DEADLINE_S
         while wrong := await self.wrong_health_ports():

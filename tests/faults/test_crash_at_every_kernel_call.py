@@ -72,7 +72,8 @@ async def until_left(traced: Traced, wanted: Any, when: str) -> None:
 
 
 def fatal(calls: Sequence[str]) -> list[int]:
-    """Return the calls at which to kill, counted from 1; the last number means after all of them."""
+    """Return the calls at which to kill, counted from 1; the last number means after all of
+    them."""
     chance = random.Random(f"{SEED} {len(calls)}")
     alike: dict[str, list[int]] = {}
     for number, call in enumerate(calls, 1):

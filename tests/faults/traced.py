@@ -65,7 +65,8 @@ class Traced:
         await self._trace(number, moment, "--pid", str(running.pid))
 
     async def revive(self) -> str:
-        """When the role has been killed at its call, restart it without a tracer. Return that call."""
+        """When the role has been killed at its call, restart it without a tracer. Return that
+        call."""
         assert self._tracer is not None
         await self._tracer.wait()
         assert self.killed, (
@@ -131,8 +132,8 @@ class Traced:
         pinned = sorted(pin.name for pin in layout.iterdir())
         entries = _entries(layout)
         if entries["listeners"]:
-            # A listener has retained nodes after its nodes were proved one by one, and none if they were
-            # so at once: a matter of time.
+            # A listener has retained nodes if its nodes were confirmed one by one, and none if they
+            # were confirmed at once, which depends on timing.
             del entries["retained_nodes"]
         return {"pins": pinned, "filters": attached, "entries": entries, "routes": routes}
 

@@ -1,4 +1,5 @@
-"""Clients of the real OpenStack, by openstacksdk, with which tests create, read and delete objects."""
+"""Clients of the real OpenStack, by openstacksdk, with which tests create, read and delete
+objects."""
 
 import time
 from collections.abc import Callable

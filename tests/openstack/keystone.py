@@ -70,7 +70,8 @@ class Keystone:
         self.octavia.end()
 
     def connect(self, cloud: str, **auth: str) -> Connection:
-        """Return a connection for this entry of clouds.yaml. `auth`: changes to its `auth` section."""
+        """Return a connection for this entry of clouds.yaml. `auth`: changes to its `auth`
+        section."""
         entry = self.entry(cloud)
         entry["auth"] |= auth
         return openstack.connect(load_envvars=False, load_yaml_config=False, **entry)

@@ -39,10 +39,8 @@ def template() -> Path:
 def template_of_now() -> Path:
     """Return the path of the data directory, which differs for each version of the schemas."""
     parts = [HERE / name for name in ("requirements.lock", "template.py")]
-    return (
-        CACHE
-        / f"openstack-data-{hashlib.sha256(b''.join(part.read_bytes() for part in parts)).hexdigest()[:12]}"
-    )
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+    return CACHE / f"openstack-data-{digest[:12]}"
 
 
 def program(name: str) -> Path:

@@ -16,7 +16,10 @@ MANAGEMENT_NETWORK = "6b1a7c1e-0000-4000-8000-000000000001"
 """The network in which amphorae would be booted; it is never looked up."""
 OUTSIDE = "outside"
 """The physical network of the external network."""
-QUIET = "octavia.api.app=WARN,sqlalchemy=WARN,oslo_policy=WARN,stevedore=WARN,taskflow=WARN,neutron=WARN"
+QUIET = ",".join(
+    f"{name}=WARN"
+    for name in ("octavia.api.app", "sqlalchemy", "oslo_policy", "stevedore", "taskflow", "neutron")
+)
 
 
 def text(sections: Sections) -> str:

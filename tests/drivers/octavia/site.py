@@ -236,7 +236,8 @@ class Site:
         return fresh.diff(fresh.render(desired), {WEB: found})
 
     async def audit(self, *services: LoadBalancer) -> Sequence[Change]:
-        """Return the steps that an audit finds necessary, for a plan with this driver's knowledge."""
+        """Return the steps that an audit finds necessary, for a plan with this driver's
+        knowledge."""
         found = await self.driver.read(None)
         desired = {each.service: self.planned(each) for each in services}
         return self.driver.diff(self.driver.render(desired), found)

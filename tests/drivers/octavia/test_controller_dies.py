@@ -29,7 +29,8 @@ STEP_WITHIN_S = 300.0
 
 
 class Step(NamedTuple):
-    """A user's action, the ports that the Service shows afterwards, and the writes that it takes."""
+    """A user's action, the ports that the Service shows afterwards, and the writes that it
+    takes."""
 
     act: Callable[[Client], Awaitable[object]]
     ports: list[int]

@@ -1,4 +1,5 @@
-"""The driver authenticates at the real Keystone, and reports what is wrong if Keystone rejects it."""
+"""The driver authenticates at the real Keystone, and reports what is wrong if Keystone rejects
+it."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

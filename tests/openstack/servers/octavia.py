@@ -61,7 +61,8 @@ def _work() -> None:
 
 
 def _listen_to_heartbeats() -> None:
-    """Receive heartbeats as octavia-health-manager does, which passes each to a pool of processes."""
+    """Receive heartbeats as octavia-health-manager does, which passes each to a pool of
+    processes."""
     from octavia.amphorae.drivers.health import heartbeat_udp
 
     receiver = heartbeat_udp.UDPStatusGetter()
