@@ -215,9 +215,10 @@ def breaks(site: Site, gateways: Sequence[str], period: Period) -> str:
         for each in count.breaks[:SHOWN]:
             after = f", then {each.answered_by} answered" if each.answered_by else ""
             lines.append(
-                f"{name}: from [{each.client}]:{each.client_port} to {each.pod} on {each.node}: {each.why} at"
-                f" {each.broken_s:.2f} s, {each.broken_s - each.begun_s:.2f} s after it began, in request"
-                f" {each.requests}{after}; entries: {_entries(site, gateways, name, each)}"
+                f"{name}: from [{each.client}]:{each.client_port} to {each.pod} on {each.node}: "
+                f"{each.why} at {each.broken_s:.2f} s, {each.broken_s - each.begun_s:.2f} s after "
+                f"it began, in request {each.requests}{after}; entries: "
+                f"{_entries(site, gateways, name, each)}"
             )
     return "\n".join(lines)
 

@@ -172,8 +172,9 @@ class Twin:
             return await call(self.site, source, ask.target, timeout_s=patience_s)
 
     async def health(self, scene: Scene) -> list[object]:
-        """Return each node's answer for the Service at its health port. kube-proxy serves the
-        port only at addresses of the Service's families."""
+        """Return each node's answer for the Service at its health port. The port is called
+        at addresses of the Service's first family, because kube-proxy serves it only at addresses
+        of the Service's families."""
         port, families = (
             scene.service["spec"].get("healthCheckNodePort"),
             scene.service["spec"]["ipFamilies"],
