@@ -43,7 +43,7 @@ def told(
     print(f"{(text, number)}")
 """
 SEEN = ["Sequence", "None", "Pair", "bytes", "OSError", "tuple"]
-"""The errors about the last lines of the sample, in their order."""
+"""Return the errors about the last lines of the sample, in order."""
 
 
 def test_mypy_finds_python_representations_in_texts(tmp_path: Path) -> None:
