@@ -2,10 +2,10 @@
 
 In: a Service as it is, the AddressGrants that name it. Out: `Facts`, from which `plan.ledger`
 assigns addresses. A Service holds an address if its AddressGrant names the Service, if the status
-of the Service shows the address, or if the address is kept for the Service. An address that is only
-shown dates from before there were grants; it is granted to its Service before all others.
-Invariant: pure. Ports are written `TCP/80`: two Services may hold one address, but never the same
-port of it."""
+of the Service shows the address, or if the address is kept for the Service. An address that a
+status shows and no AddressGrant records was published before AddressGrants existed; it is granted
+to its Service before any new address is given. Invariant: pure. Ports are written `TCP/80`: two
+Services may hold one address, but never the same port of it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +22,7 @@ from fairlead.plan.pools import Applicant
 
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
-"""The sort key of Services, the first in precedence first: creation time, then name."""
+"""A sort key of Services: creation time, then name."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def facts_of(
 ) -> Facts:
     """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
     Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
-    addresses come from pools, so the addresses in its status are from Fairlead."""
+    addresses come from pools. In both cases the Service holds the addresses in its status."""
     taken = {
         grant.spec.address: _granted(key, grant)
         for grant in grants

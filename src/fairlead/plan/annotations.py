@@ -78,8 +78,8 @@ OCTAVIA_ANNOTATIONS = (
 `octavia-provider` and `members`."""
 
 LOAD_BALANCER_ID = "load-balancer-id"
-"""The id of an existing load balancer that the Service shares with other Services.
-cloud-provider-openstack also writes the id of the load balancer that it created there."""
+"""The id of an existing load balancer that the Service shares with other Services. Into the same
+annotation, cloud-provider-openstack writes the id of the load balancer that it created."""
 
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
@@ -98,8 +98,7 @@ OFF = {
     "connection-limit": "-1",
     "internal": "false",
 }
-"""By short name, the value that requests nothing."""
-
+"""By short name, the value with which an annotation requests nothing."""
 
 _MARK = "fairlead.io/class"
 """The controller writes this annotation: the class that serves the Service."""
@@ -169,9 +168,9 @@ def not_understood(annotations: Mapping[str, str]) -> list[Finding]:
 
 
 def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Finding]:
-    """Return a Finding for each group of annotations that have no effect in the class of the
-    Service, and for which the class does the same instead. `instead`: by short name, what the class
-    does."""
+    """Return the Findings about annotations that have no effect in the class of the Service: one
+    Finding for all annotations with the same substitute. `instead`: by short name, the substitute,
+    which is what the class does instead."""
     without: dict[str, list[str]] = {}
     for name in sorted(annotations):
         short_name = name.removeprefix(_OPENSTACK if name.startswith(_OPENSTACK) else _OURS)

@@ -76,9 +76,9 @@ def plan_unconfirmed(
     unserved: Collection[UnservedPort] = (),
     at_gateway: bool,
 ) -> Unconfirmed:
-    """Do the same as `plan_load_balancer`, and return also the data for `confirmed`. `at_gateway`:
-    plan only ports that the status shows as served, and leave out the Findings that the controller
-    reports."""
+    """Return the result of `plan_load_balancer` together with the data for `confirmed`.
+    `at_gateway`: plan only the ports that the status shows as served, and leave out the Findings
+    that the controller reports."""
     service = asked.service
     annotations = service.metadata.annotations
     terms = class_.terms(asked)
@@ -93,7 +93,8 @@ def plan_unconfirmed(
     else:
         addresses = tuple(address for address in addresses if family_of(address) in families)
     ranges = source_ranges(service)
-    # A gateway probes the members of every LoadBalancer that has a health monitor.
+    # A gateway probes the members of every LoadBalancer that has a health monitor, so a class
+    # whose members are not probed gets none there.
     probed = not at_gateway or class_.members == "probed"
     monitor = health_monitor_of(service) if probed else None
     notes: list[Finding] = []

@@ -20,37 +20,37 @@ REPORT = "loadbalancer.openstack.org/load-balancer-address"
 
 
 def floating_of(
-    wishes: AnnotationReader,
+    reader: AnnotationReader,
     annotations: Mapping[str, str],
     config: OctaviaConfig,
     family: Family,
     address: str,
 ) -> FloatingWish | None:
     """Return the request for a floating IP; None if the load balancer gets none. Findings about
-    annotations without effect are added to `wishes.notes`. `family`: the family of the load
+    annotations without effect are added to `reader.notes`. `family`: the family of the load
     balancer. `address`: the address that the Service requests; it becomes the floating IP."""
-    given = [name for short in FLOATING_ANNOTATIONS if (name := wishes.given(short))]
+    given = [name for short in FLOATING_ANNOTATIONS if (name := reader.given(short))]
     given += [name for name in [found(annotations, KEEP_ADDRESS)[0]] if name]
-    internal = wishes.switch(INTERNAL, config.internal)
-    keep = wishes.switch(KEEP_ADDRESS, False)
+    internal = reader.switch(INTERNAL, config.internal)
+    keep = reader.switch(KEEP_ADDRESS, False)
     if not config.floating_network_id:
         outside = found(annotations, INTERNAL)[0] if not internal else ""
         _without_effect(
-            wishes,
+            reader,
             [*given, *([outside] if outside else [])],
             "no floating IPs are configured (octavia.floatingNetworkId)",
         )
         return None
     if internal:
-        _without_effect(wishes, given, "an internal load balancer has no floating IP")
+        _without_effect(reader, given, "an internal load balancer has no floating IP")
         return None
     if family == "IPv6":
-        _without_effect(wishes, given, "there are no IPv6 floating IPs")
+        _without_effect(reader, given, "there are no IPv6 floating IPs")
         return None
-    subnet = {short: wishes.read(short, lambda text: text, "", "") for short in SUBNET_ANNOTATIONS}
+    subnet = {short: reader.read(short, lambda text: text, "", "") for short in SUBNET_ANNOTATIONS}
     # The configured subnet belongs to the configured network, so it does not apply if the Service
     # names a network or a subnet.
-    if not any(subnet.values()) and not wishes.given("floating-network-id"):
+    if not any(subnet.values()) and not reader.given("floating-network-id"):
         subnet = dict(
             zip(
                 SUBNET_ANNOTATIONS,
@@ -59,7 +59,7 @@ def floating_of(
             )
         )
     return FloatingWish(
-        network_id=wishes.read(
+        network_id=reader.read(
             "floating-network-id", lambda text: text, "", config.floating_network_id
         ),
         address=address,
@@ -71,7 +71,7 @@ def floating_of(
     )
 
 
-def _without_effect(wishes: AnnotationReader, names: list[str], why: str) -> None:
+def _without_effect(reader: AnnotationReader, names: list[str], why: str) -> None:
     if names:
         message = f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {why}"
-        wishes.notes.append(Finding(WITHOUT_EFFECT, message))
+        reader.notes.append(Finding(WITHOUT_EFFECT, message))

@@ -15,6 +15,7 @@ NOT_SERVED = "GatewayNotServing"
 MOST_NAMED = 3
 """Maximum number of gateways that a message names."""
 SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that host"
+"""The text for a gateway that reports no message."""
 
 
 class Gateways(msgspec.Struct, frozen=True):

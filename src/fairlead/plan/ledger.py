@@ -52,8 +52,8 @@ class _Record:
 
 
 class Ledger:
-    """All assignments. `looked_at`: the number of evaluations of Services so far, which tests
-    limit."""
+    """All assignments. `looked_at`: the number of evaluations of Services so far. Tests assert
+    that a change causes few of them."""
 
     def __init__(self) -> None:
         self.source: object = None
@@ -113,9 +113,9 @@ class Ledger:
         """Update the facts of these Services and all assignments that depend on them. Return the
         keys of the Services whose result changed.
 
-        First all Services of the batch confirm what they hold, the older Service first;
-        then new addresses are given. Otherwise an early Service could get an address that a later
-        one holds already."""
+        First all Services of the batch confirm what they hold, the older Service first; then new
+        addresses are given. Otherwise an older Service could get an address that a younger one
+        holds already."""
         before = {key: self.result(key) for key in facts}
         batch = set(facts)
         for key, each in facts.items():
@@ -138,8 +138,8 @@ class Ledger:
         }
 
     def _learn(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
-        """Store the facts of a Service. Return the other Services whose assignments may become
-        invalid by them."""
+        """Store the facts of a Service. Return the other Services whose assignments may no
+        longer be valid."""
         record = self._records.setdefault(key, _Record())
         old, record.facts = record.facts, facts
         self._note_kept(key)
@@ -208,8 +208,8 @@ class Ledger:
         return [other for other in self._holdings.of(address) if other != key]
 
     def _exclusive_holder(self, key: ServiceKey, address: str) -> ServiceKey | None:
-        """Return a holder that does not share the address with this Service; None if all holders
-        do. A holder shares if it has the same namespace and sharing key, both in its grant and in
+        """Return another holder that does not share the address with this Service; None if there is
+        none. A holder shares if it has the same namespace and sharing key, both in its grant and in
         its request."""
         wanted = self._records[key].facts.wanted
         mine = wanted.sharing_key if isinstance(wanted, Wanted) else ""
@@ -403,7 +403,7 @@ class Ledger:
         else:
             record.result = self._fill(key, wanted, waits)
         if not isinstance(record.result, Assigned):
-            self._give(key, {}, NO_PORTS)  # by its facts, it still holds addresses
+            self._give(key, {}, NO_PORTS)  # it still holds the addresses in its facts
         self._await(record, waits)
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
@@ -435,8 +435,8 @@ class Ledger:
             notes.append(refusals.skipped(family))
         ports = self._ports_at(key, wanted, given.values())
         rivals = self._all_rivals(key, wanted.ports - ports, given.values())
-        # Wait for every address, also those without rivals: a port is served at all addresses or at
-        # none, and other Services may become the rivals.
+        # Wait for every address, not only for the addresses with rivals: a port is served at all
+        # addresses or at none, so a change at any address can change the result.
         if rivals:
             waits |= {("address", address) for address in given.values()}
         if wanted.ports and not ports:
