@@ -74,7 +74,7 @@ def plan_cloud(
 
 def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant | None:
     """Return the data about this Service that the driver of Octavia needs. None: the Service does
-    not exist, or Octavia does not serve it (any longer)."""
+    not exist, or its class is not served by Octavia."""
     service = cluster.services.get(key)
     if service is None or config.octavia is None:
         return None
@@ -106,19 +106,19 @@ def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None)
 
 
 def _addresses(
-    existing: ExistingLoadBalancer, wish: FloatingWish | None, families: Collection[Family]
+    existing: ExistingLoadBalancer, request: FloatingWish | None, families: Collection[Family]
 ) -> tuple[str, ...]:
-    """Return the addresses at which clients reach the load balancer. Empty: the requested floating
-    IP, which is to be the first one, is not attached yet."""
+    """Return the addresses at which clients reach the load balancer. Empty: the VIP is unknown, or
+    the requested floating IP, which has to be the first address, is not attached yet."""
     # A Service on a shared load balancer takes the floating IP that is attached to it, because
     # another Service may have requested it.
     vip = existing.addresses[0] if existing.addresses else ""
     if existing.shared:
         first = next(iter(existing.floating), vip)
-    elif wish is None:
+    elif request is None:
         first = vip
     else:
-        first = next((each for each in existing.floating if wish.address in ("", each)), "")
+        first = next((each for each in existing.floating if request.address in ("", each)), "")
     if not (vip and first):
         return ()
     # An address of a family without listeners is not published if there is another address.

@@ -1,4 +1,4 @@
-"""Find out whether a Service belongs on a load balancer of OpenStack that Fairlead did not create.
+"""The OpenStack load balancer of a Service if Fairlead did not create it: shared, or adopted.
 
 In: a Service, the configuration. Out: the load balancer that the Service shares or adopts. Pure.
 cloud-provider-openstack writes `load-balancer-id` on every Service that it serves, and users write
@@ -15,7 +15,9 @@ from fairlead.plan.annotations import LOAD_BALANCER_ID, found, names_of, quoted
 from fairlead.sections import OctaviaConfig
 
 _LONGEST = 255
+"""Maximum length of a name."""
 _LEGACY = 32
+"""Maximum length of a name in the format of old versions."""
 
 
 def elsewhere_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
