@@ -52,13 +52,13 @@ class _Record:
 
 
 class Ledger:
-    """All assignments. `looked_at`: the number of evaluations of Services so far. Tests assert
-    that a change causes few of them."""
+    """All assignments. `evaluations`: how often a Service has been evaluated so far. Tests limit
+    this number for each change."""
 
     def __init__(self) -> None:
         self.source: object = None
         """The object from which the current pools were read."""
-        self.looked_at = 0
+        self.evaluations = 0
         self._records: dict[ServiceKey, _Record] = {}
         self._keeping: dict[str, set[ServiceKey]] = {}
         """By namespace, the Services for which an address is kept."""
@@ -390,7 +390,7 @@ class Ledger:
     def _settle(self, key: ServiceKey) -> None:
         """Evaluate a Service: assign all its addresses, or record the refusal and what the Service
         waits for."""
-        self.looked_at += 1
+        self.evaluations += 1
         self._hold(key)
         record = self._records[key]
         wanted = record.facts.wanted
