@@ -65,7 +65,7 @@ def test_what_has_no_effect_is_told() -> None:
     found, told = read({OPENSTACK + "floating-subnet": "x"}, family="IPv6")
     assert (found, told) == (
         None,
-        [f"{OPENSTACK}floating-subnet has no effect: there are no floating IPs of IPv6"],
+        [f"{OPENSTACK}floating-subnet has no effect: there are no IPv6 floating IPs"],
     )
     found, told = read(
         {OPENSTACK + "floating-network-id": "x", INTERNAL: "false"}, floating_network_id=""

@@ -32,7 +32,7 @@ from fairlead.model import (
     Provider,
     ServiceKey,
 )
-from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
+from fairlead.plan.annotations import OCTAVIA_ANNOTATIONS, PROXY_ANNOTATIONS
 from fairlead.plan.capabilities import METHODS, UNSUPPORTED
 from fairlead.plan.cloud import plan_cloud
 from fairlead.plan.octavia import OctaviaRequest, settings_of
@@ -116,7 +116,7 @@ def test_a_provider_stays() -> None:
             {},
             LOCAL._replace(restricted=True),
             "ovn",
-            "spec.loadBalancerSourceRanges: provider ovn lets everybody in",
+            "spec.loadBalancerSourceRanges: provider ovn admits every client",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_the_configuration_says_what_services_do_not() -> None:
             [
                 prefix + wish
                 for prefix in (OURS, OPENSTACK)
-                for wish in (*PROXY_WISHES, *OCTAVIA_WISHES)
+                for wish in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)
             ]
         ),
         st.one_of(
@@ -512,7 +512,7 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
 def test_an_id_that_is_none_is_refused(
     make_service: Callable[..., Service], nodes: dict[str, Node]
 ) -> None:
-    with pytest.raises(Refused, match="which is no id of a load balancer"):
+    with pytest.raises(Refused, match="which is not the id of a load balancer"):
         planned(make_service(annotations={OPENSTACK + "load-balancer-id": "lb"}), [], nodes)
     id_ = "038c7b3d-e40a-4b72-a4b5-e45c520f23e1"
     octavia = msgspec.structs.replace(CONFIG, subnet_id="", adopt_from="kubernetes")

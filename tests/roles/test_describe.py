@@ -138,7 +138,7 @@ async def a_class_that_is_not_there(cluster: Cluster) -> None:
     await cluster.apply("nonsense", loadBalancerClass="fairlead.io/nonsense")
     words = (
         "there is no class fairlead.io/nonsense",
-        "make the Service anew with one of fairlead.io/direct",
+        "recreate the Service with one of fairlead.io/direct",
     )
     await cluster.described("nonsense", "Warning", "SyncLoadBalancerFailed", *words)
     await cluster.has("nonsense", Accepted="False/Refused")
@@ -254,7 +254,7 @@ SITUATIONS: list[Callable[[Cluster], Coroutine[Any, Any, None]]] = [
 ]
 
 
-async def test_describe_says_what_is_amiss_and_what_to_do(cluster: Cluster) -> None:
+async def test_describe_shows_the_problem_and_the_remedy(cluster: Cluster) -> None:
     cluster.pool = ("203.0.113.10-203.0.113.29",)
     await cluster.stop_controller()
     await cluster.start_controller()

@@ -23,7 +23,7 @@ from fairlead.plan import direct
 from fairlead.plan.annotation_reader import CHECKS, HEADERS, SWITCHES, AnnotationReader
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
-    PROXY_WISHES,
+    PROXY_ANNOTATIONS,
     SHARING_KEY,
     drain_timeout_s,
     found,
@@ -44,10 +44,10 @@ PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
 OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
 AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
-ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
+ANNOTATIONS = tuple(name for each in PROXY_ANNOTATIONS for name in names_of(each)) + HOSTNAME_SUFFIX
 
 SUBSTITUTES = {
-    **{wish: what for wish, what in direct.SUBSTITUTES.items() if wish not in PROXY_WISHES},
+    **{name: what for name, what in direct.SUBSTITUTES.items() if name not in PROXY_ANNOTATIONS},
     "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller terminate "
     "it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
