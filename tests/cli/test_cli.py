@@ -82,8 +82,8 @@ def test_plan_as_table() -> None:
         "active",
     ]
     assert (
-        "default/voice: the requested address 198.51.100.7 is in no pool (example); ask for "
-        "another one or add it to a pool"
+        "default/voice: the requested address 198.51.100.7 is in no pool (example); request "
+        "another address, or add this one to a pool"
     ) in lines
     assert "default/database: ignored, its class is example.com/other" in lines
 

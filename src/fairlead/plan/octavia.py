@@ -126,19 +126,19 @@ def settings_of(
         "x-forwarded-for": not forwarded_for,
         "connection-limit": limit == -1,
     }
-    asked = [
+    requested = [
         annotation
         for annotation in _SETTINGS
         if reader.given(annotation) and not off.get(annotation)
     ]
     if request.restricted and not config.manage_security_groups:
-        asked.append(SOURCE_RANGES)
-    choice = _choose(reader, asked, method, request, config, existing)
+        requested.append(SOURCE_RANGES)
+    choice = _choose(reader, requested, method, request, config, existing)
     provider = choice.provider
     if method is not None and method not in METHODS[provider]:
-        asked.append("lb-method")
+        requested.append("lb-method")
         method = None
-    lacking = [annotation for annotation in asked if annotation in UNSUPPORTED[provider]]
+    lacking = [annotation for annotation in requested if annotation in UNSUPPORTED[provider]]
     reader.notes += _unsupported(reader, lacking, choice)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
@@ -263,14 +263,14 @@ def _all_nodes(
 
 def _choose(
     reader: AnnotationReader,
-    asked: Sequence[str],
+    requested: Sequence[str],
     method: OctaviaMethod | None,
     request: OctaviaRequest,
     config: OctaviaConfig,
     existing: Provider | None,
 ) -> _Choice:
     """Choose the provider: the existing one, else the requested one, else one that supports every
-    annotation in `asked` and the `method`."""
+    annotation in `requested` and the `method`."""
     wanted = reader.choice(PROVIDER, _PROVIDERS, config.provider)
     if existing is not None:
         if wanted not in ("auto", existing) and (name := reader.given(PROVIDER)):
@@ -285,7 +285,7 @@ def _choose(
     if wanted != "auto":
         return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
     lacking = [
-        _called(reader, annotation) for annotation in asked if annotation in UNSUPPORTED["ovn"]
+        _called(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
         lacking.append(reader.given("lb-method"))
