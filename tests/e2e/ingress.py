@@ -2,7 +2,7 @@
 direct and proxy.
 
 In: a lab that is up. Out: `Ingresses`: two applications served by host name, over HTTP and TLS, by
-either controller, in each set-up of VARIANTS at the same time, on ports of its own; and Services
+either controller, in each set-up of TRUST_SETTINGS at the same time, on ports of its own; and Services
 for them, as `fairlead ingress` prints them: of class direct, and of class proxy with no PROXY
 header, with version 1, with version 2. The controllers themselves (the programs that write these
 files) need images and a whole cluster. What stands here for them turns their settings into the
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tests.e2e.load import addresses_of, until
 
 from fairlead.ingress.manifests import objects
-from fairlead.ingress.settings import Class, Controller, Header, Wish, config, settings
+from fairlead.ingress.settings import Class, Controller, Header, Options, config, settings
 from fairlead.lab.objects import PODS
 from fairlead.lab.site import Site
 
@@ -30,7 +30,7 @@ NODES: Mapping[str, str] = {
     "app-a": "node2",
     "app-b": "node1",
 }
-VARIANTS = ("off", "narrow", "wide")
+TRUST_SETTINGS = ("off", "narrow", "wide")
 """No PROXY header expected; expected and believed from the balancer; from everybody."""
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
 GATEWAY = "gw1"
@@ -47,18 +47,18 @@ class Entry(NamedTuple):
     """A Service: to which controller, in which set-up, by which class, with which header."""
 
     controller: Controller
-    variant: str
+    trust: str
     by: Class
     sends: Header = "none"
 
     @property
     def name(self) -> str:
-        return f"{self.controller}-{self.variant}-{self.by}-{self.sends}"
+        return f"{self.controller}-{self.trust}-{self.by}-{self.sends}"
 
 
 ENTRIES = (
-    *itertools.starmap(Entry, itertools.product(CONTROLLERS, VARIANTS, ("direct",))),
-    *itertools.starmap(Entry, itertools.product(CONTROLLERS, VARIANTS, ("proxy",), HEADERS)),
+    *itertools.starmap(Entry, itertools.product(CONTROLLERS, TRUST_SETTINGS, ("direct",))),
+    *itertools.starmap(Entry, itertools.product(CONTROLLERS, TRUST_SETTINGS, ("proxy",), HEADERS)),
 )
 
 
@@ -97,9 +97,9 @@ class Ingresses:
         self.services = {entry: await addresses_of(self.site, entry.name) for entry in ENTRIES}
         await until(self._all_answer, "the Services")
 
-    def port(self, variant: str, *, tls: bool) -> int:
+    def port(self, trust: str, *, tls: bool) -> int:
         """A controller's port for this set-up, in its pod."""
-        return (443 if tls else 80) + VARIANTS.index(variant)
+        return (443 if tls else 80) + TRUST_SETTINGS.index(trust)
 
     def _settings(self, controller: Controller) -> dict[str, Mapping[str, str]]:
         four, six = self.gateway
@@ -108,19 +108,21 @@ class Ingresses:
             "narrow": (f"{four}/32", f"{six}/128"),
             "wide": ("0.0.0.0/0", "::/0"),
         }
-        return {variant: config(controller, trusted[variant]) for variant in VARIANTS}
+        return {trust: config(controller, trusted[trust]) for trust in TRUST_SETTINGS}
 
     def _service(self, entry: Entry) -> dict[str, Any]:
         """As it is printed, but for its name and that it selects our pods and their ports."""
         header = None if entry.sends == "none" else entry.sends
         trusted = self.gateway if entry.by == "proxy" else ()
-        wish = Wish(entry.controller, entry.by, namespace="default", header=header, trusted=trusted)
-        service = objects(wish, settings(wish))[0]
+        options = Options(
+            entry.controller, entry.by, namespace="default", header=header, trusted=trusted
+        )
+        service = objects(options, settings(options))[0]
         service["metadata"]["name"] = entry.name
         if entry.sends == "none":  # which nobody would ask for
             service["metadata"].pop("annotations", None)
         ports = [
-            port | {"targetPort": port["port"] + VARIANTS.index(entry.variant)}
+            port | {"targetPort": port["port"] + TRUST_SETTINGS.index(entry.trust)}
             for port in service["spec"]["ports"]
         ]
         service["spec"] |= {

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from fairlead.ingress.call import FORGED, call, forged, read_answer, shown_addresses
-from fairlead.ingress.door import Answer, Door, Way
-from fairlead.ingress.findings import HEADERS, Case, Knocked, findings, of_config
+from fairlead.ingress.call import FORGED, call, forged_address, read_answer, shown_addresses
+from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
+from fairlead.ingress.findings import HEADERS, Case, CheckedEntryPoint, config_findings, findings
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
 from fairlead.model import Finding
@@ -27,40 +27,40 @@ def saw(*addresses: str) -> Answer:
 
 def at(
     name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None
-) -> Knocked:
-    answers: Mapping[Way, Answer] = {
+) -> CheckedEntryPoint:
+    answers: Mapping[Variant, Answer] = {
         "plain": plain,
         "v1": v1,
         "v2": v2,
         "forwarded-for": forwarded or plain,
     }
     claimed = {
-        way: msgspec.structs.replace(answer, claimed=forged(way, BALANCER))
-        for way, answer in answers.items()
+        variant: msgspec.structs.replace(answer, claimed=forged_address(variant, BALANCER))
+        for variant, answer in answers.items()
     }
-    return Knocked(name, Door("192.0.2.80", 443, tls=True), claimed)
+    return CheckedEntryPoint(name, EntryPoint("192.0.2.80", 443, tls=True), claimed)
 
 
 def codes(case: Case) -> list[tuple[str, str]]:
     return [(each.severity, each.code) for each in findings(case)]
 
 
-def forgery(way: Way) -> Answer:
-    return saw(FORGED[way][0])
+def forgery(variant: Variant) -> Answer:
+    return saw(FORGED[variant][0])
 
 
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
         (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "NoAnswer")]),
-        (Case("none", at("front", NO, NO, NO)), [("error", "TurnedAway")]),
+        (Case("none", at("front", NO, NO, NO)), [("error", "Rejected")]),
         (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "NoPod")]),
         (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "NoPod")]),
         # It answers after all: the EndpointSlices were read a moment before.
         (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "Answered")]),
         (
             Case("none", at("front", NO, NO, OK)),
-            [("error", "HeaderMissing"), ("warning", "HeaderTaken")],
+            [("error", "HeaderMissing"), ("warning", "HeaderAccepted")],
         ),
         (Case(None, at("front", NO, NO, NO)), [("error", "HeaderNotExpected")]),
         (
@@ -69,14 +69,17 @@ def forgery(way: Way) -> Answer:
         ),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", NO, OK, NO),)),
-            [("error", "OtherVersion"), ("warning", "HeaderTaken")],
+            [("error", "HeaderVersionMismatch"), ("warning", "HeaderAccepted")],
         ),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", NO, NO, NO),)),
-            [("error", "TurnedAway"), ("ok", "ForgeryTurnedAway")],
+            [("error", "Rejected"), ("ok", "ForgeryRejected")],
         ),
         (Case("none", at("front", OK, NO, NO)), [("ok", "Answered")]),
-        (Case("none", at("front", OK, OK, OK)), [("ok", "Answered"), ("warning", "HeaderTaken")]),
+        (
+            Case("none", at("front", OK, OK, OK)),
+            [("ok", "Answered"), ("warning", "HeaderAccepted")],
+        ),
         (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "NoEcho")]),
         (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "AddressLost")]),
         (
@@ -85,7 +88,7 @@ def forgery(way: Way) -> Answer:
         ),
         (
             Case("v2", at("front", saw(US), NO, NO, forgery("forwarded-for")), echo=True),
-            [("ok", "AddressSeen"), ("security", "ForwardedForBelieved")],
+            [("ok", "AddressSeen"), ("security", "ForwardedForTrusted")],
         ),
         (
             Case(
@@ -110,14 +113,14 @@ def test_what_answers_mean(case: Case, expected: list[tuple[str, str]]) -> None:
 
 
 def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() -> None:
-    """Traefik reads a header from anybody, and believes it from those it trusts."""
+    """Traefik reads a header from anybody, and trusts it from those it trusts."""
     both = saw(US)
     case = Case("none", at("front", both, both, both), echo=True)
     assert codes(case) == [("ok", "AddressSeen")]
 
 
 async def test_an_answer_keeps_what_was_claimed() -> None:
-    """By the family of the connection, which the name of a door does not show."""
+    """By the family of the connection, which the name of a entry_point does not show."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Believes any header of version 1, and says so."""
@@ -130,27 +133,31 @@ async def test_an_answer_keeps_what_was_claimed() -> None:
 
     for name, family in (("localhost", 0), ("::1", 1)):
         async with await asyncio.start_server(serve, "::1" if family else "127.0.0.1", 0) as server:
-            door = Door(name, server.sockets[0].getsockname()[1], tls=False)
-            answers: dict[Way, Answer] = {
-                way: await call(door, way, PATIENCE_S) for way in ("plain", "v1")
+            entry_point = EntryPoint(name, server.sockets[0].getsockname()[1], tls=False)
+            answers: dict[Variant, Answer] = {
+                variant: await call(entry_point, variant, PATIENCE_S) for variant in ("plain", "v1")
             }
-        assert [answers[way].claimed for way in answers] == ["", FORGED["v1"][family]]
-        assert [Knocked("front", door, answers).believes(way) for way in answers] == [False, True]
+        assert [answers[variant].claimed for variant in answers] == ["", FORGED["v1"][family]]
+        assert [
+            CheckedEntryPoint("front", entry_point, answers).trusts(variant) for variant in answers
+        ] == [False, True]
 
 
 async def test_a_name_that_cannot_be_leads_nowhere() -> None:
     """As the API server lets one into a status: it counts the letters of the whole, and DNS those
     of each label."""
-    answer = await call(Door(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
+    answer = await call(EntryPoint(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
     assert answer == Answer("unreachable", "no name that DNS could have")
 
 
 def test_a_forged_address_is_known_behind_a_hostname() -> None:
     """It leads to IPv6 here, so IPv6 is what was claimed."""
-    answers: dict[Way, Answer] = {"plain": NO, "forwarded-for": NO}
-    for way in HEADERS:
-        answers[way] = msgspec.structs.replace(saw(FORGED[way][1]), claimed=FORGED[way][1])
-    front = Knocked("front", Door("2001-db8--7.nip.io", 80, tls=False), answers)
+    answers: dict[Variant, Answer] = {"plain": NO, "forwarded-for": NO}
+    for variant in HEADERS:
+        answers[variant] = msgspec.structs.replace(
+            saw(FORGED[variant][1]), claimed=FORGED[variant][1]
+        )
+    front = CheckedEntryPoint("front", EntryPoint("2001-db8--7.nip.io", 80, tls=False), answers)
     found = findings(Case("none", front, echo=True))
     assert [each.code for each in found] == ["HeaderMissing", "ClientMayForge"]
     assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is believed" in found[1].message
@@ -163,12 +170,12 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
         ("nginx", {}, "v2", [("error", "HeaderNotExpected")]),
         ("nginx", config("nginx", ["192.0.2.11/32"]), "v2", []),
         ("nginx", config("nginx", ["192.0.2.11/32"]), "none", [("error", "HeaderMissing")]),
-        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "TrustsEverybody")]),
+        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "TrustsEverySource")]),
         (
             "nginx",
             {"use-forwarded-headers": "true"},
             "none",
-            [("security", "ForwardedForFromEverybody")],
+            [("security", "ForwardedForFromEverySource")],
         ),
         (
             "nginx",
@@ -183,19 +190,19 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
             "haproxy",
             {"proxy-protocol": "10.0.0.0/8, ::/0"},
             "v1",
-            [("security", "TrustsEverybody")],
+            [("security", "TrustsEverySource")],
         ),
         (
             "haproxy",
             {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"},
             "v1",
-            [("security", "TrustsEverybody")],
+            [("security", "TrustsEverySource")],
         ),
         (
             "nginx",
             {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "::/1,8000::/1"},
             "none",
-            [("security", "ForwardedForFromEverybody")],
+            [("security", "ForwardedForFromEverySource")],
         ),
         ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "HeaderMissing")]),
         ("traefik", {}, "v1", []),
@@ -204,7 +211,7 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
 def test_what_a_config_map_says(
     controller: Controller, data: dict[str, str], sends: Header, expected: list[tuple[str, str]]
 ) -> None:
-    found: list[Finding] = list(of_config(controller, data, sends))
+    found: list[Finding] = list(config_findings(controller, data, sends))
     assert [(each.severity, each.code) for each in found] == expected
     assert all(each.remedy for each in found)
 

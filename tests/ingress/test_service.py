@@ -14,14 +14,14 @@ from fairlead.cli import cli
 from fairlead.cli.ingress import _address
 from fairlead.errors import FairleadError, Refused
 from fairlead.ingress.service import (
-    Found,
+    ServiceObjects,
     controller_of,
-    entrances,
     families_of,
     findings,
     read,
     sends,
     speaks_tls,
+    targets,
 )
 from fairlead.kube.client import Client
 from fairlead.kube.objects import (
@@ -77,7 +77,7 @@ def service(
     )
 
 
-def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
+def found(*entries: LoadBalancerIngress, **fields: Any) -> ServiceObjects:
     ports = (EndpointPort("http", 8080), EndpointPort("https", 8443))
     slices = tuple(
         EndpointSlice(
@@ -95,7 +95,7 @@ def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
         )
     )
     addresses = (NodeAddress("ExternalIP", "198.51.100.2"), NodeAddress("InternalIP", "192.0.2.2"))
-    return Found(
+    return ServiceObjects(
         service(*entries, **fields),
         slices,
         {"node2": Node(ObjectMeta("node2"), status=NodeStatus(addresses))},
@@ -110,13 +110,16 @@ VIP, PROXY = (
 
 
 def test_each_tcp_port_has_its_doors() -> None:
-    made = entrances(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
+    made = targets(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
     seen = [
         (
             front.address,
             front.port,
             front.tls,
-            [(name, door.address, door.port, door.tls) for name, door in behind],
+            [
+                (name, entry_point.address, entry_point.port, entry_point.tls)
+                for name, entry_point in behind
+            ],
         )
         for front, behind in ((each.front, each.behind) for each in made)
     ]
@@ -137,9 +140,7 @@ def test_each_tcp_port_has_its_doors() -> None:
         ("2001:db8:f::9", 443, True, [("pod", "2001:db8:a::2", 8443, True)]),
     ]
     assert {each.front.path for each in made} == {"/who"}
-    hostname = entrances(
-        found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never"
-    )
+    hostname = targets(found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never")
     assert {(each.front.address, each.front.tls) for each in hostname} == {
         ("203.0.113.9.nip.io", False)
     }
@@ -162,8 +163,8 @@ def test_behind_a_hostname_are_doors_of_the_families_to_which_it_leads(
     known = msgspec.structs.replace(
         found(LoadBalancerIngress(hostname=hostname)), families=families
     )
-    for entrance in entrances(known, "", "/"):
-        assert [door.address for name, door in entrance.behind if name == "pod"] == pods
+    for target in targets(known, "", "/"):
+        assert [entry_point.address for name, entry_point in target.behind if name == "pod"] == pods
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_whether_a_pod_is_ready_is_known_of_each_family(state: str, ready: bool)
     """As it gets connections: if none is ready, one that still serves while it terminates does."""
     slices = (make_slice([("10.0.1.1", "node1", state)], ports=[("http", 8080), ("https", 8443)]),)
     known = msgspec.structs.replace(found(VIP, LoadBalancerIngress("2001:db8:f::9")), slices=slices)
-    assert [each.ready for each in entrances(known, "", "/")] == [ready, False] * 2
+    assert [each.ready for each in targets(known, "", "/")] == [ready, False] * 2
 
 
 async def test_a_name_leads_where_this_machine_finds_it() -> None:
@@ -183,7 +184,7 @@ async def test_a_name_leads_where_this_machine_finds_it() -> None:
 
 def test_without_an_address_there_is_nothing_to_check() -> None:
     with pytest.raises(Refused, match="has no address"):
-        entrances(found(), "", "/")
+        targets(found(), "", "/")
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from fairlead.ingress.settings import (
     Class,
     Controller,
     Header,
-    Wish,
+    Options,
     Workload,
-    are_everybody,
+    include_every_address,
     settings,
 )
 from fairlead.kube.objects import ObjectKey, Service
@@ -33,14 +33,14 @@ from fairlead.state import State
 GATEWAYS = ("192.0.2.8/29", "2001:db8:1::/64")
 
 
-def wish(controller: Controller, load_balancer_class: Class, **fields: Any) -> Wish:
+def options(controller: Controller, load_balancer_class: Class, **fields: Any) -> Options:
     without = load_balancer_class == "direct" or fields.get("header") == "none"
-    return Wish(controller, load_balancer_class, trusted=() if without else GATEWAYS, **fields)
+    return Options(controller, load_balancer_class, trusted=() if without else GATEWAYS, **fields)
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 def test_behind_class_direct_there_is_nothing_to_set(controller: Controller) -> None:
-    asked = wish(controller, "direct")
+    asked = options(controller, "direct")
     made = settings(asked)
     (service,) = objects(asked, made)
     assert "annotations" not in service["metadata"]
@@ -65,7 +65,7 @@ def test_behind_class_direct_there_is_nothing_to_set(controller: Controller) -> 
 def test_both_sides_are_set_together(controller: Controller, data: dict[str, str]) -> None:
     """The Service says what is sent, the ConfigMap that it is expected and from whom; the chart's
     values say the same."""
-    asked = wish(controller, "proxy", header="v1")
+    asked = options(controller, "proxy", header="v1")
     made = settings(asked)
     service, config_map = objects(asked, made)
     assert service["metadata"]["annotations"] == {"fairlead.io/proxy-protocol": "v1"}
@@ -79,7 +79,7 @@ def test_both_sides_are_set_together(controller: Controller, data: dict[str, str
 
 
 def test_traefik_has_arguments_and_no_config_map() -> None:
-    asked = wish("traefik", "proxy")
+    asked = options("traefik", "proxy")
     made = settings(asked)
     (service,) = objects(asked, made)
     assert service["metadata"]["annotations"] == {"fairlead.io/proxy-protocol": "v2"}
@@ -109,18 +109,18 @@ def test_pods_must_be_apart_where_nodes_get_equal_shares(
     load_balancer_class: Class, header: Header, rule: str
 ) -> None:
     for controller in CONTROLLERS:
-        asked = wish(controller, load_balancer_class, header=header)
+        asked = options(controller, load_balancer_class, header=header)
         made = settings(asked)
         assert list(made.affinity["podAntiAffinity"]) == [rule]
         assert any("by their ready pods" in remark for remark in made.remarks) == rule.startswith(
             "preferred"
         )
-        everywhere = values(wish(controller, load_balancer_class, workload="daemonset"), made)
+        everywhere = values(options(controller, load_balancer_class, workload="daemonset"), made)
         assert "DaemonSet" in yaml.safe_dump(everywhere)
 
 
 def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
-    with_header = settings(wish("nginx", "octavia", addresses=("203.0.113.9",)))
+    with_header = settings(options("nginx", "octavia", addresses=("203.0.113.9",)))
     assert with_header.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
     assert with_header.annotations == {
         "fairlead.io/proxy-protocol": "v2",
@@ -128,7 +128,7 @@ def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
         "fairlead.io/addresses": "203.0.113.9",
     }
     assert with_header.config["proxy-real-ip-cidr"] == ",".join(GATEWAYS)
-    without = settings(wish("nginx", "octavia", header="none"))
+    without = settings(options("nginx", "octavia", header="none"))
     assert without.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
     assert without.annotations == {"fairlead.io/octavia-provider": "ovn"}
     assert without.config == {}
@@ -174,7 +174,7 @@ def test_class_octavia_reads_what_is_printed_for_it(
 def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> None:
     """No class, for it leaves Services with one alone; with a monitor; no header for provider
     ovn."""
-    asked = wish("nginx", "occm", header="v2", addresses=("203.0.113.9",))
+    asked = options("nginx", "occm", header="v2", addresses=("203.0.113.9",))
     service, _ = objects(asked, settings(asked))
     assert service["metadata"]["annotations"] == {
         "loadbalancer.openstack.org/proxy-protocol": "v2",
@@ -182,17 +182,17 @@ def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> 
     }
     assert "loadBalancerClass" not in service["spec"]
     assert service["spec"]["loadBalancerIP"] == "203.0.113.9"
-    (without,) = objects(asked, settings(wish("nginx", "occm", header="none")))
+    (without,) = objects(asked, settings(options("nginx", "occm", header="none")))
     assert set(without["metadata"]["annotations"]) == {
         "loadbalancer.openstack.org/enable-health-monitor"
     }
 
 
 def test_addresses_bring_their_families() -> None:
-    both = settings(wish("nginx", "direct", addresses=("2001:DB8:f::9", "203.0.113.9")))
+    both = settings(options("nginx", "direct", addresses=("2001:DB8:f::9", "203.0.113.9")))
     assert both.annotations == {"fairlead.io/addresses": "2001:db8:f::9,203.0.113.9"}
     assert both.service_spec["ipFamilies"] == ["IPv6", "IPv4"]
-    assert settings(wish("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec[
+    assert settings(options("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec[
         "ipFamilies"
     ] == ["IPv6"]
 
@@ -206,30 +206,33 @@ def test_addresses_bring_their_families() -> None:
 )
 def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> None:
     assert [
-        settings(wish(controller, "direct", release=release)).name for controller in CONTROLLERS
+        settings(options(controller, "direct", release=release)).name for controller in CONTROLLERS
     ] == names
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Wish("nginx", "direct", header="v2", trusted=GATEWAYS), "nobody to write a PROXY header"),
-        (Wish("nginx", "proxy", header="none"), "hides the client's address"),
-        (Wish("nginx", "proxy"), "anybody could forge an address"),
-        (Wish("nginx", "direct", trusted=GATEWAYS), "there are none"),
-        (Wish("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
         (
-            Wish("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
+            Options("nginx", "direct", header="v2", trusted=GATEWAYS),
+            "nobody to write a PROXY header",
+        ),
+        (Options("nginx", "proxy", header="none"), "hides the client's address"),
+        (Options("nginx", "proxy"), "anybody could forge an address"),
+        (Options("nginx", "direct", trusted=GATEWAYS), "there are none"),
+        (Options("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
+        (
+            Options("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
             "two addresses of one family",
         ),
-        (Wish("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
+        (Options("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
         (
-            Wish("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")),
+            Options("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")),
             "one address",
         ),
     ],
 )
-def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
+def test_what_cannot_work_is_refused(asked: Options, words: str) -> None:
     with pytest.raises(Refused, match=words) as refusal:
         settings(asked)
     assert refusal.value.fix
@@ -249,14 +252,14 @@ def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
     ],
 )
 def test_who_is_everybody(ranges: list[str], everybody: bool) -> None:
-    assert are_everybody(ranges) == everybody
+    assert include_every_address(ranges) == everybody
 
 
 @pytest.mark.parametrize(
     "trusted", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("8000::/1", "::/1")]
 )
 def test_trust_in_everybody_is_called_by_its_name(trusted: tuple[str, ...]) -> None:
-    made = settings(Wish("haproxy", "proxy", trusted=trusted))
+    made = settings(Options("haproxy", "proxy", trusted=trusted))
     assert any(remark.startswith("SECURITY") for remark in made.remarks)
 
 

@@ -1,9 +1,9 @@
 """Call an ingress as a client would, or as a balancer would, and say what became of it.
 
-In: a door (an address and a port, TLS or plain) and how to knock: with nothing, with a PROXY header
+In: an entry_point (an address and a port, TLS or plain) and how to knock: with nothing, with a PROXY header
 of either version that claims a forged address, or with a forged X-Forwarded-For. Out: an `Answer`.
 The forged addresses are of the ranges for tests of network devices (RFC 2544, RFC 5180): no client
-has them, so wherever one turns up, in an answer or in a log, it came from here; each way of
+has them, so wherever one turns up, in an answer or in a log, it came from here; each variant of
 knocking has its own. Certificates are not checked: the question is who answers, not who that is.
 """
 
@@ -14,17 +14,17 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 
 from fairlead.ingress import header
-from fairlead.ingress.door import Answer, Door, Way
+from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
 from fairlead.net.address import bracketed, is_ipv6
 
-FORGED: Mapping[Way, tuple[str, str]] = {
+FORGED: Mapping[Variant, tuple[str, str]] = {
     "v1": ("198.18.254.1", "2001:2:0:fe::1"),
     "v2": ("198.18.254.2", "2001:2:0:fe::2"),
     "forwarded-for": ("198.18.254.3", "2001:2:0:fe::3"),
 }
-"""What each way of knocking claims to come from: (IPv4, IPv6)."""
+"""What each variant of knocking claims to come from: (IPv4, IPv6)."""
 FORGED_PORT = 40000
-ENOUGH = 1 << 16
+MAX_ANSWER_BYTES = 1 << 16
 """Bytes of an answer that are looked at."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
@@ -32,12 +32,12 @@ _LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 _CANDIDATE = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]{2,60}(?!\w)")
 
 
-def forged(way: Way, peer: str) -> str:
-    """What this way claims to who has this address; empty for plain, which claims nothing."""
-    return FORGED[way][is_ipv6(peer)] if way in FORGED else ""
+def forged_address(variant: Variant, peer: str) -> str:
+    """What this variant claims to who has this address; empty for plain, which claims nothing."""
+    return FORGED[variant][is_ipv6(peer)] if variant in FORGED else ""
 
 
-async def call(door: Door, way: Way, timeout_s: float) -> Answer:
+async def call(entry_point: EntryPoint, variant: Variant, timeout_s: float) -> Answer:
     """One connection, one request. Never raises for what the other side does."""
     own = claimed = ""
     writer: asyncio.StreamWriter | None = None
@@ -45,7 +45,9 @@ async def call(door: Door, way: Way, timeout_s: float) -> Answer:
     try:
         async with asyncio.timeout(timeout_s):
             try:
-                reader, writer = await asyncio.open_connection(door.address, door.port)
+                reader, writer = await asyncio.open_connection(
+                    entry_point.address, entry_point.port
+                )
             except ssl.SSLError:
                 raise
             except OSError as problem:
@@ -53,12 +55,12 @@ async def call(door: Door, way: Way, timeout_s: float) -> Answer:
             except UnicodeError:  # a hostname in a status with a label that is too long for DNS
                 return Answer("unreachable", "no name that DNS could have")
             own, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
-            claimed = forged(way, peer)
-            writer.write(_header(way, peer, door.port))
-            if door.tls:
-                await writer.start_tls(_context(), server_hostname=door.host or None)
-            writer.write(_request(door, claimed if way == "forwarded-for" else ""))
-            while not _is_whole(received) and (part := await reader.read(ENOUGH)):
+            claimed = forged_address(variant, peer)
+            writer.write(_header(variant, peer, entry_point.port))
+            if entry_point.tls:
+                await writer.start_tls(_context(), server_hostname=entry_point.host or None)
+            writer.write(_request(entry_point, claimed if variant == "forwarded-for" else ""))
+            while not _is_complete(received) and (part := await reader.read(MAX_ANSWER_BYTES)):
                 received += part
     except TimeoutError:
         if writer is None:
@@ -67,7 +69,7 @@ async def call(door: Door, way: Way, timeout_s: float) -> Answer:
             return Answer("silent", "connected, and no answer in time", own=own, claimed=claimed)
     except OSError as problem:  # ssl.SSLError is one too. What came before a reset counts.
         if not received:
-            return Answer("rejected", _words(problem, door), own=own, claimed=claimed)
+            return Answer("rejected", _describe(problem, entry_point), own=own, claimed=claimed)
     finally:
         if writer is not None:
             writer.transport.abort()
@@ -117,18 +119,18 @@ def _read_address(text: str) -> str:
     return "" if address.is_unspecified else str(address)
 
 
-def _header(way: Way, peer: str, port: int) -> bytes:
-    if way not in ("v1", "v2"):
+def _header(variant: Variant, peer: str, port: int) -> bytes:
+    if variant not in ("v1", "v2"):
         return b""
-    write = header.version_1 if way == "v1" else header.version_2
-    return write(forged(way, peer), FORGED_PORT, peer, port)
+    write = header.version_1 if variant == "v1" else header.version_2
+    return write(forged_address(variant, peer), FORGED_PORT, peer, port)
 
 
-def _request(door: Door, forwarded_for: str) -> bytes:
-    address = bracketed(door.address)
+def _request(entry_point: EntryPoint, forwarded_for: str) -> bytes:
+    address = bracketed(entry_point.address)
     lines = [
-        f"GET {door.path} HTTP/1.1",
-        f"Host: {door.host or address}",
+        f"GET {entry_point.path} HTTP/1.1",
+        f"Host: {entry_point.host or address}",
         "User-Agent: fairlead",
         "Connection: close",
     ]
@@ -145,15 +147,17 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-def _is_whole(received: bytes) -> bool:
+def _is_complete(received: bytes) -> bool:
     head, found, body = received.partition(b"\r\n\r\n")
     length = _LENGTH.search(head)
-    return len(received) >= ENOUGH or bool(found and length and len(body) >= int(length[1]))
+    return len(received) >= MAX_ANSWER_BYTES or bool(
+        found and length and len(body) >= int(length[1])
+    )
 
 
-def _words(problem: OSError, door: Door) -> str:
+def _describe(problem: OSError, entry_point: EntryPoint) -> str:
     if isinstance(problem, ssl.SSLError):
         return "no TLS: " + (problem.reason or "handshake failed").replace("_", " ").lower()
     if isinstance(problem, ConnectionResetError):
-        return "closed in the TLS handshake" if door.tls else "reset"
+        return "closed in the TLS handshake" if entry_point.tls else "reset"
     return problem.strerror or type(problem).__name__

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from fairlead.ingress.door import Answer, Door, Way
-from fairlead.ingress.settings import Controller, Header, are_everybody
+from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
+from fairlead.ingress.settings import Controller, Header, include_every_address
 from fairlead.model import Finding
 
 EXPECTS = (
@@ -33,36 +33,40 @@ TRUSTS = (
     "proxy-real-ip-cidr (ingress-nginx), proxy-protocol (HAProxy), proxyProtocol.trustedIPs "
     "(Traefik)"
 )
-HEADERS: tuple[Way, Way] = ("v1", "v2")
+HEADERS: tuple[Variant, Variant] = ("v1", "v2")
 
 
-class Knocked(msgspec.Struct, frozen=True):
-    """A door, what it is called, and what each way of knocking came to."""
+class CheckedEntryPoint(msgspec.Struct, frozen=True):
+    """A entry_point, what it is called, and what each variant of knocking came to."""
 
     name: str
-    door: Door
-    answers: Mapping[Way, Answer]
+    entry_point: EntryPoint
+    answers: Mapping[Variant, Answer]
 
     @property
     def place(self) -> str:
-        address = f"[{self.door.address}]" if ":" in self.door.address else self.door.address
-        return f"{self.name} {address}:{self.door.port}"
+        address = (
+            f"[{self.entry_point.address}]"
+            if ":" in self.entry_point.address
+            else self.entry_point.address
+        )
+        return f"{self.name} {address}:{self.entry_point.port}"
 
-    def answered(self, way: Way) -> bool:
-        return self.answers[way].outcome == "answered"
+    def answered(self, variant: Variant) -> bool:
+        return self.answers[variant].outcome == "answered"
 
     @property
-    def headers(self) -> tuple[Way, ...]:
+    def headers(self) -> tuple[Variant, ...]:
         """The versions of a header with which it answers."""
-        return tuple(way for way in HEADERS if self.answered(way))
+        return tuple(variant for variant in HEADERS if self.answered(variant))
 
     @property
-    def answers_at_all(self) -> bool:
+    def responds(self) -> bool:
         return any(answer.outcome in ("answered", "rejected") for answer in self.answers.values())
 
-    def believes(self, way: Way) -> bool:
+    def trusts(self, variant: Variant) -> bool:
         """Whether the application says that it saw the address which was forged."""
-        answer = self.answers[way]
+        answer = self.answers[variant]
         return answer.outcome == "answered" and answer.claimed in answer.addresses
 
 
@@ -72,8 +76,8 @@ class Case(msgspec.Struct, frozen=True):
     outside; empty: what this machine says. `ready` False: there is no pod that could answer."""
 
     sends: Header | None
-    front: Knocked
-    behind: tuple[Knocked, ...] = ()
+    front: CheckedEntryPoint
+    behind: tuple[CheckedEntryPoint, ...] = ()
     echo: bool = False
     client: str = ""
     ready: bool = True
@@ -81,11 +85,13 @@ class Case(msgspec.Struct, frozen=True):
 
 def findings(case: Case) -> list[Finding]:
     """Of one port, without repetition."""
-    made = [*_front(case)] + [each for door in case.behind for each in _behind(case, door)]
+    made = [*_front(case)] + [
+        each for entry_point in case.behind for each in _behind(case, entry_point)
+    ]
     return list(dict.fromkeys(made))
 
 
-def of_config(
+def config_findings(
     controller: Controller, config: Mapping[str, str], sends: Header
 ) -> Iterator[Finding]:
     """Of the controller's ConfigMap beside what the balancer sends. (Traefik has none.)"""
@@ -98,9 +104,9 @@ def of_config(
                 'set use-proxy-protocol: "true"',
                 'set use-proxy-protocol: "false"',
             )
-            if config.get("use-forwarded-headers") == "true" and are_everybody(trusted):
+            if config.get("use-forwarded-headers") == "true" and include_every_address(trusted):
                 yield Finding(
-                    "ForwardedForFromEverybody",
+                    "ForwardedForFromEverySource",
                     (
                         "use-forwarded-headers is on and proxy-real-ip-cidr holds everybody: "
                         "every client may claim any address by X-Forwarded-For"
@@ -121,9 +127,9 @@ def of_config(
             )
         case "traefik":
             return
-    if expects and are_everybody(trusted):
+    if expects and include_every_address(trusted):
         yield Finding(
-            "TrustsEverybody",
+            "TrustsEverySource",
             (
                 f"{trust} holds every address "
                 f"({', '.join(trusted)}{'' if trust in config else ', its default'}): "
@@ -176,11 +182,11 @@ def _front(case: Case) -> Iterator[Finding]:
             yield from _address_seen(case, front)
             yield from _forgeries(case, front)
         case "rejected":
-            yield from _turned_away(case, front)
+            yield from _rejected(case, front)
             yield from _forgeries(case, front)
 
 
-def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
+def _rejected(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
     """Who calls as clients do is turned away: whose fault is it?"""
     how = front.answers["plain"].how
     if front.headers:
@@ -196,8 +202,8 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
             ),
         )
         return
-    beyond = [door for door in case.behind if door.answers_at_all]
-    unannounced = [door for door in beyond if door.answered("plain")]
+    beyond = [entry_point for entry_point in case.behind if entry_point.responds]
+    unannounced = [entry_point for entry_point in beyond if entry_point.answered("plain")]
     if unannounced and case.sends != "none":
         yield Finding(
             "HeaderNotExpected",
@@ -211,10 +217,14 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
             remedy=f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
         )
     elif case.sends in HEADERS and (
-        read := [door for door in beyond if door.headers and case.sends not in door.headers]
+        read := [
+            entry_point
+            for entry_point in beyond
+            if entry_point.headers and case.sends not in entry_point.headers
+        ]
     ):
         yield Finding(
-            "OtherVersion",
+            "HeaderVersionMismatch",
             (
                 f"the balancer sends PROXY {case.sends}, and {read[0].place} "
                 f"reads {read[0].headers[0]} only"
@@ -226,11 +236,11 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
         )
     elif beyond or case.sends == "none":
         yield Finding(
-            "TurnedAway",
+            "Rejected",
             f"{how}, and so is who comes with a PROXY header",
             severity="error",
             subject=front.place,
-            remedy=_OTHERWISE,
+            remedy=_CHECK_APPLICATION,
         )
     else:
         sure = (
@@ -248,12 +258,12 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
             subject=front.place,
             remedy=(
                 f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}; "
-                "name a door past the balancer (--behind) to be sure"
+                "name an entry_point past the balancer (--behind) to be sure"
             ),
         )
 
 
-def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
+def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
     answer = front.answers["plain"]
     if not case.echo:
         yield Finding(
@@ -294,16 +304,18 @@ def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
             "it is not known which client the application saw",
             severity="warning",
             subject=front.place,
-            evidence=f"{answer.how} without any address in it, at {front.door.path}",
+            evidence=f"{answer.how} without any address in it, at {front.entry_point.path}",
             remedy="name a path that shows the client's address",
         )
 
 
-def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
-    """What was claimed at a door, and whether it was believed there."""
-    own = case.client or next((answer.own for answer in door.answers.values() if answer.own), "")
-    if believed := [way for way in HEADERS if door.believes(way)]:
-        claimed = ", ".join(door.answers[way].claimed for way in believed)
+def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
+    """What was claimed at an entry_point, and whether it was believed there."""
+    own = case.client or next(
+        (answer.own for answer in entry_point.answers.values() if answer.own), ""
+    )
+    if believed := [variant for variant in HEADERS if entry_point.trusts(variant)]:
+        claimed = ", ".join(entry_point.answers[variant].claimed for variant in believed)
         yield Finding(
             "ClientMayForge",
             (
@@ -311,33 +323,38 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
                 "whoever gets here may claim any address"
             ),
             severity="security",
-            subject=door.place,
+            subject=entry_point.place,
             remedy=(
                 f"narrow {TRUSTS} to the balancer's own addresses"
                 + ("" if case.sends != "none" else "; or take it out: nobody sends a header here")
             ),
         )
-    elif door.headers and not case.echo:
-        claimed = ", ".join(door.answers[way].claimed for way in door.headers)
+    elif entry_point.headers and not case.echo:
+        claimed = ", ".join(entry_point.answers[variant].claimed for variant in entry_point.headers)
         yield Finding(
-            "HeaderTaken",
+            "HeaderAccepted",
             (
                 f"a PROXY header from {own} is taken; whether it is believed, the "
                 "answer does not tell"
             ),
             severity="warning",
-            subject=door.place,
+            subject=entry_point.place,
             remedy=(
                 f"name a path that shows the client's address (--echo), or look for {claimed} in "
                 "the application's log"
             ),
         )
-    if door.believes("forwarded-for") and own not in door.answers["forwarded-for"].addresses:
+    if (
+        entry_point.trusts("forwarded-for")
+        and own not in entry_point.answers["forwarded-for"].addresses
+    ):
         yield Finding(
-            "ForwardedForBelieved",
-            (f"X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} is believed"),
+            "ForwardedForTrusted",
+            (
+                f"X-Forwarded-For: {entry_point.answers['forwarded-for'].claimed} from {own} is believed"
+            ),
             severity="security",
-            subject=door.place,
+            subject=entry_point.place,
             remedy=(
                 "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
                 "forwardedHeaders (Traefik) out or narrow it"
@@ -345,38 +362,38 @@ def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
         )
 
 
-def _behind(case: Case, door: Knocked) -> Iterator[Finding]:
-    if not door.answers_at_all:
+def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
+    if not entry_point.responds:
         yield Finding(
             "OutOfReach",
             (
-                f"{door.answers['plain'].how}: who is where we are cannot forge an "
+                f"{entry_point.answers['plain'].how}: who is where we are cannot forge an "
                 "address there; "
                 "run this in a pod as well, for pods may reach what clients cannot"
             ),
             severity="info",
-            subject=door.place,
+            subject=entry_point.place,
         )
         return
-    yield from _forgeries(case, door)
-    if case.echo and not any(door.believes(way) for way in HEADERS):
-        way = "is read and not believed" if door.headers else "is turned away"
+    yield from _forgeries(case, entry_point)
+    if case.echo and not any(entry_point.trusts(variant) for variant in HEADERS):
+        variant = "is read and not believed" if entry_point.headers else "is turned away"
         yield Finding(
             "ForgeryWithoutEffect",
-            f"a forged PROXY header {way}",
+            f"a forged PROXY header {variant}",
             severity="ok",
-            subject=door.place,
+            subject=entry_point.place,
         )
-    elif not door.headers:
+    elif not entry_point.headers:
         yield Finding(
-            "ForgeryTurnedAway",
+            "ForgeryRejected",
             "a forged PROXY header is turned away",
             severity="ok",
-            subject=door.place,
+            subject=entry_point.place,
         )
 
 
-_OTHERWISE = (
+_CHECK_APPLICATION = (
     "look at the application itself: does it want another host name (--host), TLS, a "
     "client's certificate?"
 )

@@ -1,6 +1,6 @@
 """Where to knock for a Service, and what its objects say by themselves.
 
-In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors
+In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front entry_points
 (the addresses and hostnames in the status) and, of each family that they lead to, one pod and one
 node port behind; findings that need no call. Only `read` does anything."""
 
@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import msgspec
 
 from fairlead.errors import Refused
-from fairlead.ingress.door import Door
-from fairlead.ingress.findings import of_config
+from fairlead.ingress.entrypoint import EntryPoint
+from fairlead.ingress.findings import config_findings
 from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
 from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
@@ -45,7 +45,7 @@ VERSIONS: Mapping[str, Header] = {"true": "v1", "v1": "v1", "v2": "v2", "false":
 version 1."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class ServiceObjects(msgspec.Struct, frozen=True):
     """What the API server has. `config` None: there is no such ConfigMap, or we may not read it.
     `families`: of the addresses to which a hostname in the status leads, where it does not show its
     address."""
@@ -57,16 +57,16 @@ class Found(msgspec.Struct, frozen=True):
     families: Mapping[str, Sequence[Family]] = {}
 
 
-class Entrance(msgspec.Struct, frozen=True):
-    """A front door with the doors behind it: (name, door). `ready` False: by its EndpointSlices
+class Target(msgspec.Struct, frozen=True):
+    """A front entry_point with the entry_points behind it: (name, entry_point). `ready` False: by its EndpointSlices
     there is no pod behind it that gets connections."""
 
-    front: Door
-    behind: tuple[tuple[str, Door], ...]
+    front: EntryPoint
+    behind: tuple[tuple[str, EntryPoint], ...]
     ready: bool = True
 
 
-async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
+async def read(client: Client, key: ObjectKey, config_map: str = "") -> ServiceObjects:
     """The charts of ingress-nginx and of HAProxy call the ConfigMap as they call the Service.
     Raises Refused if there is no such Service, Unavailable."""
     service = await client.get(SERVICES, key)
@@ -83,7 +83,7 @@ async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
         for entry in shown
         if shown_address(entry) is None
     }
-    return Found(service, tuple(slices), nodes, config, families)
+    return ServiceObjects(service, tuple(slices), nodes, config, families)
 
 
 async def families_of(hostname: str) -> Sequence[Family]:
@@ -113,7 +113,7 @@ def sends(service: Service) -> Header | None:
     return None
 
 
-def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Entrance]:
+def targets(found: ServiceObjects, host: str, path: str, tls: Tls = "auto") -> list[Target]:
     """Raises Refused for a Service that has no address or no TCP port."""
     service = found.service
     shown = service.status.load_balancer.ingress
@@ -130,12 +130,12 @@ def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Ent
         is_tls = speaks_tls(port.port, port.name) if tls == "auto" else tls == "always"
         for entry in shown:
             behind = [
-                (name, Door(there, number, is_tls, host, path))
+                (name, EntryPoint(there, number, is_tls, host, path))
                 for family in _families(found, entry)
                 for name, there, number in _behind(found, port, family)
             ]
-            front = Door(entry.hostname or entry.ip, port.port, is_tls, host, path)
-            made.append(Entrance(front, tuple(behind), ready=bool(behind)))
+            front = EntryPoint(entry.hostname or entry.ip, port.port, is_tls, host, path)
+            made.append(Target(front, tuple(behind), ready=bool(behind)))
     return made
 
 
@@ -155,12 +155,12 @@ def controller_of(service: Service, config: Mapping[str, str] | None) -> Control
     return "traefik" if name == "traefik" else None
 
 
-def findings(found: Found) -> tuple[Finding, ...]:
+def findings(found: ServiceObjects) -> tuple[Finding, ...]:
     """What can be said without a call."""
     return about(f"Service {found.service.key}", _findings(found))
 
 
-def _findings(found: Found) -> Iterator[Finding]:
+def _findings(found: ServiceObjects) -> Iterator[Finding]:
     service, header = found.service, sends(found.service)
     if service.spec.external_traffic_policy != "Local":
         what = "pods see the address of a node" + (
@@ -186,16 +186,18 @@ def _findings(found: Found) -> Iterator[Finding]:
         )
     controller = controller_of(service, found.config)
     if controller and found.config is not None and header is not None:
-        yield from of_config(controller, found.config, header)
+        yield from config_findings(controller, found.config, header)
 
 
-def _families(found: Found, entry: LoadBalancerIngress) -> Sequence[Family]:
+def _families(found: ServiceObjects, entry: LoadBalancerIngress) -> Sequence[Family]:
     """To which it leads."""
     address = shown_address(entry)
     return [family_of(address)] if address else found.families.get(entry.hostname, FAMILIES)
 
 
-def _behind(found: Found, port: ServicePort, family: Family) -> Iterator[tuple[str, str, int]]:
+def _behind(
+    found: ServiceObjects, port: ServicePort, family: Family
+) -> Iterator[tuple[str, str, int]]:
     """(what it is, address, port) of one pod that gets new connections, and of its node's port."""
     for pod in usable(candidates(found.slices, port_name=port.name, protocol="TCP", family=family)):
         yield "pod", pod.address, pod.port

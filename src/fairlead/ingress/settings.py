@@ -1,7 +1,7 @@
 """What an ingress controller and its Service must be told, so that applications see the client's
 address.
 
-In: a Wish: which controller, behind which class, with a PROXY header or without. Out: `Settings`:
+In: a Options: which controller, behind which class, with a PROXY header or without. Out: `Settings`:
 the Service, the controller's own settings, what its pods' placement should be, and remarks for the
 reader. `manifests` writes them as objects or Helm values. Pure. Names and meanings of the settings
 are the controllers' own:
@@ -77,7 +77,7 @@ CHARTS: Mapping[Controller, Chart] = {
 }
 
 
-class Wish(msgspec.Struct, frozen=True):
+class Options(msgspec.Struct, frozen=True):
     """What the user asks for. `load_balancer_class`: ours, or "occm", OpenStack's cloud controller
     (cloud-provider-openstack). Empty `namespace` and `release`: as the chart's documents have it.
     `header` None: as the class has it. `trusted`: where the balancer's connections come from; only
@@ -109,29 +109,29 @@ class Settings(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...]
 
 
-def settings(wish: Wish) -> Settings:
+def settings(options: Options) -> Settings:
     """What belongs together. Raises Refused for what cannot work."""
-    chart = CHARTS[wish.controller]
-    header = _header(wish)
-    trusted = _trusted(wish.trusted, header)
-    addresses = _addresses(wish.addresses)
-    release, namespace = wish.release or chart.release, wish.namespace or chart.namespace
-    labels = pod_labels(wish.controller, release, namespace)
+    chart = CHARTS[options.controller]
+    header = _header(options)
+    trusted = _trusted(options.trusted, header)
+    addresses = _addresses(options.addresses)
+    release, namespace = options.release or chart.release, options.namespace or chart.namespace
+    labels = pod_labels(options.controller, release, namespace)
     return Settings(
-        _service_name(wish.controller, release),
+        _service_name(options.controller, release),
         namespace,
         labels,
-        _annotations(wish.load_balancer_class, header, addresses),
-        _service_spec(wish.load_balancer_class, addresses),
-        config(wish.controller, trusted),
+        _annotations(options.load_balancer_class, header, addresses),
+        _service_spec(options.load_balancer_class, addresses),
+        config(options.controller, trusted),
         trusted,
-        _affinity(wish, header, labels),
-        tuple(_remarks(wish, header, trusted)),
+        _affinity(options, header, labels),
+        tuple(_remarks(options, header, trusted)),
     )
 
 
 def config(controller: Controller, trusted: Sequence[str]) -> dict[str, str]:
-    """The controller's settings by which it takes PROXY headers from these ranges and believes no
+    """The controller's settings by which it takes PROXY headers from these ranges and trusts no
     others; none: no header."""
     if not trusted:
         return {}
@@ -160,7 +160,7 @@ def pod_labels(controller: Controller, release: str, namespace: str) -> dict[str
     return {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": release, **more}
 
 
-def are_everybody(ranges: Iterable[str]) -> bool:
+def include_every_address(ranges: Iterable[str]) -> bool:
     """Whether trusted ranges hold, together, every address of a family."""
     four: list[IPv4Network] = []
     six: list[IPv6Network] = []
@@ -173,8 +173,8 @@ def are_everybody(ranges: Iterable[str]) -> bool:
     ) in collapse_addresses(six)
 
 
-def _header(wish: Wish) -> Header:
-    match wish.load_balancer_class, wish.header:
+def _header(options: Options) -> Header:
+    match options.load_balancer_class, options.header:
         case "direct", "v1" | "v2":
             fix = "leave --proxy-protocol out, or take --class proxy"
             raise Refused(
@@ -272,7 +272,7 @@ def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[
     if load_balancer_class in ("octavia", "occm") and len(addresses) > 1:
         raise Refused("at OpenStack a Service may ask for one address", fix="give one --ip")
     if load_balancer_class == "occm":
-        # It serves only Services without a class, and reads the wish here.
+        # It serves only Services without a class, and reads the options here.
         return spec | ({"loadBalancerIP": addresses[0]} if addresses else {})
     spec["loadBalancerClass"] = f"fairlead.io/{load_balancer_class}"
     families = [f"IPv{ip_address(address).version}" for address in addresses]
@@ -283,50 +283,50 @@ def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[
     return spec
 
 
-def _by_nodes(wish: Wish, header: Header) -> bool:
+def _equal_shares_per_node(options: Options, header: Header) -> bool:
     """Whether each node gets as much as any other that has a pod: no one tells OCCM's load
     balancers where pods are, and provider ovn knows no weights."""
-    return wish.load_balancer_class == "occm" or (
-        wish.load_balancer_class == "octavia" and header == "none"
+    return options.load_balancer_class == "occm" or (
+        options.load_balancer_class == "octavia" and header == "none"
     )
 
 
-def _affinity(wish: Wish, header: Header, labels: Mapping[str, str]) -> dict[str, Any]:
+def _affinity(options: Options, header: Header, labels: Mapping[str, str]) -> dict[str, Any]:
     """Where shares go by nodes, each must have as many pods as the others: one. Where nodes are
     weighed by their pods, these are only kept apart so that the loss of a node is not the loss of
     all."""
-    if wish.workload == "daemonset":
+    if options.workload == "daemonset":
         return {}
     term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
-    if _by_nodes(wish, header):
+    if _equal_shares_per_node(options, header):
         return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
+def _remarks(options: Options, header: Header, trusted: Sequence[str]) -> list[str]:
     made = []
     if header == "none":
         made.append(
             "Clients' addresses arrive in the packets themselves. The controller needs no "
             "setting; take out what it may have "
-            f"from before: {_LEFT_OVER[wish.controller]}."
+            f"from before: {_SETTINGS_TO_REMOVE[options.controller]}."
         )
     else:
         made.append(
             f"PROXY protocol {header} from the balancer, believed from {', '.join(trusted)} only."
         )
-        made.append(_WITH_HEADER[wish.controller])
-    if are_everybody(trusted):
+        made.append(_HEADER_REMARKS[options.controller])
+    if include_every_address(trusted):
         made.append(
             "SECURITY: everybody is trusted, so whoever reaches a pod or a node port can claim "
             "any address."
         )
-    if _by_nodes(wish, header):
+    if _equal_shares_per_node(options, header):
         shares = "Shares go by nodes, not by pods: give every node as many pods as the others"
         how = (
             "a DaemonSet does"
-            if wish.workload == "daemonset"
+            if options.workload == "daemonset"
             else "the anti-affinity puts one on a node; or take a DaemonSet"
         )
         made.append(f"{shares} ({how}).")
@@ -335,14 +335,14 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
             "Nodes are weighted by their ready pods, wherever these are: spreading them is for "
             "availability only."
         )
-    if wish.load_balancer_class == "occm":
+    if options.load_balancer_class == "occm":
         made.append("Served by OpenStack's cloud controller.")
         if header != "none":
             made.append(
                 "Provider ovn cannot write PROXY headers, and needs none: for it, "
                 "--proxy-protocol none."
             )
-    elif wish.load_balancer_class == "octavia":
+    elif options.load_balancer_class == "octavia":
         provider = _octavia_provider(header)
         made.append(
             "By Octavia's provider "
@@ -351,12 +351,12 @@ def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
     return made
 
 
-_LEFT_OVER: Mapping[Controller, str] = {
+_SETTINGS_TO_REMOVE: Mapping[Controller, str] = {
     "nginx": "use-proxy-protocol, use-forwarded-headers",
     "haproxy": "proxy-protocol, src-ip-header",
     "traefik": "proxyProtocol, forwardedHeaders",
 }
-_WITH_HEADER: Mapping[Controller, str] = {
+_HEADER_REMARKS: Mapping[Controller, str] = {
     "nginx": (
         "ingress-nginx then wants a header on every connection: switch both sides together, "
         "else it answers nobody."

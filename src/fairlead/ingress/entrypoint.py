@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 import msgspec
 
-Way = Literal["plain", "v1", "v2", "forwarded-for"]
+Variant = Literal["plain", "v1", "v2", "forwarded-for"]
 Outcome = Literal["answered", "rejected", "silent", "unreachable"]
 
-WAYS: tuple[Way, ...] = get_args(Way)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
-class Door(msgspec.Struct, frozen=True):
+class EntryPoint(msgspec.Struct, frozen=True):
     """Where to knock. `host`: the name that is asked for, in SNI and in the request; empty: the
     address."""
 
@@ -26,7 +26,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one call. `answered`: HTTP, and not 400; `how` says it in words. `addresses`:
     all that the answer shows, in their shortest form. `own`: our end of the connection, as this
     machine knows it. `claimed`: the address that was forged, of the family that the connection had:
-    a door may be a name, which says nothing of it."""
+    an entry_point may be a name, which says nothing of it."""
 
     outcome: Outcome
     how: str
