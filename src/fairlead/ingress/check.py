@@ -1,7 +1,9 @@
-"""`fairlead ingress check`: knock at every entry_point in every variant, and gather what it means.
+"""`fairlead ingress check`: send every variant of a request to every entry point, and evaluate the
+answers.
 
-In: entry_points, and what is known of the balancer before them. Out: a `Report`. All calls go out at once:
-they are few, and one that nobody answers must not keep the others waiting."""
+In: entry points, and the known settings of the load balancer in front of them. Out: a `Report`. All
+requests are sent at once: they are few, and a request without an answer must not delay the others.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,8 +23,8 @@ WORST_FIRST: tuple[Severity, ...] = tuple(reversed(get_args(Severity)))
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to do. `sends`, `echo`, `client`: see `Case`. `known`: findings that came without a
-    call."""
+    """The parameters of a check. `sends`, `echo` and `client` are those of `Case`. `known` are
+    findings that need no request; the report contains them too."""
 
     targets: tuple[Target, ...]
     sends: Header | None
@@ -33,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call."""
+    """One request and its answer."""
 
     place: str
     tls: bool
@@ -42,7 +44,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`sends` None: not known. Every call, and what they mean, the worst first."""
+    """The result of a check: all requests, and the findings, most severe first. `sends` is None if
+    it is unknown which PROXY header the load balancer sends."""
 
     sends: Header | None
     calls: tuple[Row, ...]
@@ -54,7 +57,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 async def check(plan: Plan) -> Report:
-    """Make all calls. Never raises for what the other side does."""
+    """Send all requests and return the report. Failures of the network or of a server do not raise;
+    they are in the report."""
     cases = await asyncio.gather(*(_case(plan, target) for target in plan.targets))
     found = [*plan.known, *(finding for case in cases for finding in findings(case))]
     rows = [
