@@ -153,7 +153,7 @@ async def test_a_service_is_checked_by_its_name(
         assert {"AddressSeen", "ForgeryWithoutEffect"} <= codes
     if "ClientMayForge" in codes:
         assert any(
-            "198.18.254.1, 198.18.254.2 is believed" in each["message"]
+            "198.18.254.1, 198.18.254.2 is trusted" in each["message"]
             for each in report["findings"]
         )
 
@@ -225,7 +225,7 @@ async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
         return messages.keys() == {
             "HeaderMissing",
             "ClientMayForge",
-        } and "2001:2:0:fe::2 is believed" in "".join(messages.values())
+        } and "2001:2:0:fe::2 is trusted" in "".join(messages.values())
 
     await until(is_found, "the forgery")
 

@@ -147,7 +147,7 @@ async def test_a_name_that_cannot_be_leads_nowhere() -> None:
     """As the API server lets one into a status: it counts the letters of the whole, and DNS those
     of each label."""
     answer = await call(EntryPoint(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
-    assert answer == Answer("unreachable", "no name that DNS could have")
+    assert answer == Answer("unreachable", "not a valid DNS name")
 
 
 def test_a_forged_address_is_known_behind_a_hostname() -> None:
@@ -160,7 +160,7 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
     front = CheckedEntryPoint("front", EntryPoint("2001-db8--7.nip.io", 80, tls=False), answers)
     found = findings(Case("none", front, echo=True))
     assert [each.code for each in found] == ["HeaderMissing", "ClientMayForge"]
-    assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is believed" in found[1].message
+    assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is trusted" in found[1].message
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_a_config_map_says(
         (b"", "rejected", "closed without an answer"),
         (b"HTTP/1.1 400 Bad request\r\n\r\n", "rejected", "answered 400 Bad Request"),
         (b"HTTP/1.0 503 No\r\n\r\n", "answered", "answered 503"),
-        (b"220 mail ESMTP\r\n", "rejected", "answered, but not by HTTP"),
+        (b"220 mail ESMTP\r\n", "rejected", "answered, but not with HTTP"),
     ],
 )
 def test_what_bytes_mean(received: bytes, outcome: str, how: str) -> None:

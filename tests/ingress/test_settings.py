@@ -148,7 +148,7 @@ def test_class_octavia_reads_what_is_printed_for_it(
     argv += ["--proxy-protocol", option] if option else []
     argv += [] if option == "none" else ["--trusted", "10.0.0.0/24"]
     output = CliRunner().invoke(cli, argv, catch_exceptions=False).output
-    assert f"By Octavia's provider {provider}" in output
+    assert f"Octavia's provider is {provider}" in output
     printed = next(yaml.safe_load_all(output))
     for number, port in enumerate(printed["spec"]["ports"]):
         port["nodePort"] = 30080 + number  # as the API server does
@@ -215,11 +215,11 @@ def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> 
     [
         (
             Options("nginx", "direct", header="v2", trusted=GATEWAYS),
-            "nobody to write a PROXY header",
+            "cannot send a PROXY header",
         ),
         (Options("nginx", "proxy", header="none"), "hides the client's address"),
-        (Options("nginx", "proxy"), "anybody could forge an address"),
-        (Options("nginx", "direct", trusted=GATEWAYS), "there are none"),
+        (Options("nginx", "proxy"), "any client could forge its address"),
+        (Options("nginx", "direct", trusted=GATEWAYS), "and none is sent"),
         (Options("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
         (
             Options("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
@@ -228,7 +228,7 @@ def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> 
         (Options("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
         (
             Options("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")),
-            "one address",
+            "only one address",
         ),
     ],
 )

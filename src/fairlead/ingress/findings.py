@@ -1,20 +1,20 @@
-"""What the answers of an ingress mean: which set-up is wrong, how that is known, and what to do.
+"""Findings of the ingress check: which setting is wrong, the evidence, and the remedy.
 
-In: a `Case`: one port with the answers at its front (the load balancer's address) and behind it (a
-pod, a node port: past the balancer), what the balancer is set to send, and the controller's
-ConfigMap where it could be read. Out: `Finding`s. Pure.
+In: a `Case`, which is one port with the answers of its front entry point (the load balancer's
+address) and of the entry points behind it (a pod and a node port, which bypass the load balancer),
+and the PROXY header that the load balancer is configured to send; and the controller's ConfigMap if
+it can be read. Out: `Finding`s. Pure.
 
-What can be known from outside, and what not:
-* Whether a header is expected shows in who is answered and who is turned away, with no help of the
-  application.
-* Whether a header is *believed* only shows where the application tells which client it saw: the
-  request's path must lead to a
-  page that says so (`echo`). Without one, a header that is taken is only a suspicion; the forged
-  addresses may be looked for in the application's log.
-* A header that is forged at the front of a balancer which writes its own is harmless: the receiver
-  reads the balancer's, and
-  takes the forged one for a broken request. It is those who reach the receiver past the balancer
-  that must not be believed.
+What the answers can prove:
+
+* They show whether a header is expected: requests with a header are answered and requests without
+  one are rejected, or the reverse. The application does not have to cooperate.
+* They show whether a header is *trusted* only if the application reports the client's address: the
+  request's path must lead to a page that contains it (`echo`). Without such a page, an accepted
+  header is a warning, and the user can look for the forged addresses in the application's log.
+* A forged header at the front of a load balancer that writes its own header is harmless: the
+  receiver reads the load balancer's header and takes the forged one for the start of an invalid
+  request. Only headers that reach the receiver past the load balancer must not be trusted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ HEADERS: tuple[Variant, Variant] = ("v1", "v2")
 
 
 class CheckedEntryPoint(msgspec.Struct, frozen=True):
-    """A entry_point, what it is called, and what each variant of knocking came to."""
+    """An entry point, its name in the report, and the answer to each variant of the request."""
 
     name: str
     entry_point: EntryPoint
@@ -57,23 +57,27 @@ class CheckedEntryPoint(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> tuple[Variant, ...]:
-        """The versions of a header with which it answers."""
+        """The versions of the PROXY header whose requests are answered."""
         return tuple(variant for variant in HEADERS if self.answered(variant))
 
     @property
     def responds(self) -> bool:
+        """Whether the server sends anything, or at least closes connections itself."""
         return any(answer.outcome in ("answered", "rejected") for answer in self.answers.values())
 
     def trusts(self, variant: Variant) -> bool:
-        """Whether the application says that it saw the address which was forged."""
+        """Whether the answer contains the forged address: the application saw it as the client's."""
         answer = self.answers[variant]
         return answer.outcome == "answered" and answer.claimed in answer.addresses
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One port. `sends`: what the balancer is set to write before a connection; None: not known.
-    `echo`: the path is promised to show the client's address. `client`: the address that we have
-    outside; empty: what this machine says. `ready` False: there is no pod that could answer."""
+    """One port of a load balancer, with the answers of its entry points.
+
+    `sends` is the PROXY header that the load balancer is configured to send, or None if it is
+    unknown. `echo` means that the requested path shows the client's address. `client` is the
+    address of this host as servers see it; if it is empty, it is the local address of the
+    connection. `ready` is False if no pod can answer."""
 
     sends: Header | None
     front: CheckedEntryPoint
@@ -84,7 +88,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def findings(case: Case) -> list[Finding]:
-    """Of one port, without repetition."""
+    """Return the findings of one port, each once."""
     made = [*_front(case)] + [
         each for entry_point in case.behind for each in _behind(case, entry_point)
     ]
@@ -94,7 +98,8 @@ def findings(case: Case) -> list[Finding]:
 def config_findings(
     controller: Controller, config: Mapping[str, str], sends: Header
 ) -> Iterator[Finding]:
-    """Of the controller's ConfigMap beside what the balancer sends. (Traefik has none.)"""
+    """Return the findings that the controller's ConfigMap has in itself, or in combination with the
+    PROXY header that the load balancer sends. Traefik has no ConfigMap, so it has no findings."""
     match controller:
         case "nginx":
             expects = config.get("use-proxy-protocol", "false") == "true"
@@ -108,13 +113,13 @@ def config_findings(
                 yield Finding(
                     "ForwardedForFromEverySource",
                     (
-                        "use-forwarded-headers is on and proxy-real-ip-cidr holds everybody: "
-                        "every client may claim any address by X-Forwarded-For"
+                        "use-forwarded-headers is true and proxy-real-ip-cidr includes every address: "
+                        "every client can claim any address with X-Forwarded-For"
                     ),
                     severity="security",
                     remedy=(
-                        "take use-forwarded-headers out, or name the proxies before it in "
-                        "proxy-real-ip-cidr"
+                        "remove use-forwarded-headers, or set proxy-real-ip-cidr to the addresses "
+                        "of the proxies in front"
                     ),
                 )
         case "haproxy":
@@ -122,8 +127,8 @@ def config_findings(
             trusted = config.get("proxy-protocol", "").split(",")
             trust, on, off = (
                 "proxy-protocol",
-                "set proxy-protocol to the balancer's addresses",
-                "take proxy-protocol out",
+                "set proxy-protocol to the load balancer's addresses",
+                "remove proxy-protocol",
             )
         case "traefik":
             return
@@ -131,25 +136,25 @@ def config_findings(
         yield Finding(
             "TrustsEverySource",
             (
-                f"{trust} holds every address "
+                f"{trust} includes every address "
                 f"({', '.join(trusted)}{'' if trust in config else ', its default'}): "
-                "whoever reaches a pod or a node port may claim any client's address"
+                "every host that reaches a pod or a node port can claim any client address"
             ),
             severity="security",
-            remedy=f"set {trust} to the addresses that the balancer's connections come from",
+            remedy=f"set {trust} to the source addresses of the load balancer's connections",
         )
     if expects != (sends != "none"):
         what = (
-            "expects a PROXY header, and the balancer sends none"
+            "expects a PROXY header, and the load balancer sends none"
             if expects
-            else "expects no PROXY header, and one is sent"
+            else "expects no PROXY header, and the load balancer sends one"
         )
         code = "HeaderMissing" if expects else "HeaderNotExpected"
         yield Finding(
             code,
             f"the controller {what}",
             severity="error",
-            evidence="by its ConfigMap",
+            evidence="according to its ConfigMap",
             remedy=off if expects else on,
         )
 
@@ -157,20 +162,20 @@ def config_findings(
 def _front(case: Case) -> Iterator[Finding]:
     front = case.front
     if not case.ready and not any(map(front.answered, ("plain", *HEADERS))):
-        # Nobody is there who could expect a header or not: how callers are turned away tells
-        # nothing of it.
+        # Without a server, the way in which requests are rejected does not show whether a header is
+        # expected. If a request is answered, a pod became ready after the EndpointSlices were read.
         yield Finding(
             "NoPod",
-            "no pod behind it is ready",
+            "no pod behind the load balancer is ready",
             severity="error",
             subject=front.place,
-            evidence=f"by the EndpointSlices; {front.answers['plain'].how}",
-            remedy="see why by `kubectl get pods`, and check again when one is ready",
+            evidence=f"according to the EndpointSlices; {front.answers['plain'].how}",
+            remedy="find the cause with `kubectl get pods`, and check again when a pod is ready",
         )
         return
     match front.answers["plain"].outcome:
         case "silent" | "unreachable":
-            fix = "see `fairlead status` on a gateway, and whether a pod is ready"
+            fix = "look at `fairlead status` on a gateway, and check that a pod is ready"
             yield Finding(
                 "NoAnswer",
                 front.answers["plain"].how,
@@ -187,34 +192,37 @@ def _front(case: Case) -> Iterator[Finding]:
 
 
 def _rejected(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
-    """Who calls as clients do is turned away: whose fault is it?"""
+    """Return the finding for a front entry point that rejects a client's plain request.
+
+    The cause is a header that only one side uses, a version that the receiver does not read, or the
+    application itself. The entry points behind the load balancer tell these causes apart."""
     how = front.answers["plain"].how
     if front.headers:
         yield Finding(
             "HeaderMissing",
-            "a PROXY header is expected and none is there",
+            "a PROXY header is expected, and the load balancer sends none",
             severity="error",
-            evidence=f"without one {how}, with one that we wrote answered",
+            evidence=f"without a header: {how}; with a header of this check: answered",
             subject=front.place,
             remedy=(
-                "let the balancer send one (class proxy with fairlead.io/proxy-protocol), or take "
-                f"out {EXPECTS}"
+                "let the load balancer send a header (class proxy with "
+                f"fairlead.io/proxy-protocol), or remove {EXPECTS}"
             ),
         )
         return
     beyond = [entry_point for entry_point in case.behind if entry_point.responds]
-    unannounced = [entry_point for entry_point in beyond if entry_point.answered("plain")]
-    if unannounced and case.sends != "none":
+    without_header = [entry_point for entry_point in beyond if entry_point.answered("plain")]
+    if without_header and case.sends != "none":
         yield Finding(
             "HeaderNotExpected",
-            "the balancer sends a PROXY header, and none is expected",
+            "the load balancer sends a PROXY header, and none is expected",
             severity="error",
             evidence=(
-                f"{how}, while {unannounced[0].place}, past the balancer, answers a caller "
-                "without a PROXY header"
+                f"{how}, while {without_header[0].place}, behind the load balancer, answers a "
+                "request without a PROXY header"
             ),
             subject=front.place,
-            remedy=f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
+            remedy=f"remove fairlead.io/proxy-protocol from the Service, or set {EXPECTS}",
         )
     elif case.sends in HEADERS and (
         read := [
@@ -226,7 +234,7 @@ def _rejected(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
         yield Finding(
             "HeaderVersionMismatch",
             (
-                f"the balancer sends PROXY {case.sends}, and {read[0].place} "
+                f"the load balancer sends PROXY {case.sends}, and {read[0].place} "
                 f"reads {read[0].headers[0]} only"
             ),
             severity="error",
@@ -237,33 +245,34 @@ def _rejected(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
     elif beyond or case.sends == "none":
         yield Finding(
             "Rejected",
-            f"{how}, and so is who comes with a PROXY header",
+            f"{how}, and requests with a PROXY header are not answered either",
             severity="error",
             subject=front.place,
             remedy=_CHECK_APPLICATION,
         )
     else:
         sure = (
-            "it is set to send one"
+            "it is configured to send one"
             if case.sends
-            else "if it sends one: that cannot be seen from here"
+            else "if it sends one, which cannot be seen from here"
         )
         yield Finding(
             "HeaderNotExpected",
             (
-                f"{how}, with and without a header of ours: "
-                f"probably the balancer's PROXY header is not expected ({sure})"
+                f"{how}, with and without a header of this check: "
+                f"the load balancer's PROXY header is probably not expected ({sure})"
             ),
             severity="error",
             subject=front.place,
             remedy=(
-                f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}; "
-                "name an entry_point past the balancer (--behind) to be sure"
+                f"remove fairlead.io/proxy-protocol from the Service, or set {EXPECTS}; "
+                "to be sure, name an entry point behind the load balancer (--behind)"
             ),
         )
 
 
 def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
+    """Return the finding that tells whether the application saw the address of this host."""
     answer = front.answers["plain"]
     if not case.echo:
         yield Finding(
@@ -277,23 +286,23 @@ def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
     if own in answer.addresses:
         yield Finding(
             "AddressSeen",
-            f"{answer.how}, and the application saw our address, {own}",
+            f"{answer.how}, and the application saw the address of this host, {own}",
             severity="ok",
             subject=front.place,
         )
     elif answer.addresses:
         seen = ", ".join(answer.addresses)
         cause = (
-            f"if that is the balancer, its address is not in {TRUSTS}"
+            f"if that is the load balancer, add its address to {TRUSTS}"
             if case.sends in HEADERS
             else (
-                "set externalTrafficPolicy: Local; or if a NAT on our way gives us that "
-                "address, say so (--client)"
+                "set externalTrafficPolicy: Local; or, if a NAT on the path translates the address of "
+                "this host to it, specify it with --client"
             )
         )
         yield Finding(
             "AddressLost",
-            f"the application saw {seen} and not us, {own}",
+            f"the application saw {seen} instead of the address of this host, {own}",
             severity="error",
             subject=front.place,
             remedy=cause,
@@ -301,32 +310,36 @@ def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
     else:
         yield Finding(
             "NoEcho",
-            "it is not known which client the application saw",
+            "it is unknown which client address the application saw",
             severity="warning",
             subject=front.place,
-            evidence=f"{answer.how} without any address in it, at {front.entry_point.path}",
-            remedy="name a path that shows the client's address",
+            evidence=f"{answer.how}, without an IP address in the response, at {front.entry_point.path}",
+            remedy="specify a path that shows the client's address",
         )
 
 
 def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
-    """What was claimed at an entry_point, and whether it was believed there."""
+    """Return the findings of forged headers: whether the entry point accepts and trusts them."""
     own = case.client or next(
         (answer.own for answer in entry_point.answers.values() if answer.own), ""
     )
-    if believed := [variant for variant in HEADERS if entry_point.trusts(variant)]:
-        claimed = ", ".join(entry_point.answers[variant].claimed for variant in believed)
+    if trusted := [variant for variant in HEADERS if entry_point.trusts(variant)]:
+        claimed = ", ".join(entry_point.answers[variant].claimed for variant in trusted)
         yield Finding(
             "ClientMayForge",
             (
-                f"a PROXY header from {own} that claims {claimed} is believed: "
-                "whoever gets here may claim any address"
+                f"a PROXY header from {own} that claims {claimed} is trusted: "
+                "every host that reaches this entry point can claim any address"
             ),
             severity="security",
             subject=entry_point.place,
             remedy=(
-                f"narrow {TRUSTS} to the balancer's own addresses"
-                + ("" if case.sends != "none" else "; or take it out: nobody sends a header here")
+                f"narrow {TRUSTS} to the load balancer's addresses"
+                + (
+                    ""
+                    if case.sends != "none"
+                    else "; or remove it, because the load balancer sends no header"
+                )
             ),
         )
     elif entry_point.headers and not case.echo:
@@ -334,13 +347,13 @@ def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         yield Finding(
             "HeaderAccepted",
             (
-                f"a PROXY header from {own} is taken; whether it is believed, the "
-                "answer does not tell"
+                f"a PROXY header from {own} is accepted; the answer does not show "
+                "whether it is trusted"
             ),
             severity="warning",
             subject=entry_point.place,
             remedy=(
-                f"name a path that shows the client's address (--echo), or look for {claimed} in "
+                f"specify a path that shows the client's address (--echo), or look for {claimed} in "
                 "the application's log"
             ),
         )
@@ -351,25 +364,26 @@ def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         yield Finding(
             "ForwardedForTrusted",
             (
-                f"X-Forwarded-For: {entry_point.answers['forwarded-for'].claimed} from {own} is believed"
+                f"X-Forwarded-For: {entry_point.answers['forwarded-for'].claimed} from {own} is trusted"
             ),
             severity="security",
             subject=entry_point.place,
             remedy=(
-                "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
-                "forwardedHeaders (Traefik) out or narrow it"
+                "remove or narrow use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
+                "forwardedHeaders (Traefik)"
             ),
         )
 
 
 def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
+    """Return the findings of an entry point behind the load balancer, which clients can reach too
+    unless the network prevents it: a forged header must not be trusted there."""
     if not entry_point.responds:
         yield Finding(
             "OutOfReach",
             (
-                f"{entry_point.answers['plain'].how}: who is where we are cannot forge an "
-                "address there; "
-                "run this in a pod as well, for pods may reach what clients cannot"
+                f"{entry_point.answers['plain'].how}: a forged header cannot be sent from this host; "
+                "run the check in a pod too, because pods may reach this entry point"
             ),
             severity="info",
             subject=entry_point.place,
@@ -377,23 +391,22 @@ def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         return
     yield from _forgeries(case, entry_point)
     if case.echo and not any(entry_point.trusts(variant) for variant in HEADERS):
-        variant = "is read and not believed" if entry_point.headers else "is turned away"
+        effect = "is accepted but not trusted" if entry_point.headers else "is rejected"
         yield Finding(
             "ForgeryWithoutEffect",
-            f"a forged PROXY header {variant}",
+            f"a forged PROXY header {effect}",
             severity="ok",
             subject=entry_point.place,
         )
     elif not entry_point.headers:
         yield Finding(
             "ForgeryRejected",
-            "a forged PROXY header is turned away",
+            "a forged PROXY header is rejected",
             severity="ok",
             subject=entry_point.place,
         )
 
 
 _CHECK_APPLICATION = (
-    "look at the application itself: does it want another host name (--host), TLS, a "
-    "client's certificate?"
+    "check what the application requires: another host name (--host), TLS, or a client certificate"
 )

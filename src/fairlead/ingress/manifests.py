@@ -1,8 +1,7 @@
 """Settings of an ingress controller as Kubernetes objects, or as values of its Helm chart.
 
-In: `Settings`. Out: plain dictionaries, ready for YAML. Pure. Keys are those of the charts in
-`settings.CHARTS`, at the versions named there (each chart's values.yaml, and its Service's
-template)."""
+In: `Settings`. Out: dictionaries for YAML. Pure. The keys are those of the charts in
+`settings.CHARTS`, at the versions named there (values.yaml and the template of the Service)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +10,8 @@ from fairlead.ingress.settings import CHARTS, Options, Settings
 
 
 def objects(options: Options, made: Settings) -> list[dict[str, Any]]:
-    """The Service, and the ConfigMap if the controller has settings in one (Traefik has arguments
-    instead)."""
+    """Return the Service, and the ConfigMap if the controller has settings in one. Traefik has
+    arguments instead."""
     ports = [
         {"name": name, "port": port, "protocol": "TCP", "targetPort": target}
         for port, name, target in CHARTS[options.controller].ports
@@ -37,7 +36,7 @@ def objects(options: Options, made: Settings) -> list[dict[str, Any]]:
 
 
 def arguments(options: Options, made: Settings) -> list[str]:
-    """What the controller's command line must have; of all but Traefik, nothing."""
+    """Return the required arguments of Traefik's command line; empty for other controllers."""
     return (
         [f"--{name}={value}" for name, value in made.config.items()]
         if options.controller == "traefik"
@@ -46,7 +45,7 @@ def arguments(options: Options, made: Settings) -> list[str]:
 
 
 def values(options: Options, made: Settings) -> dict[str, Any]:
-    """For `helm upgrade --install RELEASE CHART --values -`."""
+    """Return the values for `helm upgrade --install RELEASE CHART --values -`."""
     return (
         _traefik(options, made)
         if options.controller == "traefik"
@@ -55,14 +54,15 @@ def values(options: Options, made: Settings) -> dict[str, Any]:
 
 
 def _controller(options: Options, made: Settings) -> dict[str, Any]:
-    """Of ingress-nginx's and HAProxy's charts, which have the same keys here."""
+    """Return the values of `controller`, whose keys here are the same in the charts of ingress-nginx
+    and HAProxy."""
     service: dict[str, Any] = dict(made.service_spec)
     if made.annotations:
         service["annotations"] = dict(made.annotations)
     if options.controller == "haproxy":
-        # This chart publishes HTTP/3, its statistics and its own interfaces beside HTTP and HTTPS,
-        # unless told not to. A balancer that speaks PROXY protocol has no UDP, and the rest is
-        # nobody's business out there.
+        # By default this chart also publishes HTTP/3, statistics and administrative ports. A load
+        # balancer that sends PROXY headers does not serve UDP, and statistics and administrative
+        # ports must not be reachable from outside.
         service["enablePorts"] = {
             "http": True,
             "https": True,
