@@ -1,5 +1,5 @@
-"""What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to
-it."""
+"""The evaluation of answers, in the cases that the lab with real servers
+(tests/e2e/test_ingress.py) does not produce."""
 
 import asyncio
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def forgery(variant: Variant) -> Answer:
         (Case("none", at("front", NO, NO, NO)), [("error", "Rejected")]),
         (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "NoPod")]),
         (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "NoPod")]),
-        # It answers after all: the EndpointSlices were read a moment before.
+        # A pod became ready after the EndpointSlices were read.
         (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "Answered")]),
         (
             Case("none", at("front", NO, NO, OK)),
@@ -106,28 +106,28 @@ def forgery(variant: Variant) -> Answer:
         ),
     ],
 )
-def test_what_answers_mean(case: Case, expected: list[tuple[str, str]]) -> None:
+def test_findings_of_answers(case: Case, expected: list[tuple[str, str]]) -> None:
     assert codes(case) == expected
     for each in findings(case):
         assert (each.remedy != "") == (each.severity in ("security", "error", "warning")), each
 
 
-def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() -> None:
-    """Traefik reads a header from anybody, and trusts it from those it trusts."""
+def test_a_controller_may_accept_headers_that_it_does_not_trust() -> None:
+    """Traefik reads a header from every source, and uses it only from trusted sources."""
     both = saw(US)
     case = Case("none", at("front", both, both, both), echo=True)
     assert codes(case) == [("ok", "AddressSeen")]
 
 
-async def test_an_answer_keeps_what_was_claimed() -> None:
-    """By the family of the connection, which the name of a entry_point does not show."""
+async def test_an_answer_contains_the_claimed_address() -> None:
+    """It has the family of the connection, which a DNS name does not tell."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Believes any header of version 1, and says so."""
-        said = await reader.readuntil(b"\r\n\r\n")
+        """Respond with the source address of a header of version 1."""
+        request = await reader.readuntil(b"\r\n\r\n")
         writer.write(
             b"HTTP/1.0 200 OK\r\n\r\n"
-            + (said.split()[2] if said.startswith(b"PROXY ") else b"nobody")
+            + (request.split()[2] if request.startswith(b"PROXY ") else b"no header")
         )
         writer.close()
 
@@ -143,15 +143,15 @@ async def test_an_answer_keeps_what_was_claimed() -> None:
         ] == [False, True]
 
 
-async def test_a_name_that_cannot_be_leads_nowhere() -> None:
-    """As the API server lets one into a status: it counts the letters of the whole, and DNS those
-    of each label."""
+async def test_an_invalid_dns_name_is_unreachable() -> None:
+    """The API server accepts such a name in a status: it limits the length of the name, but not of
+    each label as DNS does."""
     answer = await call(EntryPoint(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
     assert answer == Answer("unreachable", "not a valid DNS name")
 
 
-def test_a_forged_address_is_known_behind_a_hostname() -> None:
-    """It leads to IPv6 here, so IPv6 is what was claimed."""
+def test_a_forged_address_is_recognized_behind_a_hostname() -> None:
+    """The hostname resolves to an IPv6 address, so the claimed address is IPv6 too."""
     answers: dict[Variant, Answer] = {"plain": NO, "forwarded-for": NO}
     for variant in HEADERS:
         answers[variant] = msgspec.structs.replace(
@@ -208,7 +208,7 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
         ("traefik", {}, "v1", []),
     ],
 )
-def test_what_a_config_map_says(
+def test_findings_of_a_config_map(
     controller: Controller, data: dict[str, str], sends: Header, expected: list[tuple[str, str]]
 ) -> None:
     found: list[Finding] = list(config_findings(controller, data, sends))
@@ -225,7 +225,7 @@ def test_what_a_config_map_says(
         (b"220 mail ESMTP\r\n", "rejected", "answered, but not with HTTP"),
     ],
 )
-def test_what_bytes_mean(received: bytes, outcome: str, how: str) -> None:
+def test_answers_of_received_bytes(received: bytes, outcome: str, how: str) -> None:
     answer = read_answer(received)
     assert (answer.outcome, answer.how) == (outcome, how)
 
@@ -245,8 +245,8 @@ def test_addresses_are_found_in_any_text() -> None:
     assert shown_addresses("version 1.2.3.4.5, std::string, ::, x1.2.3.4, 1.2.3") == ()
 
 
-def test_headers_are_those_of_the_document() -> None:
-    """The bytes of doc/proxy-protocol.txt, sections 2.1 and 2.2."""
+def test_headers_follow_the_specification() -> None:
+    """HAProxy's doc/proxy-protocol.txt, sections 2.1 and 2.2."""
     assert (
         version_1("192.0.2.1", 56324, "192.0.2.2", 443)
         == b"PROXY TCP4 192.0.2.1 192.0.2.2 56324 443\r\n"

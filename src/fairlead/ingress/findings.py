@@ -66,7 +66,7 @@ class CheckedEntryPoint(msgspec.Struct, frozen=True):
         return any(answer.outcome in ("answered", "rejected") for answer in self.answers.values())
 
     def trusts(self, variant: Variant) -> bool:
-        """Whether the answer contains the forged address: the application saw it as the client's."""
+        """Whether the answer contains the forged address, as the address of the client."""
         answer = self.answers[variant]
         return answer.outcome == "answered" and answer.claimed in answer.addresses
 
@@ -113,8 +113,8 @@ def config_findings(
                 yield Finding(
                     "ForwardedForFromEverySource",
                     (
-                        "use-forwarded-headers is true and proxy-real-ip-cidr includes every address: "
-                        "every client can claim any address with X-Forwarded-For"
+                        "use-forwarded-headers is true and proxy-real-ip-cidr includes every "
+                        "address: every client can claim any address with X-Forwarded-For"
                     ),
                     severity="security",
                     remedy=(
@@ -296,8 +296,8 @@ def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
             f"if that is the load balancer, add its address to {TRUSTS}"
             if case.sends in HEADERS
             else (
-                "set externalTrafficPolicy: Local; or, if a NAT on the path translates the address of "
-                "this host to it, specify it with --client"
+                "set externalTrafficPolicy: Local; or, if a NAT on the path translates the address "
+                "of this host to it, specify it with --client"
             )
         )
         yield Finding(
@@ -313,7 +313,9 @@ def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
             "it is unknown which client address the application saw",
             severity="warning",
             subject=front.place,
-            evidence=f"{answer.how}, without an IP address in the response, at {front.entry_point.path}",
+            evidence=(
+                f"{answer.how}, without an IP address in the response, at {front.entry_point.path}"
+            ),
             remedy="specify a path that shows the client's address",
         )
 
@@ -353,8 +355,8 @@ def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
             severity="warning",
             subject=entry_point.place,
             remedy=(
-                f"specify a path that shows the client's address (--echo), or look for {claimed} in "
-                "the application's log"
+                f"specify a path that shows the client's address (--echo), or look for {claimed} "
+                "in the application's log"
             ),
         )
     if (
@@ -364,7 +366,8 @@ def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         yield Finding(
             "ForwardedForTrusted",
             (
-                f"X-Forwarded-For: {entry_point.answers['forwarded-for'].claimed} from {own} is trusted"
+                f"X-Forwarded-For: {entry_point.answers['forwarded-for'].claimed} from {own} is "
+                "trusted"
             ),
             severity="security",
             subject=entry_point.place,
@@ -382,8 +385,8 @@ def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         yield Finding(
             "OutOfReach",
             (
-                f"{entry_point.answers['plain'].how}: a forged header cannot be sent from this host; "
-                "run the check in a pod too, because pods may reach this entry point"
+                f"{entry_point.answers['plain'].how}: a forged header cannot be sent from this "
+                "host; run the check in a pod too, because pods may reach this entry point"
             ),
             severity="info",
             subject=entry_point.place,

@@ -54,8 +54,8 @@ def values(options: Options, made: Settings) -> dict[str, Any]:
 
 
 def _controller(options: Options, made: Settings) -> dict[str, Any]:
-    """Return the values of `controller`, whose keys here are the same in the charts of ingress-nginx
-    and HAProxy."""
+    """Return the values of `controller`, whose keys here are the same in the charts of
+    ingress-nginx and HAProxy."""
     service: dict[str, Any] = dict(made.service_spec)
     if made.annotations:
         service["annotations"] = dict(made.annotations)

@@ -58,8 +58,8 @@ class ServiceObjects(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A front entry point, and the entry points behind it as (name, entry point). `ready` is False if
-    the EndpointSlices contain no pod that gets new connections."""
+    """A front entry point, and the entry points behind it as (name, entry point). `ready` is False
+    if the EndpointSlices contain no pod that gets new connections."""
 
     front: EntryPoint
     behind: tuple[tuple[str, EntryPoint], ...]
@@ -121,8 +121,8 @@ def sends(service: Service) -> Header | None:
 
 
 def targets(found: ServiceObjects, host: str, path: str, tls: Tls = "auto") -> list[Target]:
-    """Return a target for each TCP port and each address of the status. Raise Refused if the Service
-    has no address or no TCP port."""
+    """Return a target for each TCP port and each address of the status. Raise Refused if the
+    Service has no address or no TCP port."""
     service = found.service
     shown = service.status.load_balancer.ingress
     if not shown:
@@ -194,8 +194,8 @@ def _findings(found: ServiceObjects) -> Iterator[Finding]:
                 "load balancer and send no header"
             ),
             severity="error",
-            remedy="class proxy sets it with Kubernetes 1.30 and later; with older releases, publish "
-            "only a hostname",
+            remedy="class proxy sets it with Kubernetes 1.30 and later; with older releases, "
+            "publish only a hostname",
         )
     controller = controller_of(service, found.config)
     if controller and found.config is not None and header is not None:

@@ -11,8 +11,8 @@ the names and meanings of the controllers' documentation:
   `proxy-real-ip-cidr` are the sources whose headers are trusted; without it every source is.
 * HAProxy Technologies' kubernetes-ingress 3.2, documentation/annotations.md: `proxy-protocol` are
   the sources that must send a header. From other sources no header is expected.
-* Traefik 3: `entryPoints.<name>.proxyProtocol.trustedIPs` are the sources whose headers are trusted.
-  Connections without a header are accepted too.
+* Traefik 3: `entryPoints.<name>.proxyProtocol.trustedIPs` are the sources whose headers are
+  trusted. Connections without a header are accepted too.
 
 All three accept versions 1 and 2 of the header without a setting for the version.
 """
@@ -112,7 +112,8 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def settings(options: Options) -> Settings:
-    """Return matching settings for both sides. Raise Refused if the options cannot work together."""
+    """Return matching settings for both sides. Raise Refused if the options cannot work
+    together."""
     chart = CHARTS[options.controller]
     header = _header(options)
     trusted = _trusted(options.trusted, header)
