@@ -77,8 +77,8 @@ class Services:
 
     def __init__(self, size: Size) -> None:
         self.size = size
-        self.whole = asyncio.Event()
-        self.whole.set()
+        self.has_synced = asyncio.Event()
+        self.has_synced.set()
         self.subscribers = Subscribers[ServiceKey]()
         self.wanted: dict[ServiceKey, LoadBalancer] = {}
         self.done: dict[ServiceKey, LoadBalancer] = {}

@@ -2,7 +2,7 @@
 driver that records its calls.
 
 In: a role; on the first line of standard input, as JSON, the API server's `Access`. Out: the stages
-and figures of `figures`: `started`, `whole` (all objects have been read), `planned` (the driver was
+and figures of `figures`: `started`, `has_synced` (all objects have been read), `planned` (the driver was
 called for every Service), then the requested figures. The data plane is left out, because its cost
 depends on the kernel's interfaces; everything else is the role's own code.
 """
@@ -129,7 +129,7 @@ async def measure(role: Role, access: Access) -> None:
         if role == "controller":
             group.create_task(AddressFeed(client, state, freshness).run())
         running = group.create_task(loop.run())
-        await state.whole.wait()
+        await state.has_synced.wait()
         figures.stage("whole")
         await loop.settled.wait()
         figures.stage("planned")

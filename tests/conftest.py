@@ -1,20 +1,17 @@
-"""What holds for the whole run: it needs root, quick tests come first, whole labs last; and the
-real API server.
+"""Settings of the whole run: it needs root, quick tests come first and whole labs last, and the
+real API server is shared.
 
-The run is shared out over processes side by side (pytest-xdist), file by file. What the run shares,
-the real API server, each process has for itself; what tests make outside is named by the process.
+The run is distributed over processes (pytest-xdist), file by file. Each process has its own copy of
+shared parts such as the real API server; objects that tests create outside are named after the
+process. If kube-apiserver, kube-proxy, etcd, helm or the official Python client is missing, the
+tests that need it are skipped, listed in red at the end, and counted in the last line. In CI
+nothing is skipped: these tests fail.
 
-Where kube-apiserver, kube-proxy, etcd, helm or the official Python client cannot be had, the tests
-that need them are skipped, named in red at the end, and counted in the last line. In CI nothing is
-skipped: they fail.
-
-A lab in which a test has failed is not used again: the next test gets a new one.
-
-A test has a second attempt only if it is in AGAIN, with the cause that was found for its failures
-outside of Fairlead. The first failure is printed, and the name of the test is printed in red at the
-end. No folder has second attempts: a packet, a connection or a write that is lost only sometimes is
-a defect, and a second attempt would hide it.
-"""
+A lab in which a test has failed is not used again: the next test gets a new one. A test has a
+second attempt only if it is in AGAIN, with the cause that was found for its failures outside of
+Fairlead. The first failure is printed, and the name of the test is printed in red at the end. No
+folder has second attempts: a packet, a connection or a write that is lost only sometimes is a
+defect, and a second attempt would hide it."""
 
 import asyncio
 import faulthandler
@@ -52,8 +49,8 @@ CLOUD = (
     "tests/openstack/test_cloud",
 )
 OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
-"""Their servers are many, and a process that needs them starts them once: one process has all tests
-that need Neutron, another those that need Octavia alone."""
+"""Files that need the servers of OpenStack, which a process starts once: one process runs all tests
+that need Neutron, another the tests that need only Octavia."""
 GROUPS = ("Neutron", "Octavia")
 LAST = (
     *OPENSTACK,
@@ -65,8 +62,8 @@ LAST = (
     "tests/e2e/",
     "tests/faults/",
 )
-"""Tests that bring up whole labs and take minutes; those that take the most of them first, that no
-process runs one of them while the others have nothing left to do."""
+"""Tests that start whole labs and take minutes. The longest come first, so that no process runs one
+of them while the others are idle."""
 AGAIN: dict[str, str] = {}
 """The only tests that have a second attempt: the start of the test's id, and the cause of its
 failures, which lies outside of Fairlead."""
@@ -79,24 +76,24 @@ ROWS = {
 """Files with a lab for each row of a parameter: the rows may run side by side."""
 NICE = 5
 KUBECTL_MINOR = 24
-"""The first that has `kubectl create token` and `--subresource`."""
+"""The first version that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
 MOST_PROCESSES = 6
-"""On larger machines the tests that take longest leave less and less to gain."""
+"""The maximum number of processes. With more, the longest tests determine the duration."""
 
 HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
-"""At Octavia; each takes a busy machine a quarter of a minute."""
+"""The number of random histories at Octavia; each takes 15 seconds on a busy machine."""
 
 _failed = pytest.StashKey[bool]()
 _left_out = pytest.StashKey[dict[str, int]]()
-"""What the tests need that --check leaves out, and how many tests need it."""
+"""The needs of the tests that --check leaves out, with the number of tests."""
 _guard = needs.Guard()
 _quiet = pytest.StashKey[str]()
-"""The id of the process that gives way to the others."""
+"""The id of the process with low priority."""
 _stacks = pytest.StashKey[Path]()
-"""The folder in which a process that dies of a signal leaves its stacks."""
+"""The directory in which a process that is killed by a signal leaves its stack traces."""
 _processes: dict[WorkerController, int] = {}
-"""Those who run tests for this one, by their process id."""
+"""The processes that run tests for this one, by their process ids."""
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")  # a busy machine proves nothing about an example
@@ -117,13 +114,13 @@ def pytest_configure(config: pytest.Config) -> None:
             "the tests send real packets through namespaces that they make: run them as root",
             returncode=1,
         )
-    # What a shell starts in the background ignores Ctrl-C, and so would all that is started here;
-    # tests press it.
+    # A command that a shell starts in the background ignores Ctrl-C, and so would all its children;
+    # tests send Ctrl-C.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
-        # Ctrl-C in a terminal goes to all of the foreground; these are to hear of it once, from the
-        # one that waits for them.
+        # Ctrl-C in a terminal goes to the whole foreground process group. These processes are to
+        # receive it once, from the process that waits for them.
         os.setpgrp()
     elif config.getvalue("numprocesses"):
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -132,8 +129,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
-    """They take down their labs and end, and so does the run. pytest-xdist would leave them ten
-    seconds to do so."""
+    """Interrupt the processes, so that they delete their labs and end, and with them the run.
+    pytest-xdist would give them only ten seconds."""
     if not _processes:
         raise KeyboardInterrupt
     for process in _processes.values():
@@ -141,17 +138,15 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """What shares a lab stays together, in its order.
-
-    With one process for each processor there is one more, `quiet`, which gives way to the others
-    (NICE). It takes only files that need no more than `make base`, and ends when there are none
-    left. The others take labs first: a lab waits for most of its time, and the tests without a lab
-    have the processors meanwhile."""
+    """A scheduler that keeps the tests of one lab together and in order. With one process for each
+    processor there is one more, `quiet`, with low priority (NICE). It takes only files that need no
+    more than `make base`, and ends when none are left. The others take labs first: a lab mostly
+    waits, and meanwhile the tests without a lab use the processors."""
 
     def mark_test_pending(self, item: str) -> None:
-        """A test in which its process has died has its second attempt like others. There is nothing
-        to do: what a process that is gone had not finished, this test with it, waits for the next
-        already."""
+        """Do nothing. A test in which its process died gets its second attempt like any other,
+        because the unfinished tests of that process, including this one, are already assigned to
+        the next process."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
@@ -178,21 +173,22 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
-        # A process needs to know the test after the one that it runs, and no more: what is
-        # assigned to it cannot be taken by another that has nothing left to do.
+        # A process needs to know only the test after the present one: a test that is assigned to it
+        # cannot be moved to another process that is idle.
         if self.workqueue and self._pending_of(self.assigned_work[node]) > 1:
             return
         super()._reschedule(node)
 
     def _place(self, scope: str) -> tuple[int, str]:
-        """What takes longest comes first, so that no process runs it while the others have nothing
-        left to do."""
+        """Return the sort key of a file. The longest files come first, so that no process runs one
+        of them while the others are idle."""
         found = (number for number, each in enumerate(LAST) if scope.startswith(each))
         return (-1 if scope in GROUPS else next(found, len(LAST))), scope
 
     @cached_property
     def _with_needs(self) -> set[str]:
-        """What has a test that needs more than `make base`, as the processes have found."""
+        """Return the files with a test that needs more than `make base`, as the processes have
+        reported."""
         (found, *_) = self.config.stash[_stacks].glob("needs-*")
         return {self._split_scope(each) for each in found.read_text().splitlines()}
 
@@ -208,9 +204,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means."""
-    # One for each processor. A lab is many processes; three on two processors kept each other's
-    # from answering in time.
+    """Return the number of processes for `-n auto`."""
+    # One for each processor. A lab consists of many processes; with three labs on two processors,
+    # processes did not answer in time.
     processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
     if config.getoption("check"):
         return processes
@@ -247,14 +243,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
-    _processes.pop(node, None)  # told twice of one that was interrupted
+    # it is called twice for an interrupted process
+    _processes.pop(node, None)
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
-        node.config.stash[_left_out] = dict(left_out)  # each process has collected all tests
+        # every process has collected all tests
+        node.config.stash[_left_out] = dict(left_out)
 
 
 def _prefer_new_kubectl() -> None:
-    """Debian 12's kubectl is of 2020; where there is no newer one, the tests use the one that `make
-    tools` built."""
+    """Prefer the kubectl that `make tools` built if the installed one is too old; Debian 12's is of
+    2020."""
     with suppress(OSError, ValueError, KeyError):
         command = ["kubectl", "version", "--client", "-o", "json"]
         told = json.loads(
@@ -290,7 +288,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """What starts while this test runs is started for it."""
+    """Attribute processes that start during this test to the test."""
     _guard.test = item
     try:
         return (yield)
@@ -310,16 +308,17 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A lab in which a test has failed is not used again, by a second attempt or by the next test:
-    its state is not known."""
+    """Do not use a lab in which a test has failed again, neither for a second attempt nor for the
+    next test: its state is unknown."""
     if item.stash.get(_failed, False):
         item.stash[_failed] = False
-        item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]  # all but what the run shares
+        # This tears down everything except what the run shares.
+        item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
 def real_programs() -> None:
-    """A test that takes this runs only where kube-apiserver and etcd are."""
+    """Require kube-apiserver and etcd."""
     needed(partial(find_program, "kube-apiserver"))
     needed(partial(find_program, "etcd"))
 
@@ -333,7 +332,7 @@ def older_etcd() -> Path:
 
 @pytest.fixture(scope="session")
 def kube_proxy() -> Path:
-    """The program. A test that takes this runs only where it is."""
+    """Require kube-proxy, and return its path."""
     return needed(partial(find_program, "kube-proxy"))
 
 
@@ -356,7 +355,7 @@ def official_client() -> Path:
 
 
 def needed(find: Callable[[], Path]) -> Path:
-    """Where it is; without it the test ends here."""
+    """Return the path of the program; without it, skip the test."""
     try:
         return find()
     except Refused as error:
@@ -369,8 +368,8 @@ def needed(find: Callable[[], Path]) -> Path:
 def real_apiserver(
     real_programs: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubeApiServer]:
-    """One real API server for all tests of this process. They keep out of each other's way by
-    namespaces and names, and clear away what belongs to no namespace."""
+    """One real API server for all tests of this process. Tests avoid conflicts by their namespaces
+    and names, and delete objects without a namespace."""
     server = KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), lab=f"tests{os.getpid()}")
     asyncio.run(server.up())
     yield server
@@ -422,7 +421,7 @@ def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _tell_without(terminalreporter: pytest.TerminalReporter) -> None:
-    """What --check left out, by its needs."""
+    """Report the tests that --check left out, by their needs."""
     left_out = terminalreporter.config.stash.get(_left_out, None)
     if left_out is None:
         return
@@ -451,7 +450,8 @@ def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
-    """Those that passed then: what the first said, and last their names."""
+    """Report the tests that passed at the second attempt: the first failure, and at the end the
+    names."""
     lost = {
         report.nodeid
         for kind in ("failed", "error")

@@ -1,4 +1,4 @@
-"""Makers of small clusters' objects, for tests of what is made of them."""
+"""Functions that create the objects of small clusters for tests."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -43,7 +43,7 @@ CONDITIONS = {
 def make_service(
     name: str = "web", *, annotations: dict[str, str] | None = None, **spec: object
 ) -> Service:
-    """With policy Local and a port 80, unless fields of its spec say otherwise."""
+    """Return a Service with policy Local and a port 80, unless fields of its spec differ."""
     fields: dict[str, object] = {
         "type": "LoadBalancer",
         "external_traffic_policy": "Local",
@@ -64,7 +64,7 @@ def make_slice(
     ports: Sequence[tuple[str, int]] = (("", 8080),),
     family: str = "IPv4",
 ) -> EndpointSlice:
-    """Of Service web."""
+    """Return an EndpointSlice of Service web."""
     endpoints = tuple(
         Endpoint((address,), CONDITIONS[state], node or None) for address, node, state in rows
     )
@@ -75,7 +75,8 @@ def make_slice(
 def plan_gateway(
     cluster: Cluster, config: Config, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """The plan of a gateway, made anew, its members confirmed by the cluster's verdicts."""
+    """Return the plan of a gateway, computed from scratch, with members confirmed by the cluster's
+    verdicts."""
     return {
         key: each if isinstance(each, Refused) else confirmed(each, cluster.verdict_of)
         for key, each in plan_gateway_unconfirmed(cluster, config, keys).items()
@@ -90,6 +91,6 @@ def plan_at_gateway(
     class_: ServiceClass,
     verdict_of: VerdictOf,
 ) -> LoadBalancer:
-    """What a gateway whose probes have shown this plans for one Service."""
+    """Return the plan of one Service at a gateway with these verdicts."""
     asked = Asked(service, Config(), nodes, addresses)
     return confirmed(plan_unconfirmed(asked, slices, class_, at_gateway=True), verdict_of)

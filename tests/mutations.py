@@ -1,13 +1,12 @@
-"""Change the product in small ways, and see whether the tests find each change.
+"""Change the product in small ways, and check whether the tests find each change.
 
-`python -m tests.mutations` copies the tree to a scratch folder. There it first runs the named tests
-without a change: they must pass. Then it makes one change after the other, builds the eBPF objects
-anew where the change is in bpf/, and runs the tests that should fail, the fastest first. A change
-that no test finds has survived: a test is missing. The exit code is 1 if any survived.
-
-Options: words that a change's file or text must contain; `--list` only lists the changes. A change
-whose old text does not stand in its file exactly once is refused before anything runs. The tests
-of MUTATIONS need no lab and no built program."""
+`python -m tests.mutations` copies the tree to a scratch directory. There it first runs the named
+tests without a change: they must pass. Then it makes each change in turn, rebuilds the eBPF objects
+if the change is in bpf/, and runs the tests that should fail, the fastest first. A change that no
+test finds has survived: a test is missing. The exit code is 1 if any survived. Options: words that
+a change's file or text must contain; `--list` only lists the changes. A change whose old text does
+not occur exactly once in its file is rejected before anything runs. The tests of MUTATIONS need no
+lab and no built program."""
 
 import argparse
 import os
@@ -24,7 +23,8 @@ from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S, GRACE_S = 120, 15
-"""Tests that take longer under a change have found it: it has made something endless."""
+"""A time limit. Tests that exceed it under a change have found the change, which caused an endless
+loop."""
 COPIED = ("bench", "bpf", "deploy", "docs", "examples", "src", "tests", "tools")
 FILES = ("CHANGELOG.md", "Makefile", "README.md", "hatch_build.py", "pyproject.toml", "setup.sh")
 
@@ -295,8 +295,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/drivers/nodeproxy/transactions.py",
-        '    return how is None, address not in claims, how or "", service',
-        '    return how is None, how or "", service',
+        "    return found._replace(basis=Basis.OWN) if address in wanted else found",
+        "    return found",
         (*_TRANSACTIONS, "tests/drivers/nodeproxy/test_contested.py"),
     ),
     Mutation(
@@ -350,7 +350,7 @@ def check(mutations: Sequence[Mutation], root: Path) -> None:
 
 @contextmanager
 def scratch(root: Path) -> Iterator[Path]:
-    """A copy of the tree with its built objects, which is deleted at the end."""
+    """Create a copy of the tree with its built objects, which is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="fairlead-mutations-") as name:
         copy = Path(name)
         ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
@@ -362,7 +362,7 @@ def scratch(root: Path) -> Iterator[Path]:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """The copy's modules come before those of the tree that is installed."""
+    """Return the environment in which the copy's modules precede those of the installed tree."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy))),
@@ -371,7 +371,8 @@ def environment(copy: Path) -> dict[str, str]:
 
 
 def passes(copy: Path, tests: Sequence[str]) -> bool:
-    """Whether the tests pass in the copy. Tests that do not end within TIMEOUT_S do not pass."""
+    """Return whether the tests pass in the copy. Tests that do not end within TIMEOUT_S do not
+    pass."""
     options = ("-q", "-x", "--check", "-p", "no:cacheprovider")
     command = [sys.executable, "-m", "pytest", *options, *tests]
     with subprocess.Popen(
@@ -385,7 +386,7 @@ def passes(copy: Path, tests: Sequence[str]) -> bool:
         try:
             return running.wait(TIMEOUT_S) == 0
         except subprocess.TimeoutExpired:
-            # First with the signal for which the tests remove their namespaces.
+            # The first signal is the one after which the tests remove their namespaces.
             os.killpg(running.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 running.wait(GRACE_S)
@@ -397,14 +398,14 @@ def passes(copy: Path, tests: Sequence[str]) -> bool:
 
 
 def builds(copy: Path) -> bool:
-    """Build the eBPF objects of the copy anew; whether that was possible."""
+    """Rebuild the eBPF objects of the copy. Return whether that succeeded."""
     command = [sys.executable, "hatch_build.py"]
     return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
 def made(mutation: Mutation, copy: Path) -> Iterator[bool]:
-    """The change, made in the copy, and taken back at the end. False: it does not build."""
+    """Make the change in the copy, and revert it at the end. Yield False if it does not build."""
     file = copy / mutation.file
     text = file.read_text()
     in_objects = mutation.file.startswith("bpf/")
@@ -418,7 +419,7 @@ def made(mutation: Mutation, copy: Path) -> Iterator[bool]:
 
 
 def tried(mutation: Mutation, copy: Path) -> Result:
-    """What becomes of the change."""
+    """Return the result of the change."""
     with made(mutation, copy) as whole:
         if not whole:
             return "does not build"
@@ -429,7 +430,7 @@ def tried(mutation: Mutation, copy: Path) -> Result:
 
 
 def run(mutations: Sequence[Mutation], root: Path) -> dict[Mutation, Result]:
-    """Try all of them. Raises Refusal if one cannot be made, or if a test fails without it."""
+    """Test all changes. Raise Refusal if a change cannot be made, or if a test fails without it."""
     check(mutations, root)
     with scratch(root) as copy:
         print("the tests without a change:", end=" ", flush=True)

@@ -46,7 +46,7 @@ WITHOUT = ("tests/e2e/test_oracle.py",)
 """Files of LABS whose tests need no lab."""
 LONG: tuple[str, ...] = ()
 """Tests that need no more than `make base`, and take long."""
-REFUSED = ("tests/cli/test_cli.py::test_without_root_it_says_what_needs_it_and_what_works",)
+REFUSED = ("tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",)
 """Tests that run `fairlead lab up` where it is refused at once."""
 SERVERS = (server.SERVER_LABEL, kubeapiserver.LABEL, kubeapiserver.ETCD_LABEL)
 """Labels of processes without which there is no lab."""

@@ -20,7 +20,7 @@ def start(
     **popen: Any,
 ) -> "subprocess.Popen[str]":
     """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means
-    in the run's own process. `again` takes the place of AGAIN in our conftest. `options` are those
+    in the run's own process. `again` takes the place of AGAIN in the conftest. `options` are those
     of pytest, `popen` those of Popen."""
     ours = (
         (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")

@@ -1,10 +1,10 @@
-"""SCTP without the kernel's help, which has no sockets of it here: the first two packets of an
-association, on raw sockets.
+"""SCTP without kernel support, because the test machine's kernel has no SCTP sockets: the first two
+packets of an association, on raw sockets.
 
 In: sockets of kind SOCK_RAW and protocol 132. Out: `Answering`, which answers every INIT with an
-INIT ACK, the cookie of which says who answered and whom it saw; `ask`, which sends an INIT and
-reads who answered. Follows RFC 9260, 3.3.2 and 3.3.3, and appendix A for the checksum. Conntrack
-and NAT see what they would see of any association; it is never completed."""
+INIT ACK whose cookie names the answering pod and the source that it saw; `ask`, which sends an INIT
+and reads the answer. Follows RFC 9260, 3.3.2 and 3.3.3, and appendix A for the checksum. Conntrack
+and NAT see the first packets of any association; the association is never completed."""
 
 import errno
 import json
@@ -24,15 +24,15 @@ _WINDOW = 65_535
 
 
 class Told(NamedTuple):
-    """What an INIT ACK says: which pod sent it, and from which address the INIT had come."""
+    """The content of an INIT ACK: the pod that sent it, and the source address of the INIT."""
 
     pod: str
     peer: str
 
 
 class Answering:
-    """Answers at these sockets, by name, as whoever listens there would. A context manager; a
-    thread does it."""
+    """Answers at these sockets, by name, as an SCTP server would. A context manager with a
+    thread."""
 
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
         self._sockets = sockets
@@ -44,7 +44,8 @@ class Answering:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.write(self._ended, b".")  # who was forked off meanwhile may have it open, too
+        # a child process that was forked meanwhile may have it open, too
+        os.write(self._ended, b".")
         self._thread.join()
         os.close(self._ended)
         os.close(self._end)
@@ -63,17 +64,18 @@ class Answering:
                         return
                     with suppress(
                         OSError
-                    ):  # what one caller cannot be told is no reason to leave the others without
+                        # an answer that cannot be sent must not keep other clients from theirs
+                    ):
                         _answer(key.fileobj, str(key.data))
 
 
 def ask(
     sock: socket.socket, address: str, port: int, *, source_port: int, timeout_s: float
 ) -> Told | None:
-    """Send one INIT from this raw socket and wait for its INIT ACK; None: silence. Raises
-    ConnectionRefusedError for an ICMP error that says nobody listens, PermissionError for what this
-    host's own rules keep from leaving. An error is told to all raw sockets of a host that are
-    connected to the address, whichever port it is about."""
+    """Send one INIT from this raw socket and return its INIT ACK; None without an answer. Raise
+    ConnectionRefusedError for an ICMP error that means that no server listens, PermissionError for
+    a packet that the host's own rules reject. The kernel reports an error to all raw sockets of a
+    host that are connected to the address, whatever the port."""
     with nobody_listens():
         start(sock, address, port, source_port=source_port)
         return _awaited(sock, source_port, timeout_s)
@@ -81,7 +83,8 @@ def ask(
 
 @contextmanager
 def nobody_listens() -> Iterator[None]:
-    """Take word that a host speaks no SCTP for what it is to a caller."""
+    """Convert the error that a host does not support SCTP into ConnectionRefusedError, as a client
+    sees it."""
     try:
         yield
     except OSError as error:
@@ -101,15 +104,15 @@ def _awaited(sock: socket.socket, source_port: int, timeout_s: float) -> Told | 
 
 
 def start(sock: socket.socket, address: str, port: int, *, source_port: int) -> None:
-    """Connect, so that errors are told to this socket, and send one INIT."""
+    """Connect, so that this socket receives errors, and send one INIT."""
     sock.connect((address, 0))
     tag = int.from_bytes(os.urandom(4), "big") | 1
     sock.send(packet(source_port, port, 0, chunk(_INIT, tag)))
 
 
 def read(received: bytes, family: int, source_port: int) -> Told | None:
-    """What an INIT ACK to this port says; None: it is something else. A raw socket gets what is for
-    all ports."""
+    """Return the content of an INIT ACK to this port; None for another packet. A raw socket
+    receives the packets of all ports."""
     found = _parsed(received, family)
     if found is None or found[1] != source_port or found[2] != _INIT_ACK:
         return None
@@ -121,13 +124,13 @@ def read(received: bytes, family: int, source_port: int) -> Told | None:
 
 
 def packet(source_port: int, port: int, tag: int, content: bytes) -> bytes:
-    """With the common header and its checksum."""
+    """Return the packet with the common header and its checksum."""
     head = struct.pack("!HHI", source_port, port, tag)
     return head + struct.pack("<I", crc32c(head + bytes(4) + content)) + content
 
 
 def chunk(kind: int, tag: int, cookie: bytes = b"") -> bytes:
-    """An INIT, or an INIT ACK with this cookie."""
+    """Return an INIT, or an INIT ACK with this cookie."""
     content = struct.pack("!IIHHI", tag, _WINDOW, 1, 1, tag)
     if cookie:
         content += struct.pack("!HH", _COOKIE, 4 + len(cookie)) + cookie
@@ -154,8 +157,8 @@ _TABLE = _table()
 
 
 def _parsed(received: bytes, family: int) -> tuple[int, int, int, bytes] | None:
-    """Source and destination port, kind of the first chunk and what is in it; None: it is too
-    short."""
+    """Return source and destination port, type and content of the first chunk; None if the packet
+    is too short."""
     sent = received[4 * (received[0] & 15) :] if family == socket.AF_INET and received else received
     if len(sent) < 32:
         return None

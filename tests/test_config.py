@@ -143,7 +143,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("- 1", "Expected `object`"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_name_the_path_of_the_option(tmp_path: Path, text: str, words: str) -> None:
     (path := tmp_path / "fairlead.yaml").write_text(text)
     with pytest.raises(Refused) as caught:
         load(path, CLASSES)
@@ -151,6 +151,6 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="No such file"):
         load(tmp_path / "none.yaml", CLASSES)

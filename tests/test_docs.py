@@ -56,7 +56,7 @@ def test_the_reasons_are_found() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_have_targets(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
 
@@ -72,7 +72,7 @@ def test_every_field_of_the_configuration_has_its_row() -> None:
     )
 
 
-def test_what_was_in_cloud_conf_has_its_place() -> None:
+def test_every_option_of_cloud_conf_is_documented() -> None:
     table = (
         (ROOT / "docs" / "octavia.md")
         .read_text()

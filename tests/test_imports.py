@@ -84,7 +84,7 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_in_one_direction() -> None:
     wrong = []
     for path in ROOT.rglob("*.py"):
         if (part := part_of(path)) in {"__init__", "__main__"}:
@@ -136,7 +136,7 @@ def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
     assert not ways, [" > ".join(way) for way in ways.values()]
 
 
-def test_what_the_wheel_carries_imports_nothing_that_it_does_not() -> None:
+def test_the_wheel_imports_only_modules_that_it_contains() -> None:
     settings = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
     left_out = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
     absent = {

@@ -26,7 +26,7 @@ def test_it(lab):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_every_process_ends_in_good_order(tmp_path: Path, signum: signal.Signals) -> None:
+def test_every_process_cleans_up(tmp_path: Path, signum: signal.Signals) -> None:
     modules = [tmp_path / "tests/lab" / f"test_{name}.py" for name in ("one", "two")]
     running = nested.start(
         tmp_path, {f"lab/{module.name}": TESTS for module in modules}, processes=len(modules)

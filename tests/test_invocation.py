@@ -21,5 +21,5 @@ PROGRAM = Path(sys.executable).with_name("fairlead")
         ("/usr/bin/pytest", "fairlead lab down"),
     ],
 )
-def test_a_hint_is_what_can_be_typed(typed: str, command: str) -> None:
+def test_a_command_in_a_message_can_be_copied(typed: str, command: str) -> None:
     assert called("lab down", argv=[typed]) == command

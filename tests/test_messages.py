@@ -43,10 +43,10 @@ def told(
     print(f"{(text, number)}")
 """
 SEEN = ["Sequence", "None", "Pair", "bytes", "OSError", "tuple"]
-"""The errors about the last lines of the sample, in their order."""
+"""Return the errors about the last lines of the sample, in order."""
 
 
-def test_mypy_finds_texts_that_show_python(tmp_path: Path) -> None:
+def test_mypy_finds_python_representations_in_texts(tmp_path: Path) -> None:
     package = tmp_path / "src" / "fairlead"
     package.mkdir(parents=True)
     (package / "sample.py").write_text(SAMPLE)

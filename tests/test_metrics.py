@@ -56,7 +56,7 @@ def test_every_metric_has_its_row_and_every_row_its_metric() -> None:
     assert set(rows) == set(declared())
 
 
-def test_alerts_are_about_metrics_that_there_are() -> None:
+def test_alerts_use_existing_metrics() -> None:
     table = TEXT.partition("## Alerts")[2].partition("\n## ")[0]
     named = set(re.findall(r"\bfairlead_\w+", table))
     assert named

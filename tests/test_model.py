@@ -17,7 +17,7 @@ from fairlead.model import Finding, about
         ),
     ],
 )
-def test_the_text_has_what_is_known_and_what_to_do(finding: Finding, text: str) -> None:
+def test_the_text_has_evidence_and_remedy(finding: Finding, text: str) -> None:
     assert str(finding) == text
 
 

@@ -44,7 +44,7 @@ def _named_by(call: ast.Call) -> Iterator[str]:
     yield from (ast.unparse(each) for each in given if isinstance(each, ast.Constant))
 
 
-def test_no_name_is_a_users() -> None:
+def test_no_name_can_be_of_a_user() -> None:
     found = [f"{path}: {name}" for path, tree in sources() for name in wrong_in(tree)]
     assert not found
 
@@ -57,5 +57,5 @@ def test_no_name_is_a_users() -> None:
         'name = f"fl-ovn{pid}-outside"',
     ],
 )
-def test_a_name_that_is_a_users_is_found(text: str) -> None:
+def test_a_name_that_can_be_of_a_user_is_found(text: str) -> None:
     assert len(list(wrong_in(ast.parse(text)))) == 1

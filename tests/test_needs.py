@@ -49,7 +49,7 @@ def run(folder: Path, tests: dict[str, str], *options: str, processes: int = 0) 
     return printed
 
 
-def test_a_test_that_needs_more_than_it_says_fails(tmp_path: Path) -> None:
+def test_a_test_with_undeclared_needs_fails(tmp_path: Path) -> None:
     wrong = {"helm": STARTS_HELM, "lab": STARTS_A_LAB, "hidden": HIDES_IT}
     tests = {f"plan/test_{name}.py": text for name, text in wrong.items()}
     printed = run(tmp_path, {**tests, "plan/test_right.py": NEEDS_NOTHING})
@@ -63,20 +63,20 @@ def test_a_test_of_labs_may_start_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_check_leaves_it_out_and_says_so(tmp_path: Path, processes: int) -> None:
+def test_check_excludes_the_test_and_reports_it(tmp_path: Path, processes: int) -> None:
     tests = {"e2e/test_lab.py": STARTS_A_LAB, "plan/test_right.py": NEEDS_NOTHING}
     printed = run(tmp_path, tests, "--check", processes=processes)
     assert "1 passed" in printed
     assert "--check left out 1 tests; make test runs them:\n  1 need a lab" in printed
 
 
-def test_a_fixture_tells_the_need_however_far_away_it_is_used() -> None:
+def test_a_fixture_passes_its_need_to_every_user() -> None:
     used = ("tmp_path", "real_apiserver", "real_programs")
     assert needs.need("tests/kube/test_x.py::test_y", used) == "kube-apiserver"
     assert needs.need("tests/kube/test_x.py::test_y", ("tmp_path",)) is None
 
 
-def test_every_file_and_fixture_that_is_named_is_there() -> None:
+def test_every_named_file_and_fixture_exists() -> None:
     for name in (*needs.LABS, *needs.WITHOUT, *needs.LONG):
         assert (nested.ROOT / name.partition("::")[0]).exists(), name
     texts = [

@@ -162,7 +162,7 @@ class Bench:
             large=lambda key: key == self.large and key in self.state.services,
         )
         task = asyncio.ensure_future(loop.run())
-        self.state.synced("services")
+        self.state.mark_synced("services")
         async with asyncio.timeout(5):
             await loop.settled.wait()
         try:
@@ -177,7 +177,7 @@ class Bench:
             while store.held != expected:
                 await asyncio.sleep(0.005)
 
-    async def told(self, name: str, state: str) -> Outcome:
+    async def outcome(self, name: str, state: str) -> Outcome:
         """Wait until the Service has had an outcome with this state, and return the first one."""
         async with asyncio.timeout(10):
             while not (found := [e for e in self.history.get(name, ()) if e.state == state]):
@@ -197,9 +197,7 @@ async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_m
         assert bench.planned == 10_001
 
 
-async def test_many_changes_are_planned_in_slices_with_turns_for_others_between_and_brought_as_one() -> (
-    None
-):
+async def test_many_changes_are_planned_in_slices_and_applied_as_one() -> None:
     bench = Bench(store := Store(), plan_slice=10)
     bench.put(**{f"s{i}": "a" for i in range(1000)})
     async with bench.running():
@@ -229,7 +227,7 @@ class Gated(Store):
         return await super().apply(changes)
 
 
-async def test_others_do_not_wait_for_a_large_service_whether_it_comes_changes_or_goes() -> None:
+async def test_others_do_not_wait_for_a_large_service() -> None:
     bench = Bench(store := Gated(), plan_slice=10, large="huge")
     store.gate.set()
     bench.put(huge="a", web="0")
@@ -248,7 +246,7 @@ async def test_others_do_not_wait_for_a_large_service_whether_it_comes_changes_o
             await bench.until(store, web=str(turn), **({"huge": huge} if huge else {}))
 
 
-async def test_one_change_after_quiet_waits_a_turn_for_who_may_mark_it_too() -> None:
+async def test_a_change_after_an_idle_time_lets_other_tasks_mark_it_too() -> None:
     bench = Bench(Store(), plan_slice=10)
     bench.put(web="a")
     async with bench.running():
@@ -260,7 +258,7 @@ async def test_one_change_after_quiet_waits_a_turn_for_who_may_mark_it_too() -> 
         assert bench.plans == [1]
 
 
-async def test_a_loop_with_patience_leaves_what_comes_after_quiet_to_others_first() -> None:
+async def test_a_loop_with_patience_lets_other_loops_run_first_after_an_idle_time() -> None:
     state = State(("services",))
     with state.subscribers.subscription() as prompt, state.subscribers.subscription() as patient:
         first, second = ServiceKey("default", "a"), ServiceKey("default", "b")
@@ -272,7 +270,7 @@ async def test_a_loop_with_patience_leaves_what_comes_after_quiet_to_others_firs
         assert await later == {first, second}
 
 
-async def test_a_later_audit_in_slices_finds_and_reports_what_a_whole_one_would() -> None:
+async def test_an_audit_in_slices_equals_a_whole_audit() -> None:
     bench = Bench(store := Store(), plan_slice=3)
     bench.put(**{f"s{number}": "x" for number in range(10)})
     async with bench.running(audit_interval_s=0.02):
@@ -323,21 +321,21 @@ async def test_an_audit_does_not_repeat_a_refusal_that_has_ended_since_it_planne
 
     async def mend() -> None:
         bench.put(web="a")
-        await bench.told("web", "done")
+        await bench.outcome("web", "done")
         store.meanwhile = read_again
 
     async def read_again() -> None:
         later_audit.set()
 
     async with bench.running(audit_interval_s=0.02), asyncio.timeout(10):
-        await bench.told("web", "refused")
+        await bench.outcome("web", "refused")
         store.meanwhile = mend
         await later_audit.wait()
     states = [each.state for each in bench.history["web"]]
     assert "refused" not in states[states.index("done") :]
 
 
-async def test_what_only_the_store_knows_is_removed_at_start() -> None:
+async def test_unknown_services_of_the_store_are_removed_at_start() -> None:
     bench = Bench(store := Store())
     store.held[ServiceKey("default", "gone")] = "a"
     bench.put(kept="a")
@@ -355,7 +353,7 @@ class Hourglass(Store):
         return dict.fromkeys(new, Outcome("done", again_s=0.2))
 
 
-async def test_a_service_that_is_done_is_looked_at_again_when_its_driver_says_so() -> None:
+async def test_a_driver_can_requeue_a_service_that_is_done() -> None:
     bench = Bench(first := Hourglass(), second := Store())
     async with bench.running():
         bench.put(web="over")
@@ -370,7 +368,7 @@ async def test_a_service_that_is_done_is_looked_at_again_when_its_driver_says_so
         assert len(first.calls) == calls, "it is asked once"
 
 
-async def test_a_slow_cloud_gets_one_service_a_call_a_few_at_once_never_one_twice() -> None:
+async def test_a_slow_cloud_gets_single_services_in_parallel_and_none_twice() -> None:
     bench = Bench(store := Store(takes_s=0.02), parallel=4)
     async with bench.running():
         for text in "abc":
@@ -393,7 +391,7 @@ async def test_one_bad_service_fails_alone_and_costs_few_calls() -> None:
         await bench.until(store, **({f"s{i}": "a" for i in range(100)} | {"s50": "good"}))
 
 
-async def test_what_is_unavailable_is_tried_again() -> None:
+async def test_an_unavailable_service_is_retried() -> None:
     bench = Bench(store := Store())
     store.away = 2
     bench.put(web="a")
@@ -402,7 +400,7 @@ async def test_what_is_unavailable_is_tried_again() -> None:
     assert len(store.calls) == 3
 
 
-async def test_a_mistake_in_an_object_leaves_what_is_served() -> None:
+async def test_a_refused_service_keeps_what_it_has() -> None:
     bench = Bench(store := Store())
     bench.put(web="a", other="a")
     async with bench.running():
@@ -413,7 +411,7 @@ async def test_a_mistake_in_an_object_leaves_what_is_served() -> None:
         )
 
 
-async def test_what_fails_in_one_driver_is_not_shown_to_the_next() -> None:
+async def test_a_service_that_fails_in_one_driver_is_withheld_from_the_next() -> None:
     rules, announcement = Store(), Store()
     bench = Bench(rules, announcement)
     async with bench.running():
@@ -435,7 +433,7 @@ class Rationed(Store):
         }
 
 
-async def test_what_is_served_in_part_is_shown_to_the_next() -> None:
+async def test_a_service_that_is_served_in_part_is_passed_to_the_next_driver() -> None:
     rules, announcement = Rationed(), Store()
     bench = Bench(rules, announcement)
     async with bench.running():
@@ -467,8 +465,8 @@ async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the
     async with bench.running():
         # No change of `third` was applied.
         await bench.until(announcement, web="a", other="a")
-        assert (await bench.told("web", "unavailable")).message == "no way to node1"
-        assert (await bench.told("third", "unavailable")).message == "too far"
+        assert (await bench.outcome("web", "unavailable")).message == "no way to node1"
+        assert (await bench.outcome("third", "unavailable")).message == "too far"
 
 
 class Reluctant(Store):
@@ -484,7 +482,7 @@ class Reluctant(Store):
         return await super().apply(changes)
 
 
-async def test_what_goes_in_part_keeps_what_it_rests_on() -> None:
+async def test_a_partial_removal_keeps_the_service_in_the_drivers_before() -> None:
     diary: list[str] = []
     first, last = Store(diary=diary, title="claim"), Reluctant(diary=diary, title="cloud")
     bench = Bench(first, last)
@@ -508,12 +506,12 @@ class Waiting(Store):
         }
 
 
-async def test_what_is_not_served_yet_is_not_published() -> None:
+async def test_a_service_that_is_not_served_yet_is_not_published() -> None:
     claim, cloud, publication = Store(), Waiting(), Store()
     bench = Bench(claim, cloud, publication)
     async with bench.running():
         bench.put(web="a")
-        await bench.told("web", "waiting")
+        await bench.outcome("web", "waiting")
         assert publication.held == {}
 
 
@@ -525,14 +523,16 @@ class Refusing(Store):
         return {change.service: Outcome("refused", "no room", in_part=True) for change in changes}
 
 
-async def test_what_two_drivers_say_is_told_together_and_tried_again_if_one_asks_for_it() -> None:
+async def test_outcomes_of_two_drivers_are_reported_together_and_retried_if_one_requests_it() -> (
+    None
+):
     rules, announcement = Refusing(), Store()
     bench = Bench(rules, announcement)
     announcement.away = 1
     async with bench.running():
         bench.put(web="a")
-        told = await bench.told("web", "unavailable")
-        assert (told.message, told.in_part) == ("no room; the store is away", False)
+        outcome = await bench.outcome("web", "unavailable")
+        assert (outcome.message, outcome.in_part) == ("no room; the store is away", False)
         await bench.until(announcement, web="a")
 
 
@@ -555,7 +555,7 @@ async def test_a_driver_of_one_transaction_stands_between_drivers_of_single_writ
         assert max(len(call) for call in network.calls[1:]) <= 2
 
 
-async def test_a_driver_takes_no_more_services_at_once_than_it_says() -> None:
+async def test_a_driver_gets_no_more_services_at_once_than_its_batch() -> None:
     bench = Bench(store := Store(), parallel=1)
     store.batch = 3
     bench.put(**{f"s{i}": "a" for i in range(10)})
@@ -563,7 +563,7 @@ async def test_a_driver_takes_no_more_services_at_once_than_it_says() -> None:
         assert [len(call) for call in store.calls] == [3, 3, 3, 1]
 
 
-async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> None:
+async def test_an_incomplete_read_is_repeated_soon() -> None:
     class Behind(Store):
         reads = 0
 
@@ -581,7 +581,7 @@ async def test_a_driver_that_could_not_read_everything_is_asked_again_soon() -> 
             await asyncio.sleep(0.005)
 
 
-async def test_what_others_change_is_put_right_by_the_audit() -> None:
+async def test_the_audit_repairs_changes_by_others() -> None:
     bench = Bench(store := Store())
     bench.put(web="a")
     async with bench.running(audit_interval_s=0.02):
@@ -591,7 +591,7 @@ async def test_what_others_change_is_put_right_by_the_audit() -> None:
         assert bench.loop.drift >= 2
 
 
-async def test_what_is_on_its_way_is_not_what_others_changed() -> None:
+async def test_changes_in_progress_do_not_count_as_drift() -> None:
     """Audits run one after the other, beside changes that take longer than any of them."""
     bench = Bench(store := Store())
     bench.put(web="a", other="a")
@@ -611,7 +611,7 @@ async def test_deleted_services_go() -> None:
         await bench.until(store)
 
 
-async def test_what_goes_is_taken_away_in_the_opposite_order() -> None:
+async def test_removals_run_in_the_opposite_order() -> None:
     diary: list[str] = []
     bench = Bench(
         Store(diary=diary, title="rules"), last := Store(diary=diary, title="announcement")
@@ -624,7 +624,7 @@ async def test_what_goes_is_taken_away_in_the_opposite_order() -> None:
     assert diary == ["rules web a", "announcement web a", "announcement web None", "rules web None"]
 
 
-async def test_what_could_not_be_taken_away_keeps_what_it_rests_on() -> None:
+async def test_a_failed_removal_keeps_the_service_in_the_drivers_before() -> None:
     diary: list[str] = []
     bench = Bench(
         first := Store(diary=diary, title="claim"), last := Store(diary=diary, title="cloud")
@@ -647,7 +647,7 @@ async def test_a_start_in_parallel_is_parallel() -> None:
     assert store.most_at_once == 4
 
 
-async def test_services_that_the_plan_finds_touched_get_a_pass_of_their_own() -> None:
+async def test_services_that_the_plan_affects_get_their_own_pass() -> None:
     bench = Bench(store := Store(takes_s=0.01), parallel=4)
     bench.put(web="a", other="a")
     async with bench.running():
@@ -662,7 +662,7 @@ async def test_services_that_the_plan_finds_touched_get_a_pass_of_their_own() ->
     )
 
 
-async def test_an_audit_that_fails_is_no_end() -> None:
+async def test_a_failed_audit_does_not_end_the_loop() -> None:
     bench = Bench(store := Store())
     store.unreadable = 2
     bench.put(web="a")
@@ -674,7 +674,7 @@ async def test_an_audit_that_fails_is_no_end() -> None:
     assert bench.loop.drift == 1
 
 
-async def test_a_conflict_is_read_again_and_not_told() -> None:
+async def test_a_conflict_is_read_again_and_not_reported() -> None:
     bench = Bench(store := Store())
     store.changed = 1
     bench.put(web="a")
@@ -683,7 +683,7 @@ async def test_a_conflict_is_read_again_and_not_told() -> None:
     assert bench.outcomes[ServiceKey("default", "web")].state == "done"
 
 
-async def test_some_that_are_unavailable_do_not_hold_up_the_others() -> None:
+async def test_unavailable_services_do_not_delay_the_others() -> None:
     bench = Bench(store := Store())
     async with bench.running():
         bench.put(**({f"s{i:03}": "a" for i in range(1000)} | {"s123": "far", "s777": "far"}))

@@ -171,7 +171,7 @@ def test_an_answer_without_the_later_fields_is_read(role: str) -> None:
     assert (state.current, state.host, state.services, state.watches) == (True, (), {}, {})
 
 
-def test_fields_that_are_not_known_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     body = msgspec.json.decode(msgspec.json.encode(GATEWAY)) | {"later": 1}
     assert decode(msgspec.json.encode(body), "GET /state") == GATEWAY
 
@@ -189,7 +189,7 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
         ({"ready": "yes"}, "Expected `bool`, got `str` - at `$.ready`"),
     ],
 )
-def test_an_answer_that_would_be_misread_is_refused_by_name(
+def test_an_answer_that_could_be_misread_is_refused_by_name(
     changes: dict[str, object], words: str
 ) -> None:
     body = msgspec.json.decode(msgspec.json.encode(GATEWAY)) | changes
@@ -211,7 +211,7 @@ def test_an_answer_of_another_program_is_refused(body: bytes) -> None:
         decode(body, "GET /state")
 
 
-def test_every_part_has_its_place() -> None:
+def test_every_part_has_its_field() -> None:
     assert set(PART_FIELDS) == set(get_args(Part))
     places = {name for type_ in STATES.values() for name in type_.__struct_fields__}
     assert set(PART_FIELDS.values()) <= places

@@ -45,7 +45,7 @@ def run(
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_what_passes_only_then_is_named_with_the_first_failure(
+def test_a_test_that_passes_at_the_second_attempt_is_reported_with_its_first_failure(
     tmp_path: Path, processes: int
 ) -> None:
     code, printed = run(tmp_path, TESTS, processes=processes, test_rarely="the router forgets")
@@ -56,7 +56,7 @@ def test_what_passes_only_then_is_named_with_the_first_failure(
     assert f"  tests/lab/test_it.py::test_rarely: {known}" in printed
 
 
-def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
+def test_a_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
     causes = {"test_rarely": "the router forgets", "test_never": "none: it is a defect"}
     code, printed = run(tmp_path, TESTS + DEFECT, processes=2, **causes)
     assert code == 1

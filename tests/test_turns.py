@@ -8,7 +8,7 @@ import pytest
 from fairlead.turns import in_background, in_turns, parts
 
 
-def test_parts_are_all_there_is_in_its_order() -> None:
+def test_parts_are_complete_and_in_order() -> None:
     assert list(parts((1, 2, 3, 4, 5), 2)) == [(1, 2), (3, 4), (5,)]
     assert list(parts((), 2)) == []
 

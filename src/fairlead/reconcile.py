@@ -2,8 +2,8 @@
 
 In: a State that marks Services as dirty, a pure plan, a chain of drivers. Out: reports of the
 outcome of each Service. A Service with an intent passes the chain in its order (for example rules
-before the health port that announces them). A Service without an intent passes it in reverse order,
-and each driver gets it only when the driver before has removed everything of it.
+before the health port that announces them). A Service without an intent passes it in reverse order:
+a driver removes it only after the next driver of the chain has removed everything of it.
 
 The loop is level-triggered: a key says only where to look, and every step may run twice. Failures
 of different Services are kept apart: a batch that a driver refuses is split in halves until the
@@ -83,7 +83,7 @@ class Source(Protocol[KeyT]):
     known, and which of them are dirty."""
 
     @property
-    def whole(self) -> asyncio.Event: ...
+    def has_synced(self) -> asyncio.Event: ...
 
     @property
     def services(self) -> Collection[KeyT]: ...
@@ -149,7 +149,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         """
 
     async def run(self) -> None:
-        await self._state.whole.wait()
+        await self._state.has_synced.wait()
         try:
             with self._state.subscribers.subscription() as dirty:
                 async with asyncio.TaskGroup() as group:

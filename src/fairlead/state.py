@@ -3,7 +3,7 @@
 Reflectors and probes store what they observe. Each loop has its own `DirtyKeys`, from which it
 takes the Services to look at again. A key says only *where* to look and not *what* happened: only
 the present state counts. Invariants: after any change that the plan of a Service can depend on, the
-Service is dirty for every subscriber. `whole` is set only after every source has delivered a
+Service is dirty for every subscriber. `has_synced` is set only after every source has delivered a
 complete list, and nothing may be planned before, because a plan from a part of the cluster would
 take traffic away. `State` implements the `Cluster` of `plan.cluster`."""
 
@@ -111,7 +111,7 @@ class ObjectsOnly(NamedTuple):
     """The source of a loop that does not depend on the results of probes: the loop that manages the
     probes."""
 
-    whole: asyncio.Event
+    has_synced: asyncio.Event
     services: Collection[ServiceKey]
     subscribers: Subscribers[ServiceKey]
 
@@ -149,27 +149,27 @@ class State:
         """
         self.subscribers = Subscribers[ServiceKey]()
         self._missing = set(sources)
-        self.whole = asyncio.Event()
-        self.objects_only = ObjectsOnly(self.whole, self.services, Subscribers[ServiceKey]())
+        self.has_synced = asyncio.Event()
+        self.objects_only = ObjectsOnly(self.has_synced, self.services, Subscribers[ServiceKey]())
 
-    def synced(self, source: str) -> None:
+    def mark_synced(self, source: str) -> None:
         """Record that `source` has delivered a complete list."""
         if source in self.absent:
             self.absent.discard(source)
             self._mark(self._balanced())
         self._missing.discard(source)
         if not self._missing:
-            self.whole.set()
+            self.has_synced.set()
 
     def mark_absent(self, source: str) -> None:
         """Record that the API server does not serve the resource type of `source`: it counts as
-        empty until `synced` is called."""
+        empty until `mark_synced` is called."""
         if source not in self.absent:
             self.absent.add(source)
             self._mark(self._balanced())
         self._missing.discard(source)
         if not self._missing:
-            self.whole.set()
+            self.has_synced.set()
 
     @property
     def granted(self) -> Collection[ServiceKey]:

@@ -27,17 +27,17 @@ def fairlead(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches(command: str) -> None:
+def test_help_explains_the_commands(command: str) -> None:
     done = fairlead(command, "--help")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) > 8
     assert "Traceback" not in done.stderr
 
 
-def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
+def test_help_of_a_node_mentions_tunnels_and_kube_proxy() -> None:
     words = " ".join(fairlead("node", "--help").stdout.split())
     assert "if kube-proxy runs, set node.serviceProxy to false" in words
-    assert "--cleanup Remove this node's rules and its end of the tunnel" in words
+    assert "--cleanup Remove the rules of this node and its end of the tunnel" in words
     assert "end of tunnels" in " ".join(fairlead("--help").stdout.split())
 
 
@@ -48,7 +48,7 @@ def test_help_of_a_node_tells_of_tunnels_and_of_kube_proxy() -> None:
         ("192.0.2.1", "write it as a CIDR"),
     ],
 )
-def test_a_gateway_refuses_what_chooses_no_interface(selector: str, words: str) -> None:
+def test_a_gateway_rejects_an_invalid_selector(selector: str, words: str) -> None:
     done = fairlead("gateway", "--interface", selector)
     assert done.returncode == 2
     assert "Invalid value for '--interface'" in done.stderr
@@ -94,7 +94,7 @@ octavia: {subnetId: 7f1a5ad1-5a62-4f3c-9a53-8f2f1f8d4f0e}
 """
 
 
-def test_plan_of_class_octavia_says_what_only_the_cloud_knows(tmp_path: Path) -> None:
+def test_plan_of_class_octavia_reports_what_only_the_cloud_knows(tmp_path: Path) -> None:
     config = tmp_path / "fairlead.yaml"
     config.write_text(OCTAVIA)
     manifests = EXAMPLE.read_text()
@@ -169,7 +169,7 @@ def test_plan_names_bad_input(text: str, words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_without_root_it_says_what_needs_it_and_what_works() -> None:
+def test_without_root_the_error_names_commands_that_work() -> None:
     # In a user namespace without a mapping the same files can be read, but the process is not root.
     unprivileged: list[str | Path] = ["unshare", "--user", PROGRAM]
     for command, words in (
@@ -187,13 +187,13 @@ def test_without_root_it_says_what_needs_it_and_what_works() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_status_without_a_role_says_what_to_look_for() -> None:
+def test_status_without_a_role_gives_a_remedy() -> None:
     done = fairlead("status", "--address", "127.0.0.1:1")
     assert done.returncode == 1
     assert "is a role running here" in done.stderr
 
 
-def test_the_example_of_pools_is_planned_as_docs_addresses_says() -> None:
+def test_the_example_of_pools_is_planned_as_documented() -> None:
     done = fairlead("plan", "-f", str(ROOT / "examples" / "pools"), "-o", "json")
     planned = {
         each["service"]: each["load_balancer"]["addresses"] for each in json.loads(done.stdout)

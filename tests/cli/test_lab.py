@@ -64,10 +64,10 @@ def name() -> Iterator[str]:
 
 def test_a_lab_from_up_to_down(name: str) -> None:
     option = ("--name", name)
-    said = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
+    output = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
     kubeconfig = lab("kubeconfig", *option).strip()
-    assert f"KUBECONFIG={kubeconfig}" in said
-    assert f"  {CALLED} lab down --name {name}\n" in said
+    assert f"KUBECONFIG={kubeconfig}" in output
+    assert f"  {CALLED} lab down --name {name}\n" in output
     assert "already" in lab("up", *option, "--no-roles", status=1)
     assert (
         lab("apply", *option, "-f", "-", text=MANIFESTS)
@@ -111,9 +111,7 @@ def test_a_lab_from_up_to_down(name: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("step", ["node2", "API server", "control plane"])
-def test_up_that_is_cut_short_can_be_forgotten(
-    name: str, number: signal.Signals, step: str
-) -> None:
+def test_an_interrupted_up_leaves_nothing(name: str, number: signal.Signals, step: str) -> None:
     command = [FAIRLEAD, "lab", "up", "--name", name, "--nodes", "3", "--no-roles"]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -130,7 +128,7 @@ def test_up_that_is_cut_short_can_be_forgotten(
     assert traces(name) == []
 
 
-def test_without_root_that_is_what_is_said_first(name: str) -> None:
+def test_without_root_that_is_reported_first(name: str) -> None:
     """The need of root is reported first, also if a lab of this name exists: without root, it
     cannot be taken down."""
     namespace.create(f"fl-{name}-control")
@@ -158,7 +156,7 @@ def test_far_nodes_need_a_tunnel(name: str) -> None:
     assert traces(name) == []
 
 
-def test_what_is_not_there_is_said_so(name: str) -> None:
+def test_a_missing_lab_or_host_is_reported(name: str) -> None:
     assert f"there is no lab {name}" in lab("status", "--name", name, status=1)
     assert "not a valid lab name" in lab("up", "--name", "No-Such", status=1)
     assert "cannot have 201 nodes" in lab("up", "--nodes", "201", "--name", name, status=1)

@@ -61,7 +61,7 @@ async def client(real_apiserver: KubeApiServer) -> AsyncIterator[Client]:
             await client.request("DELETE", f"{CONFIG_MAPS}/fairlead")
 
 
-async def test_pools_of_the_configuration_in_the_cluster_are_seen(
+async def test_pools_of_the_configuration_in_the_cluster_are_read(
     client: Client, tmp_path: Path
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
@@ -93,7 +93,7 @@ async def test_pools_of_the_configuration_in_the_cluster_are_seen(
         ({"autoAssign": "perhaps"}, "Expected `bool`, got `str` - at `$.spec.autoAssign`"),
     ],
 )
-async def test_a_pool_that_is_not_understood_is_named_and_the_others_go_on(
+async def test_an_unsupported_pool_is_reported_and_the_others_are_printed(
     spec: dict[str, object], words: str
 ) -> None:
     odd = POOL | {"metadata": {"name": "odd"}, "spec": {"addresses": ["203.0.113.0/28"], **spec}}

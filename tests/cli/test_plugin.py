@@ -37,13 +37,13 @@ async def kubectl(*arguments: str, kubeconfig: Path | None = None, fails: bool =
     return (errors if fails else output).decode()
 
 
-async def test_it_shows_itself_by_the_name_that_users_type() -> None:
+async def test_the_usage_shows_the_name_of_the_plugin() -> None:
     assert (await kubectl("--help")).startswith("Usage: kubectl fairlead [OPTIONS]")
     assert "Usage: kubectl fairlead plan" in await kubectl("plan", "--help")
     assert "kubectl fairlead plan --help" in await kubectl("plan", "--nonsense", fails=True)
 
 
-async def test_without_a_cluster_it_says_where_it_looked() -> None:
+async def test_without_a_cluster_the_error_names_the_sources() -> None:
     assert "no API server is configured" in await kubectl("plan", fails=True)
 
 
@@ -105,9 +105,9 @@ async def test_plan_reads_the_configuration_where_the_chart_puts_it(
             )
         if '"name":"fairlead"' in (await client.request("GET", f"{namespace}/configmaps")).decode():
             await client.request("DELETE", f"{namespace}/configmaps/fairlead")
-        said = await kubectl("plan", kubeconfig=kubeconfig, fails=True)
-        assert "ConfigMap fairlead-system/fairlead" in said
-        assert "--config" in said
+        output = await kubectl("plan", kubeconfig=kubeconfig, fails=True)
+        assert "ConfigMap fairlead-system/fairlead" in output
+        assert "--config" in output
         body = {"metadata": {"name": "fairlead"}, "data": {"fairlead.yaml": CONFIGURATION}}
         await client.request("POST", f"{namespace}/configmaps", body=body)
         spec = {"type": "LoadBalancer", "ports": [{"port": 80}]}

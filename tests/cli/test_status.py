@@ -40,9 +40,9 @@ NODE2 = Member("node2", "192.0.2.22", 1)
 async def status(*options: str) -> str:
     words = ("netns", "exec", NAME, str(PROGRAM), "status", "--address", "127.0.0.1:9441", *options)
     process = await asyncio.create_subprocess_exec("ip", *words, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode == 0
-    return told.decode()
+    return output.decode()
 
 
 def happen(event: str, times: int) -> None:
@@ -55,7 +55,7 @@ def happen(event: str, times: int) -> None:
         )
 
 
-def test_a_gateway_shows_what_it_does(run: Run) -> None:  # noqa: F811
+def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         made = driver()
         await made.open()
@@ -141,7 +141,7 @@ class Shows(Component):
         return self._part
 
 
-def test_a_node_shows_its_tunnel_and_what_its_host_should_have(run: Run) -> None:  # noqa: F811
+def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # noqa: F811
     async def scenario() -> None:
         view = View("node", "node1")
         packets = {"taken": 5, "strangers": 0, "broken": 2}

@@ -48,7 +48,7 @@ async def status_of(body: bytes) -> tuple[int | None, str, str]:
         ),
     ],
 )
-async def test_what_answered_and_which_version_was_expected_is_said(
+async def test_the_error_names_the_answering_role_and_the_expected_version(
     body: bytes, words: str
 ) -> None:
     code, output, errors = await status_of(body)

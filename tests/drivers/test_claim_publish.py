@@ -232,11 +232,11 @@ async def test_a_claim_that_never_came_to_be_is_forgotten_with_its_service(
     await bench.create()
     with pytest.raises(Conflict):
         await bench.bring(old)
-    assert bench.claim.begun.keys() == {KEY}
+    assert bench.claim.unfinished.keys() == {KEY}
     if not made_anew:
         bench.state.update_services({NAME: None})
     await bench.claim.read(None)
-    assert not bench.claim.begun
+    assert not bench.claim.unfinished
 
 
 async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
@@ -250,7 +250,7 @@ async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
     await bench.claim.apply(claims)
     assert CLEANUP_FINALIZER in (await bench.see()).metadata.finalizers
     assert bench.said == [("Normal", "EnsuringLoadBalancer")]
-    assert not bench.claim.begun
+    assert not bench.claim.unfinished
 
 
 async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) -> None:

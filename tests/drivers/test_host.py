@@ -39,7 +39,7 @@ def test_only_values_that_do_harm_are_found_and_settings_that_are_not_there_do_n
 
 def test_without_consent_nothing_is_changed_and_the_remedy_is_named(tmp_path: Path) -> None:
     host = Host("node", adjust=False, directory=tmp_path)
-    (found,) = host.look([NEED, GONE])
+    (found,) = host.check([NEED, GONE])
     assert found == Finding(
         "HostSettingHarmful",
         f"{FILTER} is 1, should be 2: packets are dropped",
@@ -56,7 +56,7 @@ def test_with_consent_it_is_changed_shown_as_such_and_put_back_by_whoever_comes_
 ) -> None:
     host = Host("node", adjust=True, directory=tmp_path)
     for _ in range(2):
-        (found,) = host.look([NEED, GONE])
+        (found,) = host.check([NEED, GONE])
         assert (found.code, found.severity) == ("HostSettingAdjusted", "info")
         assert str(found) == f"{FILTER} was 1, set to 2: packets are dropped"
         assert sysctl.read(FILTER) == "2"
@@ -68,21 +68,21 @@ def test_with_consent_it_is_changed_shown_as_such_and_put_back_by_whoever_comes_
 def test_the_first_value_is_remembered_and_what_somebody_else_set_since_is_left_alone(
     tmp_path: Path,
 ) -> None:
-    Host("node", adjust=True, directory=tmp_path).look([NEED])
+    Host("node", adjust=True, directory=tmp_path).check([NEED])
     sysctl.write(FILTER, "0")
     anything = NEED._replace(harmful=lambda value: value != "2")
-    Host("node", adjust=True, directory=tmp_path).look([anything])
+    Host("node", adjust=True, directory=tmp_path).check([anything])
     assert sysctl.read(FILTER) == "2"
     Host("node", adjust=True, directory=tmp_path).restore()
     assert sysctl.read(FILTER) == "1"
-    Host("node", adjust=True, directory=tmp_path).look([NEED])
+    Host("node", adjust=True, directory=tmp_path).check([NEED])
     sysctl.write(FILTER, "0")
     assert Host("node", adjust=True, directory=tmp_path).restore() == ()
     assert sysctl.read(FILTER) == "0"
 
 
 def test_roles_remember_apart(tmp_path: Path) -> None:
-    Host("node", adjust=True, directory=tmp_path).look([NEED])
+    Host("node", adjust=True, directory=tmp_path).check([NEED])
     assert Host("gateway", adjust=True, directory=tmp_path).restore() == ()
     assert Host("node", adjust=True, directory=tmp_path).restore() == (FILTER,)
 

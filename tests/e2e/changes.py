@@ -1,10 +1,10 @@
 """Random changes to a cluster, as people and rollouts make them.
 
-In: a random source and what is wanted now. Out: one `Change` after the other: objects to apply,
-patch and delete. Pure. Invariant: equal seeds give equal changes, whatever the cluster does
-meanwhile; every change is one that an API server takes. Two apps, a few pods of each and a few
-Services over them; pods come in two makes that call other port numbers by the same names, so a
-named port means different numbers behind one Service."""
+In: a random source and the desired state. Out: a sequence of `Change`s: objects to apply, patch and
+delete. Pure. Invariant: equal seeds give equal changes, whatever the cluster does meanwhile; an API
+server accepts every change. There are two apps, with a few pods and a few Services each. The pods
+have two makes, which give the same port names to different numbers, so that a named port means
+different numbers behind one Service."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 class Wanted:
-    """What has been asked for so far, and what to ask for next."""
+    """The state that has been requested so far, and the choice of the next change."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -73,7 +73,7 @@ class Wanted:
         ]
 
     def next(self) -> Change:
-        """The next change; what cannot be done now is passed over."""
+        """Return the next change. Changes that are impossible at present are skipped."""
         while True:
             (kind,) = self.random.choices(
                 [make for _, make in self._kinds], [weight for weight, _ in self._kinds]
@@ -285,8 +285,7 @@ class Wanted:
 
 
 def pod(name: str, app: str, node: str, *, make: int = 0, grace_s: int = 2) -> Manifest:
-    """A pod that serves every port number there is; `make` says which of them it calls by which
-    name."""
+    """Return a pod that serves all port numbers. `make` determines the names of the ports."""
     ports: list[Manifest] = []
     for label, protocol, numbers in (("web", "TCP", NUMBERS[0]), ("dns", "UDP", NUMBERS[1])):
         ports.append({"name": label, "containerPort": numbers[make], "protocol": protocol})

@@ -1,4 +1,4 @@
-"""A lab with all of Fairlead's roles in it, for the tests of the whole."""
+"""A lab with all roles of Fairlead, for end-to-end tests."""
 
 import os
 import signal
@@ -12,12 +12,12 @@ from fairlead.lab import namespace
 from fairlead.lab.rundir import ApiServerKind
 from fairlead.lab.site import Site
 
-# A run that is ended from outside takes its labs down, as one that is interrupted does.
+# A run that is terminated from outside deletes its labs, like an interrupted run.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 BOTH = ("test_service_life", "test_leadership", "test_random_changes")
-"""The files that run with the embedded API server, and again with a real one."""
+"""Files that run with the embedded API server, and again with a real one."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def apiserver(request: pytest.FixtureRequest) -> ApiServerKind:
-    """Which API server the lab has."""
+    """The API server of the lab."""
     kind: ApiServerKind = request.param
     if kind == "real":
         request.getfixturevalue("real_programs")
@@ -42,7 +42,7 @@ def apiserver(request: pytest.FixtureRequest) -> ApiServerKind:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
-    """Three nodes, two gateways, two clients. Each module has its own, with each API server."""
+    """Three nodes, two gateways, two clients. Each module has its own lab, for each API server."""
     async with Site.create(
         f"e2e{os.getpid()}", nodes=3, gateways=2, clients=2, apiserver=apiserver
     ) as site:

@@ -1,10 +1,9 @@
-"""A Service with TCP, UDP and QUIC over both families, and a crowd of flows to it from a lab's
-client.
+"""A Service with TCP, UDP and QUIC over both families, and many flows to it from a lab's client.
 
-In: a lab that is up. Out: `Shop`, the Service and its pods; `Crowd`, which counts what thousands of
-open flows and steady new ones go through while something happens; `unharmed`, which says whether
-that was nothing. Datagrams are counted as strictly as connections: each open flow must be answered
-each time, and always by the same pod."""
+In: a running lab. Out: `Shop`, the Service and its pods; `Crowd`, which counts the failures of
+thousands of open flows and of new flows at a steady rate during an event; `unharmed`, which checks
+that there were none. Datagrams are counted as strictly as connections: each request of an open flow
+must be answered, and always by the same pod."""
 
 import asyncio
 import json
@@ -27,29 +26,29 @@ from fairlead.probe.crowd import Break, Count
 
 OPENING_S = 60.0
 TURN_S = 2.0
-"""Each open flow asks so often, if nothing else is said."""
+"""The default interval between the requests of an open flow."""
 FAREWELL_TURNS = 1.5
-"""So many turns a pod has to end: each open connection asks once more within one."""
+"""The grace period of a pod in turns: each open connection sends another request within one turn.
+"""
 PORTS = (("tcp", 80, "http"), ("udp", 53, "dns"), ("quic", 443, "quic"))
 
 LATE, LATE_OF = 2, 200
-"""LATE new flows, and one in LATE_OF more, may have had to send their first packet twice: a machine
-that is too busy loses a packet now and then. What is lost for a reason is lost more often."""
+"""LATE new flows, and one in LATE_OF more, may have to send their first packet twice, because an
+overloaded machine sometimes loses a packet. Systematic losses are more frequent."""
 RESET = ConnectionResetError.__name__
 PASSED_ON = 3
-"""So many new connections, all in all, may be reset while flows pass from one gateway to another
-and slots are in transition: those whose first packet the one has seen, and the next one the other,
-which cannot know of them yet."""
+"""The number of new connections that may be reset while flows move from one gateway to another and
+slots are in transition: the first packet of each went through one gateway, and the next packet
+through the other, which has no flow entry yet."""
 
 Period = Mapping[str, Count]
 
 
 class Shop(Web):
-    """The Service and its pods. All gateways of the lab must know of a change before it counts as
-    done.
-
-    A pod that ends has more than a turn to see every open connection ask again, and to answer with
-    its farewell. Datagrams have no farewell: flows that are open find another pod after that."""
+    """The Service and its pods. A change counts as done when all gateways of the lab know it. A
+    terminating pod has more than one turn, so that every open connection sends another request and
+    receives the pod's end of the connection. UDP flows are not ended: an open flow reaches another
+    pod afterwards."""
 
     def __init__(self, site: Site, *, turn_s: float = TURN_S) -> None:
         super().__init__(site)
@@ -81,8 +80,8 @@ class Shop(Web):
             return not any(pod.metadata.deletion_timestamp for pod in await client.list(PODS))
 
     def deaths(self) -> Counter[str]:
-        """How often each node has seemed dead to a gateway. A small machine keeps nodes from
-        answering probes in time."""
+        """Return how often each node has seemed dead to a gateway. A small machine delays answers
+        to probes."""
         found: Counter[str] = Counter()
         for gateway in self.site.topology.gateways:
             log = self.site.directory.log(f"{gateway.name}/gateway").read_text()
@@ -97,14 +96,14 @@ class Shop(Web):
         return found
 
     async def excused(self, since: Counter[str]) -> set[str]:
-        """The pods whose datagrams were rightly sent elsewhere, because their nodes have seemed
-        dead since then."""
+        """Return the pods whose datagrams were rightly sent elsewhere, because their nodes have
+        seemed dead since then."""
         silent = self.deaths() - since
         return {pod for pod, node in (await self.pods()).items() if node in silent}
 
 
 class Crowd:
-    """Flows to a Shop, so many of each kind over each family. Use as an async context manager:
+    """Flows to a Shop, with a number for each kind and family. Use as an async context manager;
     inside, all are open."""
 
     def __init__(
@@ -138,12 +137,12 @@ class Crowd:
         self._piped.kill()
 
     async def take(self) -> Period:
-        """What was seen since the last time."""
+        """Return the counts since the last call."""
         return msgspec.json.decode(await self._piped.ask(""), type=dict[str, Count])
 
     async def through(self, event: Awaitable[object], *, turns: float = 2) -> Period:
-        """What is seen while this happens and for so many turns after it; by one, every open flow
-        has asked, by two, heard."""
+        """Return the counts during this action and for some turns after it: after one turn every
+        open flow has sent a request, after two it has received the answer."""
         await self.take()
         await event
         await asyncio.sleep(turns * self._shop.turn_s)
@@ -155,17 +154,17 @@ class Crowd:
 
 
 def unharmed(period: Period, gone: Collection[str] = ()) -> None:
-    """Nobody lost anything, but for UDP flows whose pod has gone; and there was somebody to lose
-    it."""
+    """Check that no flow failed, except for UDP flows whose pod is gone, and that there were
+    flows."""
     assert sum(count.answered for count in period.values()) > 10, period
     wrong = {name: harm for name, count in period.items() if (harm := harm_of(name, count, gone))}
     assert not wrong, wrong
 
 
 def forgiving(period: Period, few: int) -> Period:
-    """Without the flows that broke because they passed to another gateway too young to be known
-    there: of datagrams those of which a single packet was seen, which must not be more than `few`,
-    of connections PASSED_ON that were just being opened."""
+    """Return the counts without flows that broke because they moved to another gateway before it
+    could know them: UDP flows of which only one packet was seen, at most `few`, and at most
+    PASSED_ON connections that were being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}
     assert sum(sum(why.values()) for each in broken.values() for why in each.values()) <= few, (
         broken
@@ -184,7 +183,7 @@ def _forgiven(name: str, count: Count) -> Count:
 
 
 def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, object]:
-    """What must not be."""
+    """Return the failures."""
     failed, late = count.failed, count.late
     if name.startswith("tcp"):
         gone = ()
@@ -209,15 +208,17 @@ SHOWN = 10
 
 
 def breaks(site: Site, gateways: Sequence[str], period: Period) -> str:
-    """A line for each of the first flows that broke, with the entries that the gateways have of it now; for people."""
+    """Return a line for each of the first flows that broke, with the gateways' present entries for
+    it."""
     lines = []
     for name, count in period.items():
         for each in count.breaks[:SHOWN]:
             after = f", then {each.answered_by} answered" if each.answered_by else ""
             lines.append(
-                f"{name}: from [{each.client}]:{each.client_port} to {each.pod} on {each.node}: {each.why} at"
-                f" {each.broken_s:.2f} s, {each.broken_s - each.begun_s:.2f} s after it began, in request"
-                f" {each.requests}{after}; entries: {_entries(site, gateways, name, each)}"
+                f"{name}: from [{each.client}]:{each.client_port} to {each.pod} on {each.node}: "
+                f"{each.why} at {each.broken_s:.2f} s, {each.broken_s - each.begun_s:.2f} s after "
+                f"it began, in request {each.requests}{after}; entries: "
+                f"{_entries(site, gateways, name, each)}"
             )
     return "\n".join(lines)
 
@@ -225,7 +226,7 @@ def breaks(site: Site, gateways: Sequence[str], period: Period) -> str:
 def _entries(
     site: Site, gateways: Sequence[str], target: str, flow: Break
 ) -> dict[str, dict[str, str]]:
-    """Of each gateway, the tables that have an entry of this flow, with its node."""
+    """Return, for each gateway, the tables that have an entry of this flow, with its node."""
     kind, address, port = target.split()
     ports = flow.client_port.to_bytes(2, "big") + int(port).to_bytes(2, "big")
     key = (
@@ -250,7 +251,7 @@ def _entries(
 
 
 def summary(period: Period) -> str:
-    """A line for each target, for people."""
+    """Return a line for each target, for people."""
     return "\n".join(
         f"{name}: open {count.open} new {count.new} answered {count.answered} late {count.late} "
         f"failed {count.failed}"

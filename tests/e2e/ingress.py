@@ -1,13 +1,13 @@
 """Real nginx and real HAProxy as ingress controllers in pods of a lab, behind Services of classes
 direct and proxy.
 
-In: a lab that is up. Out: `Ingresses`: two applications served by host name, over HTTP and TLS, by
-either controller, in each set-up of TRUST_SETTINGS at the same time, on ports of its own; and Services
-for them, as `fairlead ingress` prints them: of class direct, and of class proxy with no PROXY
-header, with version 1, with version 2. The controllers themselves (the programs that write these
-files) need images and a whole cluster. What stands here for them turns their settings into the
-servers' own, as their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and
-kubernetes-ingress's pkg/handler/proxy-protocol.go."""
+In: a running lab. Out: `Ingresses`: two applications with host names, over HTTP and TLS, behind
+both controllers, in all set-ups of TRUST_SETTINGS at once, each on its own ports; and Services for
+them, as `fairlead ingress` prints them: of class direct, and of class proxy without a PROXY header,
+with version 1 and with version 2. The controllers themselves (the programs that write these files) need
+images and a whole cluster. The replacements here translate their settings into the servers' own, as
+their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and kubernetes-ingress's
+pkg/handler/proxy-protocol.go."""
 
 import itertools
 import subprocess
@@ -31,12 +31,14 @@ NODES: Mapping[str, str] = {
     "app-b": "node1",
 }
 TRUST_SETTINGS = ("off", "narrow", "wide")
-"""No PROXY header expected; expected and believed from the balancer; from everybody."""
+"""No PROXY header is expected; it is expected and trusted from the load balancer; from every
+source."""
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
 GATEWAY = "gw1"
 APPLICATION_PORT = 8080
 EITHER_PORT = 8000
-"""Of the haproxy that takes connections with and without a header, as docs/proxy.md has it."""
+"""The port of the HAProxy that accepts connections with and without a header, as in docs/proxy.md.
+"""
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "proxy.md"
 TRUSTED = "192.0.2.8/29"
@@ -44,7 +46,7 @@ TRUSTED = "192.0.2.8/29"
 
 
 class Entry(NamedTuple):
-    """A Service: to which controller, in which set-up, by which class, with which header."""
+    """A Service: its controller, set-up, class and header."""
 
     controller: Controller
     trust: str
@@ -73,7 +75,7 @@ class Ingresses:
         self.gateway = site.topology.host(GATEWAY).addresses
 
     async def start(self) -> None:
-        """Everything answers when this returns."""
+        """Start the controllers. All of them answer when this returns."""
         await self.site.apply([_pod(name, node) for name, node in NODES.items()])
         await self.site.await_pods()
         async with self.site.client() as client:
@@ -111,7 +113,8 @@ class Ingresses:
         return {trust: config(controller, trusted[trust]) for trust in TRUST_SETTINGS}
 
     def _service(self, entry: Entry) -> dict[str, Any]:
-        """As it is printed, but for its name and that it selects our pods and their ports."""
+        """Return the Service as `fairlead ingress` prints it, with another name, and with the
+        selector and ports of the lab's pods."""
         header = None if entry.sends == "none" else entry.sends
         trusted = self.gateway if entry.by == "proxy" else ()
         options = Options(
@@ -143,7 +146,7 @@ class Ingresses:
         self.site.spawn(place, argv[program], label=f"ingress/{name}")
 
     async def _all_answer(self) -> bool:
-        """Whether those that are set up well do, by every address."""
+        """Return whether the correct set-ups answer at every address."""
         well = {
             ("off", "direct", "none"),
             ("off", "proxy", "none"),
@@ -178,9 +181,9 @@ def _nginx(
     folder: Path,
     certificate: tuple[Path, Path],
 ) -> str:
-    """As nginx.tmpl has it: with use-proxy-protocol every listener wants a header, and real_ip
-    takes the address from it if the peer is in proxy-real-ip-cidr; X-Forwarded-For is written
-    anew."""
+    """Return the configuration of nginx.tmpl: with use-proxy-protocol every listener requires a
+    header, and real_ip takes the address from it if the peer is in proxy-real-ip-cidr;
+    X-Forwarded-For is replaced."""
     servers = []
     for number, data in enumerate(settings.values()):
         header, trust = "", ""
@@ -215,8 +218,8 @@ def _haproxy(
     applications: Mapping[str, str],
     certificate: tuple[Path, Path],
 ) -> str:
-    """As the controller does it: `expect-proxy layer4` for the sources in proxy-protocol, and
-    option forwardfor."""
+    """Return the configuration of the controller: `expect-proxy layer4` for the sources in
+    proxy-protocol, and option forwardfor."""
     whole, _ = certificate
     text = _HAPROXY_HEAD.format(mode="http")
     for number, data in enumerate(settings.values()):
@@ -240,7 +243,7 @@ def _haproxy(
 
 
 def _either(gateway: str, applications: Mapping[str, str]) -> str:
-    """The text in the documents, for this gateway and the first application."""
+    """Return the text of the documentation, for this gateway and the first application."""
     _, _, text = DOCUMENT.read_text().partition("```\nfrontend either\n")
     text, documented, _ = text.partition("```")
     assert documented
@@ -263,7 +266,8 @@ defaults
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """(certificate and key in one file, the key), for both applications, by nobody we trust."""
+    """Return (certificate and key in one file, the key) for both applications, from an untrusted
+    issuer."""
     key, whole = folder / "key.pem", folder / "tls.pem"
     subject = [
         "-subj",

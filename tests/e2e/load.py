@@ -1,10 +1,9 @@
-"""A Service of the lab under steady load, and what is needed to put it through events.
+"""A Service of the lab under steady load, and functions for events.
 
-In: a lab that is up. Out: `Load`, which counts what callers and open connections go through while
-something happens; `Web`, a Service with policy Local whose pods can be placed on nodes, one
-graceful step at a time; what the kernels of gateway and nodes hold, as values to compare.
-Invariant: nothing here looks into Fairlead's own process but by its HTTP views and by what it left
-in the kernel."""
+In: a running lab. Out: `Load`, which counts the failures of clients and open connections during an
+event; `Web`, a Service with policy Local whose pods can be placed on nodes, one graceful step at a
+time; the state of the kernels of gateways and nodes, as values to compare. Invariant: the module
+reads Fairlead's processes only through their HTTP views and their state in the kernel."""
 
 import asyncio
 import itertools
@@ -39,8 +38,7 @@ _numbers = itertools.count(1)
 async def until(
     condition: Callable[[], Awaitable[object]], what: str, *, deadline_s: float = DEADLINE_S
 ) -> None:
-    """Wait for it to be true. Fails with `what` and the last answer when it takes longer than
-    `deadline_s`."""
+    """Wait until the condition is true. Fail with `what` and the last value after `deadline_s`."""
     end_s = time.monotonic() + deadline_s
     while not (answer := await condition()):
         if time.monotonic() > end_s:
@@ -49,8 +47,8 @@ async def until(
 
 
 class Load:
-    """Callers and open connections on a lab's client, or another host or pod. Use as an async
-    context manager: inside, all connections are open."""
+    """Clients and open connections on a lab's client, or another host or pod. Use as an async
+    context manager; inside, all connections are open."""
 
     def __init__(
         self, site: Site, address: str, *, host: str = CLIENT, timeout_s: float = 1.0
@@ -73,11 +71,11 @@ class Load:
         self._piped.kill()
 
     async def take(self) -> Period:
-        """What was seen since the last time."""
+        """Return the counts since the last call."""
         return msgspec.json.decode(await self._piped.ask(""), type=Period)
 
     async def through(self, event: Awaitable[object], *, watch_s: float = 1.0) -> Period:
-        """What is seen while this happens and for `watch_s` seconds after it."""
+        """Return the counts during this action and for `watch_s` seconds after it."""
         await self.take()
         await event
         await asyncio.sleep(watch_s)
@@ -96,9 +94,9 @@ class Web:
     """The Service and its pods. `addresses` are its VIPs, `address` is the first."""
 
     gateways: Sequence[str] = (GATEWAY,)
-    """Those that must know of a change before it counts as done."""
+    """Hosts that must know a change before it counts as done."""
     pod_fields: Mapping[str, Any] = {}
-    """More of the specs of its pods."""
+    """Further fields of the specs of its pods."""
 
     def __init__(self, site: Site, addresses: Sequence[str] = ()) -> None:
         self.site = site
@@ -109,7 +107,7 @@ class Web:
         return self.addresses[0]
 
     async def create(self, **fields: Any) -> None:
-        """Make the Service, `fields` in its spec, and learn its addresses."""
+        """Create the Service with `fields` in its spec, and store its addresses."""
         spec: dict[str, Any] = {
             "type": "LoadBalancer",
             "externalTrafficPolicy": "Local",
@@ -123,14 +121,14 @@ class Web:
         self.addresses = await addresses_of(self.site, NAME)
 
     async def answers(self) -> bool:
-        """Whether the API server answers us."""
+        """Return whether the API server answers the test."""
         with suppress(Unavailable):
             await self.pods()
             return True
         return False
 
     async def pods(self) -> dict[str, str]:
-        """The node of each pod that is to stay."""
+        """Return the node of each pod that is not terminating."""
         async with self.site.client() as client:
             pods = await client.list(PODS)
         return {
@@ -147,7 +145,7 @@ class Web:
         await self.site.await_pods()
 
     async def end(self, names: Iterable[str]) -> None:
-        """Ask these pods to end, gracefully. They may still be at it when this returns."""
+        """Delete these pods gracefully. They may still be terminating when this returns."""
         async with self.site.client() as client:
             for name in names:
                 await client.delete(PODS, ObjectKey("default", name))
@@ -159,8 +157,8 @@ class Web:
             await client.patch(PODS, ObjectKey("default", name), body)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """Have as many pods on each node as it is named here, as a rollout would: first the new
-        ones, then the old ones go."""
+        """Place as many pods on each node as the arguments name it, like a rollout: first create
+        the new pods, then delete the old ones."""
         there = await self.pods()
         missing = Counter(nodes) - Counter(there.values())
         surplus = Counter(there.values()) - Counter(nodes)
@@ -174,8 +172,8 @@ class Web:
         await self.settled(nodes)
 
     async def settled(self, nodes: Collection[str]) -> None:
-        """Wait until the gateways' weights are those of pods on these nodes, one for each time that
-        a node is named."""
+        """Wait until the gateways' weights match pods on these nodes, one for each time a node is
+        named."""
         wanted = Counter(nodes)
         seen: dict[str, dict[str, tuple[int, str]]] = {}
 
@@ -196,11 +194,11 @@ class Web:
             ) from late
 
     async def on_one_node(self) -> bool:
-        """Whether the gateway knows of one member only, draining ones included."""
+        """Return whether the gateway has only one member, draining ones included."""
         return len(await self.members()) == 1
 
     async def members(self, gateway: str = GATEWAY) -> dict[str, tuple[int, str]]:
-        """(weight, state) of each node at a gateway, as its process last put them into force."""
+        """Return (weight, state) of each node at a gateway, as last applied."""
         state = await gateway_state(self.site, gateway)
         found = state.services.get(f"default/{NAME}") if state is not None else None
         if found is None or found.plan is None:
@@ -211,7 +209,7 @@ class Web:
 
 
 async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
-    """A Service's addresses, as soon as it has one of each family."""
+    """Return a Service's addresses when it has one of each family."""
     found: tuple[str, ...] = ()
 
     async def has_all() -> bool:
@@ -226,7 +224,7 @@ async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
 
 
 async def gateway_state(site: Site, gateway: str = GATEWAY) -> GatewayState | None:
-    """What a gateway shows of itself; None while it does not answer."""
+    """Return the state that a gateway shows; None while it does not answer."""
     if not (body := await _answer(site, gateway, "/state")):
         return None
     state = decode(body, f"GET /state of {gateway}")
@@ -235,13 +233,13 @@ async def gateway_state(site: Site, gateway: str = GATEWAY) -> GatewayState | No
 
 
 async def fetch(site: Site, host: str, path: str) -> dict[str, Any]:
-    """A view of the role on a host, as plain JSON; empty while the role does not answer."""
+    """Return a view of the role on a host, as plain JSON; empty while the role does not answer."""
     found: dict[str, Any] = json.loads(await _answer(site, host, path) or b'{"services": {}}')
     return found
 
 
 async def _answer(site: Site, host: str, path: str) -> bytes:
-    """The body of what the role on a host answers; empty while it does not."""
+    """Return the body of the role's answer; empty while it does not answer."""
     try:
         reader, writer = await site.connect(
             host, "127.0.0.1", ROLE_PORTS[site.topology.host(host).kind], timeout_s=1
@@ -260,8 +258,9 @@ async def _answer(site: Site, host: str, path: str) -> bytes:
 
 
 async def forwarding(site: Site) -> dict[str, Any]:
-    """What forwards packets on the gateway: its filters, and the records that name the slots of
-    each listener. A change of weights, even one that is taken back, leaves other records."""
+    """Return the objects that forward packets on the gateway: its filters, and the records of the
+    slots of each listener. A change of weights, even one that is reverted, creates other records.
+    """
     filters = json.loads(
         await output(site, GATEWAY, "tc", "-j", "filter", "show", "dev", "eth0", "ingress")
     )
@@ -302,7 +301,7 @@ async def messages(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
 
 
 async def output(site: Site, host: str, *argv: str) -> str:
-    """What a command on a host prints. Fails if it fails."""
+    """Return the output of a command on a host. Fail if the command fails."""
     code, printed, errors = await site.exec(host, argv)
     assert code == 0, f"{' '.join(argv)} on {host} ended with {code}: {errors}"
     return printed

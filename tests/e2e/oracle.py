@@ -1,13 +1,13 @@
-"""What a packet to a Service must lead to, written from Kubernetes' rules and by nothing of
+"""The required result of a packet to a Service, computed from Kubernetes' rules without any code of
 Fairlead.
 
-In: the API's objects as JSON (Services, Pods, Nodes), who sends, where to. Out: which pods may
-answer and which source address each of them may see, or that nobody answers, and whether by refusal
-or by silence; and whether what was observed agrees with it. Pure. It looks at Pods and not at
-EndpointSlices, so it holds the endpoint controller to the rules too. Rules: kube-proxy's (KEP-1669
-terminating endpoints, KEP-2086 internal policy, KEP-1860 ipMode, the tables of its own tests); for
-a client that calls a load-balancer address: it enters at a node with usable pods, and with policy
-Local it ends there with the client's address."""
+In: the API's objects as JSON (Services, Pods, Nodes), the sender, the target. Out: the pods that
+may answer and the source address that each of them may see; or that no pod answers, and whether the
+packet is refused or dropped; and whether observations agree. Pure. It reads Pods and not
+EndpointSlices, so it also checks the endpoint controller. Rules: kube-proxy's (KEP-1669 terminating
+endpoints, KEP-2086 internal policy, KEP-1860 ipMode, the tables of its own tests); a client of a
+load-balancer address enters at a node with usable pods, and with policy Local its packet stays
+there and keeps the client's address."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
@@ -19,7 +19,7 @@ EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 
 class Source(NamedTuple):
-    """Who sends. `node`: the node it is on, or that it is; empty for a client outside. `name` of a
+    """The sender. `node`: the node it is on, or that it is; empty for a client outside. `name` of a
     pod: NAMESPACE/NAME."""
 
     name: str
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a packet is sent to."""
+    """The target of a packet."""
 
     address: str
     port: int
@@ -49,12 +49,13 @@ class Answer(NamedTuple):
 
 Silent = Literal["refused", "silence"]
 Observed = Answer | Literal["refused", "silence", "unreachable", "broken"]
-"""`unreachable`: a router said so. `broken`: a connection was made, but no answer came on it."""
+"""`unreachable`: a router's ICMP error. `broken`: a connection was established, but received no
+answer."""
 
 
 class Expected(NamedTuple):
-    """`answers`: any of these; none: `otherwise`. `one_pod`: the same pod each time (session
-    affinity). `must_answer` False: it is well too if nobody answers."""
+    """The expected result. `answers`: any of these; if empty: `otherwise`. `one_pod`: always the
+    same pod (session affinity). `must_answer` False: no answer is correct, too."""
 
     answers: frozenset[Answer]
     otherwise: Silent = "silence"
@@ -80,8 +81,8 @@ class Scene(NamedTuple):
     target: Target
 
     def usable(self, nodes: Iterable[str] | None = None) -> list[Json]:
-        """The pods, of these nodes or of all, that may get it: the ready ones, or else those that
-        still serve (KEP-1669)."""
+        """Return the pods, of these nodes or of all, that may receive the packet: ready pods, or
+        else serving ones (KEP-1669)."""
         among = [pod for pod in pods_of(self) if nodes is None or pod["spec"]["nodeName"] in nodes]
         publish = self.service["spec"].get("publishNotReadyAddresses", False)
         ready = [pod for pod in among if publish or (_is_ready(pod) and not _is_going(pod))]
@@ -89,7 +90,7 @@ class Scene(NamedTuple):
 
 
 def expect(cluster: Cluster, source: Source, target: Target) -> Expected:
-    """What must become of a new connection (or a datagram from a new port)."""
+    """Return the expected result of a new connection (or of a datagram from a new port)."""
     for service in cluster.services:
         if _is_going(service):
             continue
@@ -104,13 +105,11 @@ def expect(cluster: Cluster, source: Source, target: Target) -> Expected:
 
 
 def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
-    """What must become of a datagram from a port that its sender has used all along, so that the
-    kernel may know the flow.
-
-    A flow stays with a pod that still serves, whatever became of policies, readiness and ranges
-    since (kube-proxy too leaves it), so the address that is seen says nothing (it is empty here).
-    Where a new flow is answered, this one must be. Where no pod serves, or no Service is left,
-    flows are left alone: whoever answered may go on."""
+    """Return the expected result of a datagram from a port in continued use, whose flow the kernel
+    may know. A flow stays with a pod that still serves, whatever happened to policies, readiness
+    and ranges since (as in kube-proxy), so any source address is correct (it is empty here). If a
+    new flow is answered, an old flow must be. If no pod serves, or no Service is left, flows are
+    left alone: the former pod may answer."""
     fresh = expect(cluster, source, target)
     pods: set[str] = set()
     serving = False
@@ -129,7 +128,7 @@ def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
 
 
 def objection(expected: Expected, observed: Sequence[Observed]) -> str:
-    """What is wrong with these observations of one source and target; empty if nothing."""
+    """Return what is wrong with these observations of one source and target; "" if nothing."""
     for one in observed:
         if isinstance(one, Answer):
             if one not in expected.answers:
@@ -138,8 +137,7 @@ def objection(expected: Expected, observed: Sequence[Observed]) -> str:
             return f"no answer, but {one}"
         elif not expected.must_answer:
             continue
-        # A router's word that there is no way is as good as silence: nobody of the cluster has
-        # answered.
+        # A router's ICMP error is equivalent to silence: nothing in the cluster has answered.
         elif one != expected.otherwise and (one, expected.otherwise) != ("unreachable", "silence"):
             return f"{one} instead of {expected.otherwise}"
     pods = {one.pod for one in observed if isinstance(one, Answer)}
@@ -149,7 +147,7 @@ def objection(expected: Expected, observed: Sequence[Observed]) -> str:
 
 
 def pods_of(scene: Scene) -> Iterator[Json]:
-    """The pods that the Service port leads to, in whatever state."""
+    """Return the pods that the Service port selects, in any state."""
     selector = scene.service["spec"].get("selector") or {}
     for pod in scene.cluster.pods:
         labels = pod["metadata"].get("labels", {})
@@ -165,7 +163,7 @@ def pods_of(scene: Scene) -> Iterator[Json]:
 
 
 def frontends(service: Json, nodes: Sequence[Json]) -> Iterator[Target]:
-    """Every address, port and protocol on which a Service is to be had."""
+    """Return every address, port and protocol at which a Service can be reached."""
     spec = service["spec"]
     for port in spec.get("ports", ()):
         protocol = port.get("protocol", "TCP")
@@ -187,7 +185,8 @@ def balancer_addresses(service: Json) -> tuple[str, ...]:
 
 
 def is_ours(service: Json) -> bool:
-    """Whether Fairlead has to serve it, as the lab is configured: its class is the default."""
+    """Return whether Fairlead serves the Service in the lab's configuration, where its class is the
+    default."""
     spec = service["spec"]
     return bool(
         spec.get("type") == "LoadBalancer" and spec.get("loadBalancerClass", OUR_CLASS) == OUR_CLASS
@@ -201,7 +200,7 @@ def internal_addresses(node: Json) -> tuple[str, ...]:
 
 
 def _for_port(scene: Scene) -> Expected | None:
-    """What to expect if the packet is for this Service port, else None."""
+    """Return the expected result if the packet is for this Service port, else None."""
     spec, target = scene.service["spec"], scene.target
     if target.port == scene.port["port"]:
         if target.address in spec.get("clusterIPs", ()):
@@ -247,9 +246,9 @@ def _entries(scene: Scene) -> set[str]:
 
 
 def _external(scene: Scene, entry: str) -> Expected:
-    """A NodePort or load-balancer address, at the node `entry`. The policy is about callers from
-    outside only, and from another node: a pod elsewhere would answer those directly, past the
-    translation."""
+    """Return the expected result at a NodePort or load-balancer address, at the node `entry`. The
+    policy applies only to clients from outside, and from another node: a pod elsewhere would answer
+    these directly, without the reverse translation."""
     if scene.service["spec"].get("externalTrafficPolicy") != "Local":
         return _answers(scene, scene.usable(), entry, masquerade=True)
     if scene.source.node == entry:
@@ -258,8 +257,8 @@ def _external(scene: Scene, entry: str) -> Expected:
 
 
 def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool) -> Expected:
-    """Silence where another node could have answered, so that the caller tries again; refusal where
-    none can."""
+    """Return the result: dropped if another node could have answered, so that the client retries;
+    refused if none can."""
     if not pods:
         return Expected(frozenset(), "silence" if scene.usable() else "refused")
     own = {
@@ -272,8 +271,8 @@ def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool
     answers: set[Answer] = set()
     for pod in pods:
         name = _name(pod)
-        # A pod that is given its own call back would see itself as the caller, and answer past the
-        # translation.
+        # A pod that receives its own call would see itself as the client, and answer without the
+        # reverse translation.
         hidden = masquerade or name == scene.source.name
         seen = own if hidden else {scene.source.address(scene.target.address)}
         answers |= {Answer(name, address) for address in seen}
@@ -281,8 +280,8 @@ def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool
 
 
 def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
-    """No Service has this port there. A node's own address and a ClusterIP refuse; any other
-    address leads nowhere."""
+    """Return the result if no Service has this port. A node's own address and a ClusterIP refuse;
+    other addresses are not routed."""
     if any(target.address in internal_addresses(node) for node in cluster.nodes):
         return "refused"
     known = {
@@ -295,8 +294,9 @@ def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
 
 
 def _in_ranges(scene: Scene) -> bool:
-    """Ranges of the other family alone let nobody in from outside, for gateways close what was not
-    opened. For callers inside, at their node, they restrict nothing, as in kube-proxy."""
+    """Return whether the ranges admit the source. Ranges of the other family only admit no client
+    from outside, because gateways deny by default. For clients inside, at their node, they have no
+    effect, as in kube-proxy."""
     like = ip_address(scene.target.address).version
     ranges = [
         ip_network(text.strip())
@@ -309,8 +309,8 @@ def _in_ranges(scene: Scene) -> bool:
 
 
 def health_answer(cluster: Cluster, service: Json, node: str) -> tuple[int, int] | None:
-    """(status, number of ready pods) that a node's healthCheckNodePort has to give; None: the
-    Service has none."""
+    """Return the (status, number of ready pods) that a node's healthCheckNodePort must answer;
+    None: the Service has none."""
     spec = service["spec"]
     if (
         spec.get("type") != "LoadBalancer"

@@ -1,9 +1,9 @@
-"""Send packets through a lab and hold what comes back against the oracle.
+"""Send packets through a lab and compare the results with the oracle.
 
-In: a lab that is up, sources, targets. Out: nothing if all agree in the end; else a `Disagreement`
-that says which packet, what was expected and what was observed. A mismatch counts once it has
-lasted past the deadline: the system is asynchronous, and what it promises is where it arrives.
-Everything is read from the API server and sent from real hosts."""
+In: a running lab, sources, targets. Out: nothing if all agree in the end; else a `Disagreement`
+with the packet, the expected and the observed result. A mismatch counts when it lasts past the
+deadline, because the system is asynchronous and only its final state is specified. Objects are read
+from the API server, and packets are sent from real hosts."""
 
 import asyncio
 import itertools
@@ -33,8 +33,7 @@ from fairlead.lab import namespace
 from fairlead.lab.site import Site
 
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
-"""So long an answer may take, at first and in the end; a lost one is asked for again with a new
-packet."""
+"""The first and the last time-out for an answer; a lost packet is repeated as a new one."""
 SILENCE_S = 0.2
 LOOK_S = 0.05
 AT_ONCE = 48
@@ -42,8 +41,8 @@ _sctp_ports = itertools.cycle(range(20_000, 60_000))
 
 
 class Probe(NamedTuple):
-    """Packets from one source to one target. `all_pods`: each pod that may answer has to, sooner or
-    later. `source_port`: for datagrams, always the same one; 0: a new one each time."""
+    """Packets from one source to one target. `all_pods`: every pod that may answer must answer in
+    the end. `source_port`: for datagrams, a fixed port; 0: a new one each time."""
 
     source: Source
     target: Target
@@ -57,7 +56,7 @@ class Probe(NamedTuple):
 
 
 class Disagreement(AssertionError):
-    """What packets met is not what the rules say, and it stays so."""
+    """The results of packets permanently differ from the rules."""
 
 
 async def read_cluster(client: Client) -> Cluster:
@@ -69,7 +68,7 @@ async def read_cluster(client: Client) -> Cluster:
 
 
 def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
-    """Everybody who can send now: clients, nodes, and the pods that run and are to stay."""
+    """Return all possible senders: clients, nodes, and running pods that are not terminating."""
     hosts = [Source(host.name, "client", "", host.addresses) for host in site.topology.of("client")]
     hosts += [
         Source(host.name, "node", host.name, host.addresses) for host in site.topology.of("node")
@@ -88,8 +87,8 @@ class Prober:
     def __init__(
         self, site: Site, read: Callable[[], Awaitable[Cluster]], *, silence_s: float = SILENCE_S
     ) -> None:
-        """`read` gives the objects that the oracle is asked about. So long nobody may answer where
-        nobody should."""
+        """Create the prober. `read` returns the objects for the oracle. `silence_s`: how long no
+        answer must arrive where none is expected."""
         self._site = site
         self._read = read
         self._silence_s = silence_s
@@ -98,12 +97,13 @@ class Prober:
         self._met: dict[Probe, tuple[Expected, Sequence[Observed]]] = {}
 
     def met(self) -> str:
-        """What the last packets of each probe met in the last call of `agree`, as text."""
+        """Return the results of the last packets of each probe in the last call of `agree`, as
+        text."""
         return "\n\n".join(_described(probe, *met) for probe, met in self._met.items())
 
     async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
-        """Return once every probe has agreed with the oracle. Raises Disagreement with those that
-        do not in time."""
+        """Return when every probe has agreed with the oracle. Raise Disagreement with the others at
+        the deadline."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
@@ -122,8 +122,8 @@ class Prober:
             for probe, found in zip(waiting, observed, strict=True):
                 seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
                 self._met[probe] = probe.expected(after), found
-                # Pods come and go by themselves: what was right when the packets were sent, or is
-                # now, is right.
+                # Pods start and end independently: a result is correct if it was when the packets
+                # were sent, or is now.
                 said = [
                     _complaint(probe, probe.expected(cluster), found, seen[probe])
                     for cluster in (before, after)
@@ -148,7 +148,7 @@ class Prober:
             return list(
                 await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets)))
             )
-        # Calls that come at the same moment may be given out before the first is remembered.
+        # Concurrent calls may be distributed before the first client is remembered.
         return [await self._call(probe, timeout_s) for _ in range(probe.packets)]
 
     async def _call(self, probe: Probe, timeout_s: float) -> Observed:
@@ -167,8 +167,8 @@ class Prober:
 async def call(
     site: Site, source: Source, target: Target, *, timeout_s: float, source_port: int = 0
 ) -> Observed:
-    """One new connection, or one datagram (from a new port unless one is given), and what becomes
-    of it."""
+    """Make one new connection, or send one datagram (from a new port by default), and return the
+    result."""
     kind = socket.SOCK_STREAM if target.protocol == "TCP" else socket.SOCK_DGRAM
     loop = asyncio.get_running_loop()
     try:
@@ -186,8 +186,8 @@ async def call(
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, (target.address, target.port))
             connected = target.protocol == "TCP"
-            # What the node's own rules refuse or drop fails at once, for datagrams; a refusal
-            # follows by ICMP.
+            # A packet that the node's own rules refuse or drop fails at once, for datagrams; a
+            # refusal follows by ICMP.
             with suppress(PermissionError):
                 await loop.sock_sendall(sock, b"who\n")
             answer = b""
@@ -209,8 +209,8 @@ async def call(
 
 
 async def associate(site: Site, source: Source, target: Target, *, timeout_s: float) -> Observed:
-    """One SCTP INIT from a new port, and what becomes of it. One at a time from this source to this
-    address: errors are told to all raw sockets."""
+    """Send one SCTP INIT from a new port and return the result. Only one at a time from a source to
+    an address: errors are reported to all raw sockets."""
     port, loop = next(_sctp_ports), asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
     with namespace.make_socket(
@@ -236,7 +236,8 @@ async def associate(site: Site, source: Source, target: Target, *, timeout_s: fl
 
 
 async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[int, int] | None:
-    """(status, X-Load-Balancing-Endpoint-Weight) of a health port; None: no answer."""
+    """Return (status, X-Load-Balancing-Endpoint-Weight) of a health port; None without an
+    answer."""
     with suppress(Unavailable, TimeoutError, ConnectionError):
         reader, writer = await site.connect(host, address, port, timeout_s=1)
         async with asyncio.timeout(1):

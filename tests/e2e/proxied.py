@@ -1,7 +1,8 @@
-"""Callers of Services of class proxy in a lab: who they reach, and as whom the pod knows them.
+"""Clients of Services of class proxy in a lab: the pod that each reaches, and the client address
+that the pod sees.
 
-In: a lab that is up, hosts and pods of it, addresses. Out: what an echo server said
-(`fairlead.lab.echo`), waited for where the system has to arrive somewhere first."""
+In: a running lab, its hosts and pods, addresses. Out: the answer of an echo server
+(`fairlead.lab.echo`), with a wait where the system must first converge."""
 
 import asyncio
 import json
@@ -17,9 +18,8 @@ from fairlead.lab.site import Site
 DEADLINE_S = 60.0
 PROXY = "fairlead.io/proxy"
 PATIENCE_S = 15.0
-"""How long callers wait for an answer where none may be lost. One that is lost has no answer at
-all, or an end of its connection at once; what merely takes its time, on a machine that has other
-work, is nobody's loss."""
+"""The time-out of clients where no connection may be lost. A lost connection gets no answer at all,
+or ends at once; an answer that is only slow, on a busy machine, is not a loss."""
 
 
 class Line:
@@ -43,7 +43,7 @@ class Line:
 
 
 async def call(site: Site, host: str, address: str, port: int = 80) -> dict[str, Any]:
-    """What the pod said; nothing if there was no answer."""
+    """Return the pod's answer; "" without one."""
     try:
         line = await Line.open(site, host, address, port)
         try:
@@ -60,7 +60,7 @@ async def until(
     said: dict[str, Any] = {}
     try:
         async with asyncio.timeout(DEADLINE_S):
-            # On both gateways, among which connections are spread.
+            # On both gateways, because connections are distributed over them.
             while not all([holds(said := await call(site, host, address)) for _ in range(8)]):
                 await asyncio.sleep(0.05)
     except TimeoutError:

@@ -1,10 +1,9 @@
-"""Services and EndpointSlices of every kind, for two service proxies that are to do the same with
-them. Pure.
+"""Services and EndpointSlices of every kind, for comparing two service proxies. Pure.
 
 In: a random source, or nothing for the rows of upstream's own packet tables. Out: `Scene`s: a
 Service with addresses and ports of its own, its slices, and the status of its load balancer. Slices
-name pods, not addresses: each lab has its own. Services have no selector, so that slices say what
-they please: who is ready, serving, terminating, on no node, hinted at."""
+name pods, not addresses, because each lab has its own addresses. Services have no selector, so
+slices are arbitrary: ready, serving, terminating, without a node, with hints."""
 
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
@@ -14,13 +13,13 @@ from typing import Any, NamedTuple
 Manifest = dict[str, Any]
 
 PODS = {"a1": "node1", "a2": "node1", "b1": "node2", "c1": "node3"}
-"""Endpoints, and where they are."""
+"""The endpoints and their nodes."""
 CALLERS = {"caller1": "node1", "caller3": "node3"}
 NODES = ("node1", "node2", "node3")
 ZONES = ("east", "west")
 ZONE_LABEL = "topology.kubernetes.io/zone"
 NUMBERS = {"TCP": (8080, 9090), "UDP": (5353, 5354), "SCTP": (3868, 2905)}
-"""What every pod listens at."""
+"""The ports of every pod."""
 PORTS = (
     ("web", 80, "TCP"),
     ("dns", 53, "UDP"),
@@ -29,7 +28,7 @@ PORTS = (
     ("admin", 8081, "TCP"),
     ("diameter", 3868, "SCTP"),
 )
-"""What a random Service may have: name, port and protocol."""
+"""Ports of random Services: name, port and protocol."""
 
 READY, SERVING, NOT_READY = (
     {"ready": True, "serving": True, "terminating": False},
@@ -45,7 +44,7 @@ STATES: tuple[Manifest, ...] = (
     {},
 )
 INSIDE, OUTSIDE = ("198.51.100.11/32", "2001:db8:2::b/128"), ("203.0.113.0/25", "2001:db8:77::/64")
-"""Ranges with client1 in them, and without anybody."""
+"""Ranges that contain client1, and ranges without any host."""
 RANGES: tuple[tuple[str, ...], ...] = (
     (),
     (),
@@ -60,8 +59,8 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 
 
 class Scene(NamedTuple):
-    """`addresses`: every address of the Service at which a port is to be called; `node_ports` of
-    its ports."""
+    """A Service and its slices. `addresses`: every address at which the Service's ports are called;
+    `node_ports`: the node ports."""
 
     service: Manifest
     slices: tuple[Manifest, ...]
@@ -73,13 +72,13 @@ class Scene(NamedTuple):
 
     @property
     def endpoints(self) -> set[str]:
-        """The pods that any of its slices names."""
+        """The pods in any of its slices."""
         return {endpoint["pod"] for each in self.slices for endpoint in each["endpoints"]}
 
     def frontends(
         self, node_addresses: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, int, str]]:
-        """Where it can be called, whatever the answer: address, port and protocol."""
+        """Return address, port and protocol of every target of the Service, whatever the answer."""
         spec = self.service["spec"]
         shown = [entry["ip"] for entry in self.ingress]
         for port in spec["ports"]:
@@ -93,7 +92,8 @@ class Scene(NamedTuple):
     def strays(
         self, node_addresses: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, int, str]]:
-        """Where it has an address, but not this port, or not by this protocol (P2.8, P2.9)."""
+        """Return the Service's addresses with a port or protocol that it does not have (P2.8,
+        P2.9)."""
         frontends = set(self.frontends(node_addresses))
         for address, number, protocol in sorted(frontends):
             for stray in (
@@ -105,7 +105,7 @@ class Scene(NamedTuple):
 
 
 class Maker:
-    """Numbers Services, so that no two share an address or a port."""
+    """Creates Services with unique addresses and ports."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -118,7 +118,7 @@ class Maker:
         ports: list[Manifest] | None = None,
         **fields: Any,
     ) -> Manifest:
-        """A Service of these fields, with addresses and ports that nobody else has."""
+        """Return a Service with these fields, and with unique addresses and ports."""
         self._number += 1
         number, families = self._number, fields.setdefault("ipFamilies", ["IPv4", "IPv6"])
         fields["ipFamilyPolicy"] = "RequireDualStack" if len(families) == 2 else "SingleStack"
@@ -165,8 +165,9 @@ def slices_of(
     suffix: str = "",
     headless: bool = False,
 ) -> tuple[Manifest, ...]:
-    """A slice for each family. `targets`: where its ports lead, by name; else to the first number
-    of the protocol. `headless`: whether the slices have the label of headless Services."""
+    """Return a slice for each family. `targets`: the targets of its ports, by name; by default the
+    first number of the protocol. `headless`: whether the slices have the label of headless
+    Services."""
     name, made = service["metadata"]["name"], []
     for family in service["spec"]["ipFamilies"]:
         ports = [
@@ -206,7 +207,7 @@ def endpoint(pod: str, state: Manifest = READY, **fields: Any) -> Manifest:
 
 
 def rows(maker: Maker) -> list[Scene]:
-    """The situations of upstream's packet tables (TestNoEndpointsReject and those after it)."""
+    """Return the cases of upstream's packet tables (TestNoEndpointsReject and those after it)."""
     made: list[Scene] = []
 
     def add(
@@ -333,7 +334,8 @@ class Drawer:
         self._random, self._maker = random, maker
 
     def scene(self, name: str, number: int) -> Scene:
-        """One of them. `number`: of its load-balancer address among those of its batch."""
+        """Return a random scene. `number`: the number of its load-balancer address within the
+        batch."""
         draw = self._random
         kind = draw.choice(
             ("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer", "LoadBalancer")
@@ -388,12 +390,12 @@ class Drawer:
         )
 
     def zones(self) -> dict[str, str]:
-        """For each node one of the zones."""
+        """Return a zone for each node."""
         return {node: self._random.choice(ZONES) for node in NODES}
 
     def _slices(self, service: Manifest) -> tuple[Manifest, ...]:
-        """One slice of a family, or two: no endpoint stands in both, for kube-proxy then takes
-        either."""
+        """Return one or two slices of a family. No endpoint is in both, because kube-proxy then
+        uses either."""
         draw = self._random
         hinted = draw.choice((0.0, 0.0, 1.0, 0.7))
         pods = draw.sample(sorted(PODS), draw.choice((0, 1, 2, 2, 3, 4)))

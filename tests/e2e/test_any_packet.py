@@ -1,10 +1,11 @@
-"""Unusual packets: fragments, too long for the path, with options, with few hops left, pings, SCTP;
-to a Service that nodes do not serve, and to one without endpoints.
+"""Unusual packets: fragments, packets that are too long for the path, with options, with few hops
+left, pings, SCTP; packets to a Service that nodes do not serve, and to a Service without endpoints.
 
-A lab for each tunnel; of its four nodes two are on a link with the gateways and get packets as they
-are, two get them through the tunnel. The router spreads packets over two gateways by ports and
-addresses; fragments by addresses alone, for only the first one has ports. Each speaks to all four
-nodes, over both families. (Segments and datagrams of a size: test_tunnels.py.)"""
+There is a lab for each tunnel. Of its four nodes two share a link with the gateways and get packets
+without a tunnel; two get them through the tunnel. The router distributes packets over two gateways
+by ports and addresses, but fragments by addresses only, because only the first fragment has ports.
+Each test sends to all four nodes, over both families. (Sizes of segments and datagrams:
+test_tunnels.py.)"""
 
 import asyncio
 import errno
@@ -38,9 +39,9 @@ TRANSPORTS = (
     Transport(tunnel="vxlan", attach="xdp-generic"),
 )
 FLOWS, ROUNDS = 24, 40
-"""So many flows at once. Four times in a thousand they miss one of four nodes: then others follow,
-each round a second after the last, for a node of a busy machine that ceased to answer its probes
-may have to show for a while that it does again."""
+"""The number of concurrent flows. In four cases of a thousand they miss one of four nodes; then
+more follow, each round one second after the previous one, because a node of a busy machine that
+missed probes may first have to answer them for a while."""
 TRIES = 10
 BRANCH_MTU = 1300
 SCTP_PORT = 7000
@@ -65,7 +66,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def nothing_learnt(shop: Shop) -> None:
-    """The client's kernel has forgotten which sizes fit."""
+    """Delete the path MTUs that the client's kernel has learnt."""
     for family in ("-4", "-6"):
         await output(shop.site, CLIENT, "ip", family, "route", "flush", "cache")
 
@@ -91,8 +92,8 @@ class Asker:
         )
 
     async def ask(self, data: bytes, *, tries: int = 1) -> Answer | None:
-        """The answer, None if there is none within a second. Later tries are for who has been told
-        to send less at a time."""
+        """Return the answer; None if there is none within a second. Later tries are for a sender
+        that has learnt a smaller path MTU."""
         loop = asyncio.get_running_loop()
         for _ in range(tries):
             try:
@@ -107,7 +108,8 @@ class Asker:
 
 
 async def at_every_node(shop: Shop, each: Callable[[str], Awaitable[str]]) -> None:
-    """Do it with flows to each VIP, until all nodes were met; it answers who was."""
+    """Call the function with flows to each VIP until all nodes have been reached. Return the
+    nodes."""
     pods = set(await shop.pods())
     for address in shop.addresses:
         met: set[str] = set()
@@ -127,7 +129,7 @@ async def test_fragments_go_where_the_first_one_went(shop: Shop, size: int) -> N
         flow = Asker(shop, address)
         met = set()
         for turn in range(3):
-            # A datagram for a far node has to be told once that its fragments must be smaller.
+            # The first datagram for a far node is answered by an ICMP error with the smaller MTU.
             answer = await flow.ask(bytes([65 + turn]) * size, tries=TRIES)
             assert answer, f"no answer to {size} bytes from {address}"
             assert answer["length"] == size
@@ -373,7 +375,7 @@ async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
 
 
 async def refused(shop: Shop, address: str, tcp: int, udp: int) -> tuple[bool, bool]:
-    """Whether the client is refused at once: a connection, and a datagram."""
+    """Return whether the client is refused at once: a connection, and a datagram."""
     host = f"[{address}]" if ":" in address else address
     code, _, _ = await shop.site.exec(CLIENT, ["curl", "-sS", "-m", "5", f"http://{host}:{tcp}/"])
     loop = asyncio.get_running_loop()

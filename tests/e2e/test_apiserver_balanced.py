@@ -1,6 +1,6 @@
-"""The API server's own balancer: the gateway is there first, without so much as a kubeconfig; then
-come two real API servers, which everybody reaches through it, the gateway too; what becomes of one
-of them, or of the gateway's process, stops nobody."""
+"""The balancer for API servers: the gateway starts first, without even a kubeconfig; then two real
+API servers start, which all clients, the gateway included, reach through it. Failures of an API
+server or of the gateway's process stop no client."""
 
 import asyncio
 import json
@@ -92,14 +92,14 @@ class Gateway:
         return code == 0
 
     async def open_connections(self) -> list[int]:
-        """Of each API server, by HAProxy's own word."""
+        """Return the connections of each API server, as HAProxy reports them."""
         rows = await runtime.statistics(f"{self.site.directory.proxy('gw1')}-api/worker.sock")
         return [
             int(row["scur"]) for server in self.servers for row in rows if row["svname"] == server
         ]
 
     async def found(self) -> list[str]:
-        """What it shows of the API servers, in the order of its configuration."""
+        """Return the state of the API servers, in the order of the configuration."""
         _, said, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
         shown = json.loads(said or "{}").get("api_servers", {}).get("servers", {})
         return [shown.get(server, {}).get("state", "") for server in self.servers]
@@ -125,7 +125,7 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
 async def asked(
     site: Site, token: str, host: str = "client1", times: int = 1, url: str = URL
 ) -> bool:
-    """Whether each of so many connections, one after the other, gets the list of Services."""
+    """Return whether each of these connections, in sequence, gets the list of Services."""
     ask = [
         "curl",
         "-skfm5",
@@ -140,7 +140,7 @@ async def asked(
 
 
 async def taken(site: Site) -> bool:
-    """Whether somebody takes connections there."""
+    """Return whether a server accepts connections there."""
     try:
         _, writer = await site.connect("client1", ADDRESS, 6443, timeout_s=1)
     except Unavailable:
@@ -181,8 +181,8 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         shown = {row[0]: row[1] for row in rows if row and row[0] in gateway.servers}
         assert shown == dict.fromkeys(gateway.servers, "ready")
 
-        # Its process dies: nobody notices. An API server freezes: who has a connection to it is
-        # told, and comes to the other.
+        # Its process is killed without effect on clients. Then an API server freezes: its clients
+        # are disconnected, and reconnect to the other one.
         await site.kill_role("gw1")
         assert await asked(site, token, times=4)
         await until("nobody's connections", lambda: has_open(gateway, 0, 0))
@@ -207,7 +207,7 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         for _, writer in lines:
             writer.close()
 
-        # One that answers, but that it is not ready, keeps what it has.
+        # An API server that reports itself as not ready keeps its connections.
         lines = [await site.connect("client1", ADDRESS, 6443) for _ in range(2)]
         assert one.etcd is not None
         one.etcd.send(signal.SIGSTOP)

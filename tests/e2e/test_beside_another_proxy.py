@@ -1,10 +1,8 @@
-"""A node that only ends tunnels, where another program is the service proxy, with the rights that
-the chart gives it.
+"""A node that only decapsulates, beside another service proxy, with the privileges of the chart.
 
-No kube-proxy runs here. In its place stands a second `fairlead node`, which knows of no tunnel, and
-translates what comes to a published address as kube-proxy's rules do. So this shows that the two
-leave each other's rules alone and that a packet meets both, not what kube-proxy itself would do.
-"""
+No kube-proxy runs here. A second `fairlead node`, which has no tunnel, translates packets for
+published addresses as kube-proxy's rules do. The test therefore shows that both leave each other's
+rules alone and that a packet passes through both, not what kube-proxy itself would do."""
 
 import asyncio
 import os
@@ -105,7 +103,7 @@ async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_proc
     for _ in range(20):
         assert await answers()
     proxy = start(site, "proxy2", 9442, "+net_admin", tunnel={"kind": "none"})
-    # Whose configuration has no tunnel takes away what one left.
+    # A node without a tunnel in its configuration deletes a tunnel that is left over.
     async with asyncio.timeout(30):
         while await answers():
             await asyncio.sleep(0.1)

@@ -1,5 +1,5 @@
-"""The gateway's own probes do not get out: all nodes seem dead. The Service goes on by the API's
-word; its owner is told."""
+"""The gateway's own probes are dropped, so that all nodes seem dead. The Service is served
+according to the API, and an Event is written."""
 
 import os
 from collections.abc import AsyncIterator

@@ -1,9 +1,9 @@
-"""A flood of SYNs, and one of datagrams, from made-up sources: who is connected stays so, who comes
-gets in.
+"""Floods of SYNs and of datagrams from spoofed sources: open connections stay, and new clients
+connect.
 
-The slots are in transition, so that each packet of the flood is one that might be remembered: this
-is what a flood is to push out what matters by. All sizes are bounded: the tables in the kernel by
-their maps, the process by not hearing of any of it."""
+The slots are in transition, so that each packet of the flood may create a flow entry: this is how a
+flood could evict entries that matter. All sizes are bounded: the tables in the kernel by their
+maps; the process does not receive the packets."""
 
 import json
 import os
@@ -27,19 +27,19 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 COUNT, PER_S = 100_000, 20_000
 FEW = 15
-"""Of 300 flows of datagrams: those of which the gateway has seen one packet when the flood
-comes."""
+"""The number, of 300 UDP flows, of which the gateway may have seen only one packet when the flood
+starts."""
 MEMORY_KIB = 16 << 10
-"""What the process may have taken more after a flood of 200,000 packets. A hundred bytes for each,
-less than an entry of a table takes in Python, would be more; what its allocator keeps for later is
-less."""
+"""The permitted growth of the process after a flood of 200,000 packets. A hundred bytes for each
+packet, less than a table entry takes in Python, would exceed it; memory that the allocator reserves
+is below it."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shop() -> AsyncIterator[Shop]:
     async with Site.create(f"flood{os.getpid()}", nodes=3, gateways=1, clients=1) as site:
         for sources in ("198.19.0.0/16", "2001:db8:bad::/64"):
-            # The made-up sources are nowhere: what pods answer them ends here.
+            # The spoofed sources do not exist: answers of pods to them end here.
             await output(site, ROUTER, "ip", "route", "add", "blackhole", sources)
         shop = Shop(site)
         await shop.start(["node1", "node2"])
@@ -49,7 +49,7 @@ async def shop() -> AsyncIterator[Shop]:
 
 
 def entries(site: Site, *names: str) -> int:
-    """How many flows the gateway remembers in these tables."""
+    """Return the number of flow entries in these tables."""
     (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
     total = 0
     for name in names:
@@ -92,7 +92,7 @@ async def test_a_flood_harms_nobody(shop: Shop, kind: str, port: int, table: str
     async with Crowd(shop, tcp=500, udp=100, quic=50, new_per_s=100) as crowd:
         await shop.place(["node1", "node2", "node3", "node3"])
         if kind == "udp":
-            # What pods make of a flood of requests is their matter: it ends at their doors.
+            # The effect of a flood of requests on pods is not tested: it is dropped before them.
             for pod in await shop.pods():
                 await output(site, f"default/{pod}", "nft", SINK)
         known, before_kib = entries(site, table), memory_kib(site)
@@ -116,7 +116,7 @@ async def test_a_flood_harms_nobody(shop: Shop, kind: str, port: int, table: str
                 }
             )
         )
-        # Of the flood nothing is known for good, and of those who were known nobody was pushed out.
+        # No entry of the flood remains, and no earlier entry was evicted.
         opened = sum(count.new for count in period.values())
         assert known <= entries(site, table) <= known + opened
         assert half_known > COUNT // 10

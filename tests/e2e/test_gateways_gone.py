@@ -1,5 +1,5 @@
-"""All gateways die (SIGKILL), or there never was one: Services keep their addresses, and show that
-no gateway is alive."""
+"""All gateways are killed (SIGKILL), or there never was one: Services keep their addresses, and
+their status shows that no gateway is alive."""
 
 import asyncio
 import json
@@ -64,13 +64,13 @@ async def described(site: Site, *words: str) -> None:
 
 
 async def status(site: Site, *options: str) -> str:
-    """What `fairlead status --cluster` prints with the administrator's kubeconfig."""
+    """Return the output of `fairlead status --cluster` with the administrator's kubeconfig."""
     files = ("--kubeconfig", str(site.directory.kubeconfig), "--config", str(site.directory.config))
     return await fairlead(site.name, "status", "--cluster", *files, *options)
 
 
 async def fairlead(lab: str, *words: str) -> str:
-    """What the program prints on this machine."""
+    """Return the output of the program on this machine."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         PROGRAM, *words, stdout=pipe, stderr=pipe, env=process.environment(lab, "fairlead")

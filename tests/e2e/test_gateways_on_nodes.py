@@ -1,8 +1,6 @@
-"""No tier of gateways: every node is one. Whichever node a packet enters at, it gets to a pod, with
-its source, under Local.
-
-Three nodes share a link, the fourth is behind the router, so that both ways between nodes are
-walked: the link and the tunnel."""
+"""No separate gateways: every node is a gateway. Whichever node a packet enters at, it reaches a
+pod, with its source address, under Local. Three nodes share a link, and the fourth is behind the
+router, so that packets between nodes use both the link and the tunnel."""
 
 import asyncio
 import json
@@ -27,9 +25,9 @@ from fairlead.lab.site import Site
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 TABLE = 7471100
-"""Of blackhole routes."""
+"""The routing table of blackhole routes."""
 PLACES = ("node1", "node1", "node4")
-"""The others have no pod."""
+"""The nodes with pods."""
 CALLS = 40
 TRACES = {
     "nft list ruleset": "fairlead",
@@ -39,7 +37,7 @@ TRACES = {
     "ip -4 route show table all": "blackhole",
     "ip -6 route show table all": "blackhole",
 }
-"""Where roles leave something, and by what one sees it."""
+"""The commands that show state which roles leave, and the text by which it is recognized."""
 ROWS = {
     "ipip": Transport(tunnel="ipip"),
     "vxlan everywhere": Transport(tunnel="vxlan", forwarding="vxlan"),
@@ -47,7 +45,7 @@ ROWS = {
 
 
 class NodesShop(Shop):
-    """A Shop whose gateways are the nodes: there they show themselves at the gateway's port."""
+    """A Shop whose gateways are the nodes, which show their state at the gateway's port."""
 
     async def members(self, gateway: str = "node1") -> dict[str, tuple[int, str]]:
         view = json.loads(
@@ -81,7 +79,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[NodesShop]:
 
 
 async def ask(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
-    """(pod, peer) as the pod says that a new TCP connection reached."""
+    """Return (pod, peer) as the pod reports them that a new TCP connection reaches."""
     reader, writer = await shop.site.connect(caller, address, 80)
     try:
         async with asyncio.timeout(5):
@@ -93,7 +91,7 @@ async def ask(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
 
 
 async def ask_by_datagram(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
-    """The same by UDP."""
+    """Return the same for UDP."""
     with shop.site.socket(
         caller, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
     ) as sock:
@@ -133,8 +131,8 @@ async def test_callers_on_nodes_and_in_pods_are_answered_too(shop: NodesShop) ->
 async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(
     shop: NodesShop,
 ) -> None:
-    """The packet may be sent to another node, which is a gateway too and does not serve the Service
-    either."""
+    """The packet may be sent to another node, which is also a gateway and does not serve the
+    Service either."""
     site, sent = shop.site, 100
     service = {
         "apiVersion": "v1",
@@ -195,8 +193,8 @@ async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(
 
 
 async def test_nothing_fails_while_pods_come_and_go(shop: NodesShop) -> None:
-    """The nodes' tables change one after the other; what enters at one and is handed to another
-    stays there meanwhile."""
+    """The nodes' tables change one after the other; a packet that enters at one node and is passed
+    to another stays there meanwhile."""
     steps: Sequence[Sequence[str]] = (
         ("node2", "node2", "node3"),
         ("node4",),

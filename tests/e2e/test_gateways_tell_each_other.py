@@ -1,8 +1,6 @@
 """A gateway is lost while slots are in transition, with real connections through three gateways and
-the real roles.
-
-Without peers those break that were opened since the change, in a slot that changed, and pass to
-another gateway. With peers none does."""
+the real roles. Without peers, connections break that were opened since the change, in a slot that
+changed, and that move to another gateway. With peers none breaks."""
 
 import asyncio
 import os
@@ -19,11 +17,10 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 GATEWAYS = ("gw1", "gw2", "gw3")
 FEW = 40
-"""Flows of datagrams that may have begun within the seconds before a loss, and asked only once yet:
-of some 400 a period. Without peers ten times as many break, all of QUIC."""
+"""UDP flows that may have begun within the seconds before a loss and sent only one request: of
+about 400 per period. Without peers ten times as many break, all of them QUIC."""
 TRIES = 3
-"""Where a busy machine made a node seem dead to a gateway meanwhile, something else was shown than
-what this is about."""
+"""Number of attempts: one does not count if a busy machine made a node seem dead meanwhile."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -73,7 +70,7 @@ async def test_with_peers_nothing_breaks(shop: Shop) -> None:
                 print(summary(period))
                 if shop.deaths() == since:
                     break
-            # Gateways tell of a flow of datagrams from its second one on.
+            # Gateways send a UDP flow to their peers from its second packet on.
             unharmed(forgiving(period, FEW))
 
 

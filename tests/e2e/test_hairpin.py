@@ -1,9 +1,7 @@
-"""Callers inside the cluster reach a Service of class proxy through a gateway, and so with a
-header: pods beside an endpoint and far from all, the endpoint itself, nodes, what runs in a node's
-network. With `fairlead node`, and with the real kube-proxy.
-
-A header that is switched on and off on a live Service costs pods that take both kinds nothing,
-whoever calls."""
+"""Clients inside the cluster reach a Service of class proxy through a gateway, and therefore with a
+PROXY header: pods on nodes with and without an endpoint, the endpoint itself, nodes, pods in the
+host network. With `fairlead node`, and with the real kube-proxy. Switching the header on and off on
+a live Service has no effect on pods that accept both forms, whoever connects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -43,7 +41,7 @@ CALLERS = {
     "default/beside": "node1",
     "default/away": "node3",
 }
-"""Whose address a pod should be told: pods call the outside world as their nodes do
+"""The client address that a pod should see: pods reach outside addresses with the node's address
 (`lab.wiring`)."""
 HEADER, SUFFIX = "fairlead.io/proxy-protocol", "fairlead.io/hostname-suffix"
 PROXIED: Mapping[str, dict[str, Any]] = {
@@ -52,8 +50,8 @@ PROXIED: Mapping[str, dict[str, Any]] = {
     "named": {"annotations": {HEADER: "v2", SUFFIX: "nip.io"}},
 }
 CALLS = 8
-"""From each caller to each address: enough for every pod's turn, at whichever gateways they
-arrive."""
+"""The number of calls from each client to each address: enough to reach every pod through either
+gateway."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,7 +63,7 @@ async def kubectl(site: Site) -> Kubectl:
 async def shown(
     site: Site, client: Client, kubectl: Kubectl
 ) -> AsyncIterator[Mapping[str, Sequence[LoadBalancerIngress]]]:
-    """What the status of each Service shows, of both families."""
+    """Return the addresses in the status of each Service, of both families."""
     made = {name: pod(name, app, node) for name, (app, node, _) in PODS.items()}
     for name, (_, _, hosted) in PODS.items():
         made[name]["spec"]["hostNetwork"] = hosted
@@ -90,7 +88,8 @@ async def entries(client: Client, name: str) -> Sequence[LoadBalancerIngress]:
 async def all_are_served_and_named(
     site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """Callers resolve nothing: they call the address that a hostname stands for."""
+    """All clients are answered and identified. They resolve no names, and call the address behind a
+    hostname."""
     for name, fields in PROXIED.items():
         for address in filter(None, map(shown_address, shown[name])):
             # With policy Cluster a node may hand a connection on to another one, in its own name.
@@ -112,8 +111,8 @@ async def all_are_served_and_named(
 
 
 async def settled(site: Site, caller: str, address: str) -> list[dict[str, Any]]:
-    """Some calls in a row that both pods answer, and nobody else. Each gateway finds for itself
-    that nodes answer, and with policy Cluster a node draws one of the pods for each call."""
+    """Wait for a sequence of calls that both pods, and no others, answer. Each gateway learns for
+    itself that nodes answer, and with policy Cluster a node chooses a pod for each call."""
     met: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -127,8 +126,8 @@ async def settled(site: Site, caller: str, address: str) -> list[dict[str, Any]]
 async def nodes_answer_for_direct_alone(
     site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """Where no gateway is reached a caller inside has an answer of class direct, from its own node,
-    and of no other."""
+    """Check that without a gateway a client inside gets an answer of class direct, from its own
+    node, and of no other class."""
     await site.route_vips([])
     try:
         for entry in shown["direct"]:
@@ -152,7 +151,7 @@ async def test_with_our_own_service_proxy(
 async def test_a_header_that_is_switched_costs_nobody_anything(
     site: Site, kubectl: Kubectl, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """Pods take connections with and without a header. Callers inside never go past the gateways
+    """Pods accept connections with and without a header. Clients inside never bypass the gateways
     meanwhile."""
     await kubectl.apply("live", loadBalancerClass=PROXY)
     published = await ingress(kubectl, "live", lambda entry: entry["ipMode"] == "Proxy")
@@ -190,7 +189,7 @@ async def test_a_header_that_is_switched_costs_nobody_anything(
 
 
 def begins_with(header: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether an answer tells of a connection with this header; `false`: with none."""
+    """Return whether the answer reports a connection with this header; `false`: without one."""
     return lambda said: bool(said) and said.get("proxy", "false") == header
 
 

@@ -36,7 +36,7 @@ async def web() -> AsyncIterator[Web]:
 
 
 def verdicts(site: Site) -> Counter[tuple[str, str]]:
-    """How often the gateway has seen a health port that is not healthy."""
+    """Return how often the gateway has found a health port unhealthy."""
     log = site.directory.log(f"{GATEWAY}/gateway").read_text()
     probed = (json.loads(line) for line in log.splitlines() if '"event": "probed"' in line)
     return Counter((each["target"], each["verdict"]) for each in probed)

@@ -45,14 +45,15 @@ SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
     ("off", "proxy", "v2", {"HeaderNotExpected"}),
     ("narrow", "proxy", "v1", set()),
     ("narrow", "proxy", "v2", set()),
-    # Nothing stands before our own headers here, and they come from the balancer, who is trusted.
+    # Nothing precedes Fairlead's own headers here, and they come from the load balancer, which is
+    # trusted.
     ("narrow", "proxy", "none", {"HeaderMissing", "ClientMayForge"}),
     ("wide", "proxy", "v2", {"ClientMayForge"}),
 ]
-"""How the controller is set up, who balances, what that one sends, what must be found wrong."""
+"""The set-up of the controller, the class, the header, and the findings that are required."""
 OTHERWISE: dict[tuple[Controller, str, Class], set[str]] = {("haproxy", "narrow", "direct"): set()}
-"""HAProxy wants a header from those whom it trusts, and none from others: behind class direct, all
-clients are others."""
+"""HAProxy requires a header from trusted sources only: behind class direct, no client is trusted.
+"""
 
 
 def program(name: str) -> Path:
@@ -80,8 +81,8 @@ async def ingresses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[I
 async def test_applications_see_the_client(
     ingresses: Ingresses, controller: Controller, trust: str, by: Class, sends: Header
 ) -> None:
-    """Two of them, by host name with TLS, over both families; behind class direct with no setting
-    anywhere."""
+    """Two applications, by host name with TLS, over both families; behind class direct without any
+    setting."""
     own = ingresses.site.topology.host(CLIENT).addresses
     for application, name in zip(("app-a", "app-b"), HOSTS, strict=True):
         for address in ingresses.services[Entry(controller, trust, by, sends)]:
@@ -91,7 +92,7 @@ async def test_applications_see_the_client(
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Controller) -> None:
-    """With TLS and without, over both families; what is right is not complained of."""
+    """With and without TLS, over both families; there is no finding about a correct set-up."""
     cases = list(itertools.product(SET_UPS, (False, True), range(2)))
 
     async def one(set_up: tuple[str, Class, Header, set[str]], tls: bool, family: int) -> None:
@@ -108,7 +109,7 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
             } == expected
 
         try:
-            # The wrong ones cannot be awaited otherwise: they do not answer when they are ready.
+            # There is no readiness to wait for in wrong set-ups: they never answer.
             await until(as_expected, "the findings")
         except AssertionError:
             pytest.fail(
@@ -135,7 +136,7 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
 async def test_a_service_is_checked_by_its_name(
     ingresses: Ingresses, entry: Entry, expected: set[str]
 ) -> None:
-    """As a user does it: the front, a pod and a node port are found and tried."""
+    """The command finds and tests the frontend, a pod and a node port, as a user would."""
     site = ingresses.site
     report = await checked(site, entry.name, "--echo", "/")
     found = {
@@ -159,7 +160,7 @@ async def test_a_service_is_checked_by_its_name(
 
 
 async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
-    """HAProxy closes connections for which it has nobody: just as a pod does that expects no
+    """HAProxy closes connections for which it has no server, as a pod does that expects no
     header."""
     site = ingresses.site
     await site.apply(
@@ -172,7 +173,7 @@ async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
     await addresses_of(site, "deserted")
 
     async def is_said() -> bool:
-        # Until HAProxy has heard of the Service, no port is open.
+        # No port is open until HAProxy has loaded the Service.
         report = await checked(site, "deserted")
         assert {each["code"] for each in report["findings"]} == {"NoPod"}
         return all(row["answer"]["outcome"] == "rejected" for row in report["calls"])
@@ -183,8 +184,8 @@ async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
 async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
     ingresses: Ingresses, tmp_path: Path
 ) -> None:
-    """A pod that trusts headers from the balancer, which writes none: everybody's are
-    believed."""
+    """A pod trusts headers from the balancer, which writes none: it would accept forged ones from
+    any client."""
     site = ingresses.site
     named = to_nginx("named", ingresses.port("narrow", tls=False), ipFamilies=["IPv6"])
     named["metadata"]["annotations"]["fairlead.io/hostname-suffix"] = "nip.io"
@@ -337,8 +338,8 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
 async def checked(
     site: Site, name: str, *options: str, through: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What `fairlead ingress check` reports of a Service, run by a program that runs it. Its exit
-    status says the same."""
+    """Return the report of `fairlead ingress check` about a Service, run as a command. Its exit
+    status must match."""
     argv = [
         "fairlead",
         "ingress",
@@ -360,7 +361,7 @@ async def checked(
 
 
 async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
-    """What a check of the Service and of the pod behind it finds."""
+    """Return the findings of a check of the Service and of the pod behind it."""
     behind = f"{ingresses.pods['haproxy'][0]}:{EITHER_PORT}"
     argv = [
         "fairlead",
@@ -386,7 +387,7 @@ async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
 
 
 async def plain(site: Site, address: str) -> dict[str, Any]:
-    """What an application says over HTTP; nothing if nobody answers."""
+    """Return the application's answer over HTTP; "" without one."""
     code, output, _ = await site.exec(
         CLIENT, ["curl", "-sf", "--max-time", "2", "-H", f"Host: {HOSTS[0]}", f"http://{address}/"]
     )
@@ -399,8 +400,8 @@ async def is_gone(site: Site, address: str) -> bool:
 
 
 def lost(period: Period) -> tuple[dict[str, int], list[Broken], int]:
-    """New connections that failed, by what they met, open ones that broke, and how many are
-    open."""
+    """Return the failed new connections by error, the broken open ones, and the number of open
+    ones."""
     return period.failures, period.broken, period.open_connections
 
 

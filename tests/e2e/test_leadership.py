@@ -1,5 +1,5 @@
-"""Two controllers, one leader: whatever becomes of it, every Service gets one address, of its own,
-written once."""
+"""Two controllers, one leader: after any change of leadership, every Service has one address of its
+own, which was written once."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 
 class Controllers:
-    """The lab's own controller, and others that the test starts beside it."""
+    """The lab's own controller, and further ones that the test starts."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -66,7 +66,7 @@ async def create(site: Site, names: list[str]) -> None:
 
 
 async def addresses(site: Site, names: list[str]) -> dict[str, str]:
-    """Wait until each of them has its address."""
+    """Wait until each Service has its address."""
     async with site.client() as client, asyncio.timeout(DEADLINE_S):
         while True:
             services = {
@@ -80,8 +80,8 @@ async def addresses(site: Site, names: list[str]) -> dict[str, str]:
 
 
 class Written(NamedTuple):
-    """How often the address of each Service was written, by the API server's own log. `cut`: whose
-    write lost its answer when the writer died; it may have taken effect or not."""
+    """How often the address of each Service was written, according to the API server's log. `cut`:
+    writes whose answer was lost when the writer was killed; they may have taken effect or not."""
 
     times: Counter[str]
     cut: set[str]
@@ -143,8 +143,8 @@ async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals)
         load = asyncio.ensure_future(create(site, names))
         await asyncio.sleep(0.6)
         leader.send(fate)
-        # It may pass on again before the end: a controller that a busy machine does not let renew
-        # in time loses the lease.
+        # Leadership may change again before the end: a controller that a busy machine keeps from
+        # renewing in time loses the Lease.
         await controllers.other_than(before)
         if fate == signal.SIGSTOP:
             leader.send(signal.SIGCONT)

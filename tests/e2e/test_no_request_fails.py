@@ -1,10 +1,10 @@
-"""Nothing breaks: under steady load of new and of long-lived connections, whatever happens to
+"""No request fails: under a steady load of new and of long-lived connections, whatever happens to
 Fairlead or to the pods.
 
-Each test puts one Service, policy Local, five pods placed 3/1/1/0 on four nodes, through an event
-of one kind, and counts: `failed`, new connections without an answer within a second; `broken`, open
-ones that ended other than by the server's word. Real packets, real processes, real SIGKILL. Random
-moments follow from the seed, which a failure shows; FAIRLEAD_SEED sets it."""
+Each test puts one Service with policy Local, with five pods placed 3/1/1/0 on four nodes, through
+an event of one kind, and counts: `failed`, new connections without an answer within a second;
+`broken`, open connections that the server did not end. Real packets, real processes, real SIGKILL.
+Random moments follow from the seed, which a failure prints; FAIRLEAD_SEED sets it."""
 
 import asyncio
 import os
@@ -35,11 +35,10 @@ CONTROLLER = "control"
 NODES = ("node1", "node2", "node3", "node4")
 FOREIGN_FILTER = ("dev", "eth0", "ingress", "pref", "7")
 EVERY_WATCH: dict[str, Any] = {"method": "GET", "path": "[?&]watch=true", "count": 22}
-"""A fault that is met as often as there are watches: three of each role, four of the lab's control
-plane."""
+"""A fault that occurs once for each watch: three of each role, four of the lab's control plane."""
 
 BACK_WITHIN_MS = 1000
-"""A dead node must not cost a caller more than this."""
+"""The maximum outage of a client after the death of a node."""
 
 
 def dice(test: str) -> random.Random:
@@ -57,7 +56,7 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def web(site: Site) -> Web:
-    """The Service as each test wants to find it, whatever the test before left."""
+    """The Service in a known state, whatever the previous test left."""
     process.one(site.name, SERVER_LABEL).send(signal.SIGCONT)
     web = Web(site)
     await until(web.answers, "the API server stayed away")
@@ -82,15 +81,15 @@ def runs(site: Site, host: str) -> bool:
 
 
 def unharmed(period: Period) -> None:
-    """Nobody lost anything; and there was somebody to lose it."""
+    """Check that no connection failed, and that there were connections."""
     assert period.requests > 50
     assert (period.failed, period.broken) == (0, []), f"seed {SEED}: {period}"
 
 
 def nearly_unharmed(period: Period, late: int) -> None:
-    """Nothing broke, and at most so many connections had to knock twice. While the API server
-    fails, a gateway may not be told that the only pod of a node goes; its probes find out, and
-    whoever called in between is answered a second later."""
+    """Check that no connection broke, and that at most this many had to retry. While the API server
+    fails, a gateway may not learn that the only pod of a node is deleted; its probes find out, and
+    a client that connected in between is answered a second later."""
     assert period.requests > 50
     assert period.broken == [], f"seed {SEED}: {period}"
     assert period.failed <= late, f"seed {SEED}: {period}"
@@ -99,8 +98,7 @@ def nearly_unharmed(period: Period, late: int) -> None:
 
 
 async def test_the_load_sees_what_is_lost(web: Web) -> None:
-    """The proof that the other tests can fail: for four seconds the router knows no way to the
-    VIP."""
+    """Proof that the other tests can fail: for four seconds the router has no route to the VIP."""
 
     async def cut() -> None:
         await web.site.route_vips([])
@@ -139,9 +137,9 @@ async def test_roles_are_killed_at_any_moment(web: Web) -> None:
 
 
 async def test_roles_hang(web: Web) -> None:
-    """Stopped for some seconds, as by a machine that is short of memory: a node whose health port
-    is silent gets nothing new and keeps what it has; a gateway that was not there does not hold its
-    own silence against the nodes."""
+    """The roles are stopped for some seconds, as on a machine without free memory. A node whose
+    health port does not answer gets no new connections and keeps the open ones. A gateway that was
+    stopped does not attribute its own silence to the nodes."""
     chance = dice("hang roles")
 
     async def stop(host: str, after_s: float, for_s: float) -> None:
@@ -164,8 +162,8 @@ async def test_roles_hang(web: Web) -> None:
 
 
 async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
-    """The kernel forwards without the process as with it, and the successor changes nothing: no
-    member is left out because its node has not been asked yet."""
+    """The kernel forwards without the process as before, and the successor changes nothing: no
+    member is removed because its node has not been probed yet."""
     chance = dice("gateway")
     left = await forwarding(web.site)
     dropped = await drops(web.site)
@@ -264,9 +262,9 @@ async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
 
 
 async def test_a_service_is_edited(web: Web) -> None:
-    """In place, each edit and its opposite. Another policy has another health port, of which a
-    gateway knows nothing at first: that is no reason to turn to a pod which is about to go, still
-    serves by the API's word, and answers nobody any more."""
+    """Each edit and its opposite, in place. Another policy has another health port, of which a
+    gateway has no result at first. It must not send traffic to a pod that is terminating and
+    serving according to the API, but no longer answers."""
     port = {"port": 80, "targetPort": "http"}
     edits: list[dict[str, Any]] = [
         {"externalTrafficPolicy": "Cluster"},
@@ -426,11 +424,10 @@ def ours(listed: dict[str, dict[str, str]]) -> bool:
 
 
 async def test_weights_change_a_hundred_times(web: Web) -> None:
-    """Pods become unready and ready again at random, never all at once. Those who are connected
-    notice nothing.
-
-    At first one node has all pods, as when a Service's first pod becomes ready: its slots then need
-    no state, and connections to the other nodes are known by their entries alone."""
+    """Pods become unready and ready again at random, never all at once, without effect on open
+    connections. At first one node has all pods, as when a Service's first pod becomes ready: its
+    slots then need no transition, and connections to the other nodes have only their flow entries.
+    """
     chance = dice("weights")
     await web.place(["node1"])
     await until(web.on_one_node, "the pods that ended are still known")

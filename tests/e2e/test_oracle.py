@@ -82,8 +82,8 @@ def cluster(
 
 
 def told(expected: Expected) -> str:
-    """In the words of the tables: who may answer, and whether it sees the source or an address of a
-    node."""
+    """Return the result in the terms of the tables: the pods that may answer, and whether they see
+    the source or an address of a node."""
     if not expected.answers:
         return expected.otherwise
     nodes = {HERE, THERE, "192.0.2.23"}

@@ -1,6 +1,6 @@
-"""A Service of class proxy in a lab: everybody gets an answer, and the pod is told who called; what
-is edited takes effect in place; HAProxy outlives the gateway's process; connections follow the
-pods, and what goes takes nobody's with it."""
+"""A Service of class proxy in a lab: all clients are answered, and pods see the client's address;
+edits take effect in place; HAProxy outlives the gateway's process; connections follow the pods, and
+removed objects do not affect others' connections."""
 
 import asyncio
 import re
@@ -58,7 +58,7 @@ async def web(site: Site, kubectl: Kubectl) -> Proxied:
 
 
 def unharmed(site: Site, period: Period) -> None:
-    """Nobody lost anything, and every answer is for him who asked."""
+    """Check that no connection failed, and that every answer was for its client."""
     assert period.requests > 20
     assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS), (
         period
@@ -80,7 +80,8 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     await until(site, "client1", address, lambda said: said.get("proxy") == "v2")
     await told(kubectl, "web", "fairlead.io/timeout-client-data is 'soon'; allowed: milliseconds")
 
-    # Outside; a node and pods with and without an endpoint; a pod that is itself one of them.
+    # Clients outside; a node and pods with and without an endpoint; a pod that is itself an
+    # endpoint.
     own = {source.name: source for source in sources_of(site, await read_cluster(client))}
     for name, source in own.items():
         said = await call(site, name, address)
@@ -110,7 +111,7 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     await until(site, "client1", address, lambda said: not said)
     assert await line.ask() == first
 
-    # The last pod of a node goes: what is new comes to the other one alone.
+    # The last pod of a node is deleted: new connections go to the other node only.
     within["loadBalancerSourceRanges"] = None
     await kubectl.apply("web", annotations={}, **within)
     away = "p1" if first["pod"] == "p2" else "p2"
@@ -118,7 +119,7 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
     await kubectl("delete", "pod", away, "--wait=false")
     await until(site, "client1", address, lambda said: said.get("pod") == first["pod"])
 
-    # Every reload counts what there was until then.
+    # At every reload the counters so far are added.
     for gateway in site.topology.gateways:
         _, shown, _ = await site.exec(gateway.name, ["fairlead", "status"])
         proxied = shown.partition("PROXIED SERVICE")[2].splitlines()
@@ -134,7 +135,7 @@ async def test_everybody_is_served_and_named_in_the_header_and_edits_cut_nothing
             re.MULTILINE,
         ), metrics
 
-    # Whoever is killed, HAProxy goes on; whoever comes next goes on with it.
+    # HAProxy survives every killed process, and every successor uses the running HAProxy.
     for gateway in site.topology.gateways:
         await site.kill_role(gateway.name)
     assert all([await call(site, "client1", address) for _ in range(8)])
@@ -174,7 +175,7 @@ async def test_nodes_get_connections_by_their_ready_pods(site: Site, web: Proxie
 async def test_a_pod_that_terminates_ends_its_connections_in_order(
     site: Site, web: Proxied
 ) -> None:
-    """The only one of its node: its connections end by its own word, none is cut, no new one
+    """The only pod of its node: it ends its connections itself, none is cut, and no new one
     fails."""
     await web.place(("node1", "node2"))
     (leaving,) = [name for name, node in (await web.pods()).items() if node == "node1"]
@@ -198,8 +199,8 @@ async def test_a_pod_that_terminates_ends_its_connections_in_order(
 
 
 async def test_a_node_that_does_not_answer_gets_nothing_new(site: Site, web: Proxied) -> None:
-    """First its health port alone is silent: nobody notices. Then it dies: its own connections are
-    lost, no others, and callers come to the other one."""
+    """First only its health port is silent, without effect on clients. Then the node dies: only its
+    own connections are lost, and clients reach the other node."""
     await web.place(("node1", "node2"))
     role = process.one(site.name, "node1/node")
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:

@@ -1,10 +1,10 @@
-"""Hundreds of random changes to a cluster, up to three on the heels of each other; then packets
-must agree with the rules.
+"""Hundreds of random changes to a cluster, up to three in quick succession; then packets must agree
+with the rules.
 
 The whole system is real: API server, control plane, controller, two gateways, three nodes, pods,
-and two clients outside. Of the changes one in ten is made at a real API server, whose admission and
-garbage collection take longer for each. A run is repeated by its seed, which is printed:
-FAIRLEAD_SEED. FAIRLEAD_CHANGES makes it shorter or longer; `make histories` makes thousands."""
+and two clients outside. With a real API server, whose admission and garbage collection are slower,
+a tenth of the changes is made. A run is repeated by its seed, which is printed: FAIRLEAD_SEED.
+FAIRLEAD_CHANGES sets its length; `make histories` makes thousands of changes."""
 
 import asyncio
 import copy
@@ -43,9 +43,9 @@ REAL_CHANGES = CHANGES // 10
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 DEADLINE_S = 60.0
 AT_A_TIME = (1, 1, 2, 2, 3)
-"""So many changes are made before the system is given the time to come to rest."""
+"""The maximum number of changes before the system gets time to converge."""
 PROBES = 6
-"""To what each change has touched; and three to the rest."""
+"""The number of probes of each changed object; three more go to other objects."""
 KEPT = 6
 SWEEP_EVERY = 50
 RESOURCES: dict[str, Resource[Any]] = {"pods": PODS, "services": SERVICES, "nodes": NODES}
@@ -55,7 +55,7 @@ CALLERS = [pod(f"caller{number}", "none", node) for number, node in enumerate(NO
 
 
 class Run:
-    """The state of one run: what was done, what to send."""
+    """The state of one run: the changes so far, and the probes to send."""
 
     def __init__(self, site: Site, client: Client, seed: int) -> None:
         self.site = site
@@ -64,13 +64,14 @@ class Run:
         self.random = random.Random(seed + 1)
         self.prober = Prober(site, lambda: read_cluster(client))
         self.kept: list[Probe] = []
-        """Datagrams that come from the same port again and again, over all changes."""
+        """Datagrams from the same port across all changes."""
         self.done: list[str] = []
         self.former: list[Target] = []
-        """Where Services were once; of some of them nothing is left."""
+        """Former targets of Services; some of these Services are deleted."""
 
     async def step(self, most: int) -> int:
-        """A few changes, `most` at most, and what packets meet after them; how many they were."""
+        """Make up to `most` changes, and check the packets after them. Return the number of
+        changes."""
         before = await read_cluster(self.client)
         changes = [self.wanted.next() for _ in range(min(most, self.random.choice(AT_A_TIME)))]
         for change in changes:
@@ -86,7 +87,7 @@ class Run:
         return len(changes)
 
     def keep(self, cluster: Cluster) -> None:
-        """Now and then another one takes the place of the oldest."""
+        """Occasionally replace the oldest flow by a new one."""
         targets = [
             t
             for service in cluster.services
@@ -107,15 +108,14 @@ class Run:
                 ][-KEPT:]
 
     async def hold(self, probes: Sequence[Probe]) -> None:
-        """All of these must agree with the oracle in the end, and so must what the Services say of
-        themselves."""
+        """Check that all probes agree with the oracle in the end, and also the Services' status."""
         try:
             await self.prober.agree(probes, deadline_s=DEADLINE_S)
         except Disagreement as disagreement:
             await self.fail(str(disagreement))
 
     def choose(self, cluster: Cluster, changes: Sequence[Change]) -> list[Probe]:
-        """A few packets, most of them to the Services that were changed."""
+        """Choose some probes, most of them of the changed Services."""
         sources = sources_of(self.site, cluster)
         everywhere = [
             target for service in cluster.services for target in frontends(service, cluster.nodes)
@@ -136,7 +136,7 @@ class Run:
         ]
 
     def pick_source(self, sources: Sequence[Source], target: Target) -> Source | None:
-        """Clients as often as nodes and pods together: that is what it is all about."""
+        """Choose a client as often as nodes and pods together, because clients matter most."""
         reach = [source for source in sources if can_reach(source, target)]
         clients = [source for source in reach if source.kind == "client"]
         return (
@@ -146,7 +146,7 @@ class Run:
         )
 
     async def sweep(self) -> None:
-        """Everything from everywhere, and some of it until every pod has answered."""
+        """Probe every target from every source, and some of them until every pod has answered."""
         cluster = await read_cluster(self.client)
         targets = [
             target for service in cluster.services for target in frontends(service, cluster.nodes)
@@ -171,7 +171,8 @@ class Run:
             check_status(service)
 
     async def hold_health_ports(self) -> None:
-        """What each node answers to load balancers that ask for a Service with policy Local."""
+        """Check the answer of each node to load balancers that probe a Service with policy
+        Local."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + DEADLINE_S
         while wrong := await self.wrong_health_ports():
@@ -223,8 +224,8 @@ async def carry_out(client: Client, change: Change) -> None:
 
 
 async def when_free(client: Client, manifest: Json, *, anew: bool) -> None:
-    """Apply it; if it is to be made anew, once its predecessor is gone: until then it would be an
-    edit of that one."""
+    """Apply the object. If it is to be recreated, wait until the former object is gone: before
+    that, it would be an edit of the former object."""
     key = ("default", manifest["metadata"]["name"])
     async with asyncio.timeout(DEADLINE_S):
         while anew and any(
@@ -235,7 +236,7 @@ async def when_free(client: Client, manifest: Json, *, anew: bool) -> None:
 
 
 def check_status(service: Json) -> None:
-    """Its claim and its addresses are complete, or there is nothing of either."""
+    """Check that the Service has both its claim and its addresses, or nothing of either."""
     name, metadata, spec = service["metadata"]["name"], service["metadata"], service["spec"]
     shown = [
         entry["ip"]
@@ -250,7 +251,7 @@ def check_status(service: Json) -> None:
 
 
 def described(cluster: Cluster) -> list[str]:
-    """The objects in short."""
+    """Return a short description of the objects."""
     lines = []
     for one in cluster.pods:
         meta, status = one["metadata"], one.get("status", {})
@@ -283,8 +284,8 @@ def described(cluster: Cluster) -> list[str]:
 
 async def test_packets_agree_with_the_rules_after_every_change(site: Site, client: Client) -> None:
     print(f"seed {SEED}")
-    # On each node a pod that belongs to no Service: nodes with endpoints and without both have
-    # callers.
+    # Each node has a pod that belongs to no Service, so that there are clients on nodes with
+    # endpoints and on nodes without.
     await manifests.apply(client, CALLERS)
     run = Run(site, client, SEED)
     changes = CHANGES - REAL_CHANGES if site.size.apiserver == "embedded" else REAL_CHANGES
@@ -306,7 +307,7 @@ class Lie(NamedTuple):
     tell: Callable[[dict[str, Any]], None]
 
     def told(self, cluster: Cluster) -> Cluster:
-        """The cluster with the object changed as the lie says."""
+        """Return the cluster with the object changed as the lie says."""
         objects = copy.deepcopy(getattr(cluster, self.kind))
         self.tell(next(one for one in objects if one["metadata"]["name"] == self.name))
         return cluster._replace(**{self.kind: objects})
@@ -341,11 +342,11 @@ LIES = (
 )
 PACKETS = 12
 DISAGREES_S = 0.5
-"""The checks are given this time to agree with a lie."""
+"""The time in which the checks may still agree with a lie."""
 
 
 async def notice(prober: Prober, probes: Sequence[Probe], wrong: str, complaint: str = "") -> None:
-    """Return if the checks complain, and in these words. The test fails with what the packets met
+    """Check that the checks fail, with this message. The test fails with the results of the packets
     if the checks agree."""
     try:
         await prober.agree(probes, deadline_s=DISAGREES_S)
@@ -429,8 +430,8 @@ async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
 
 
 def at_client(service: Json, cluster: Cluster) -> list[Target]:
-    """Where a client calls Service a: its load-balancer address, and the NodePort of the first
-    node."""
+    """Return the targets of a client for Service a: its load-balancer address, and the NodePort of
+    the first node."""
     if service["metadata"]["name"] != "a":
         return []
     node = internal_addresses(cluster.nodes[0])[0]

@@ -1,10 +1,10 @@
-"""`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, do the same with
-every packet.
+"""`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, handle every
+packet equally.
 
-First the situations of upstream's own packet tables, from everywhere to everywhere, in two
-configurations; then what is dropped or refused besides the Services, and in flows that are open;
-then random Services and slices, shown and changed. FAIRLEAD_SEED repeats a run, FAIRLEAD_SERVICES
-makes it longer."""
+First the cases of upstream's own packet tables, from every source to every target, in two
+configurations; then packets that are dropped or refused although they are for no Service, and
+packets of open flows; then random Services and slices, created and changed. FAIRLEAD_SEED repeats a
+run, FAIRLEAD_SERVICES sets its length."""
 
 import asyncio
 import json
@@ -44,11 +44,11 @@ from fairlead.lab.topology import ROUTER
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 SERVICES = int(os.environ.get("FAIRLEAD_SERVICES") or 160)
-"""Random ones; each is shown, and changed once."""
+"""The number of random Services; each is created, and changed once."""
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 20)
 BATCH = 40
 ASKS = 5
-"""Of a random Service, each time."""
+"""The number of probes of a random Service at each step."""
 SOURCES = (
     "client1",
     "client2",
@@ -59,7 +59,7 @@ SOURCES = (
     "default/caller3",
 )
 POD_INTERFACES = "pod"
-"""So begin the names of the interfaces to the pods of a lab's nodes."""
+"""The prefix of the names of a lab's pod interfaces on nodes."""
 CLUSTER_IPS = {"-4": "10.96.0.0/16", "-6": "2001:db8:96::/112"}
 
 
@@ -67,8 +67,8 @@ CLUSTER_IPS = {"-4": "10.96.0.0/16", "-6": "2001:db8:96::/112"}
 async def alike(
     kube_proxy: Path, name: str = "", node_ports_at: Sequence[tuple[str, int]] = ()
 ) -> AsyncIterator[Twins]:
-    """Two labs. `node_ports_at`: nodes' addresses (0: IPv4, 1: IPv6) where NodePorts answer, and
-    nowhere else; such nodes know their pods by interfaces."""
+    """Return two labs. `node_ports_at`: the only addresses of nodes (0: IPv4, 1: IPv6) at which
+    NodePorts answer; such nodes recognize their pods by interfaces."""
     async with AsyncExitStack() as stack:
         made = []
         for side in ("ours", "theirs"):
@@ -112,8 +112,8 @@ async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
 
 
 async def prepare(site: Site) -> None:
-    """What is called from outside is translated by node1, ClusterIPs too. Refusals are told at any
-    rate."""
+    """Prepare both labs: packets from outside are translated by node1, for ClusterIPs too, and the
+    rate of ICMP errors is unlimited."""
     await site.route_vips(["node1"])
     for family, (four, six) in zip(
         CLUSTER_IPS, [site.topology.host("node1").addresses] * 2, strict=True
@@ -133,7 +133,7 @@ def node_addresses(twins: Twins) -> Mapping[str, tuple[str, ...]]:
 
 
 def stray_asks_of(twins: Twins, scene: Scene) -> list[Ask]:
-    """From everywhere to ports that the Service does not have at its addresses."""
+    """Return probes from every source to ports that the Service does not have at its addresses."""
     strays = scene.strays(node_addresses(twins))
     return [
         Ask(scene.name, source, Target(*stray), False) for stray in strays for source in SOURCES
@@ -141,14 +141,14 @@ def stray_asks_of(twins: Twins, scene: Scene) -> list[Ask]:
 
 
 def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
-    """From everywhere to every address of the Service."""
+    """Return probes from every source to every address of the Service."""
     nodes = node_addresses(twins)
     affine = scene.service["spec"].get("sessionAffinity") == "ClientIP"
     return [
         Ask(scene.name, source, Target(*frontend), affine)
         for frontend in scene.frontends(nodes)
         for source in SOURCES
-        # Whether an endpoint meets itself is a matter of chance where it is remembered whom it met.
+        # With session affinity, it is random whether an endpoint reaches itself.
         if not (affine and source == "default/a1" and "a1" in scene.endpoints)
         and not is_answered_past_the_translation(scene, source, frontend[0], nodes)
         and not calls_itself_on_no_node(scene, source)
@@ -158,10 +158,10 @@ def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
 def is_answered_past_the_translation(
     scene: Scene, source: str, address: str, nodes: Mapping[str, tuple[str, ...]]
 ) -> bool:
-    """A pod calls the NodePort of another node, policy Local. kube-proxy takes it for a pod of that
-    node and leaves its address as it is; any endpoint but one on that node then answers it
-    directly, and it does not know who that is. `fairlead node` takes it for a caller from outside,
-    and it is answered, by an endpoint of that node."""
+    """Return whether a pod calls the NodePort of another node, with policy Local. kube-proxy takes
+    the client for a pod of that node and leaves its address unchanged; any endpoint except one on
+    that node then answers it directly, with an address that the client does not know. `fairlead
+    node` takes the client for one outside, and an endpoint of that node answers."""
     node = PODS.get(source.removeprefix("default/")) or CALLERS.get(source.removeprefix("default/"))
     local = scene.service["spec"].get("externalTrafficPolicy") == "Local"
     return (
@@ -172,9 +172,10 @@ def is_answered_past_the_translation(
 
 
 def calls_itself_on_no_node(scene: Scene, source: str) -> bool:
-    """A pod calls a Service of which it is an endpoint, but its slice does not say on which node it
-    is. kube-proxy rewrites the source of a call to oneself only for endpoints that are on its node
-    by their slice, so there is no answer; `fairlead node` does for these, too."""
+    """Return whether a pod calls a Service of which it is an endpoint whose slice names no node.
+    kube-proxy rewrites the source of a hairpin call only for endpoints that are on its node
+    according to the slice, so there is no answer; `fairlead node` rewrites it for these endpoints,
+    too."""
     endpoints = (endpoint for each in scene.slices for endpoint in each["endpoints"])
     return any(
         source == f"default/{endpoint['pod']}" and "nodeName" not in endpoint
@@ -217,8 +218,8 @@ async def test_the_rows_where_pods_are_known_by_interfaces_and_node_ports_answer
 
 
 async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
-    """It may concern no packet that somebody else serves, and has to concern those of a flow that
-    nobody has answered."""
+    """Such drops and refusals must not affect packets that another program serves, and must affect
+    packets of a flow without answers."""
     ports = [
         {"name": "web", "port": 80, "protocol": "TCP"},
         {"name": "syslog", "port": 514, "protocol": "UDP"},
@@ -281,13 +282,13 @@ async def test_random_services(twins: Twins) -> None:
 
 
 class OneWay(NamedTuple):
-    """A flow of datagrams to a server that never answers."""
+    """A UDP flow to a server that never answers."""
 
     server: socket.socket
     caller: socket.socket
 
     async def comes_through_or_not(self, wanted: bool) -> bool:
-        """Whether what becomes of three datagrams is what is wanted."""
+        """Return whether three datagrams have the desired result."""
         loop = asyncio.get_running_loop()
         for _ in range(3):
             came = False
@@ -305,7 +306,7 @@ class OneWay(NamedTuple):
 
 @contextmanager
 def one_way(site: Site, address: str) -> Iterator[OneWay]:
-    """From a client to port 514 of this address."""
+    """Open a flow from a client to port 514 of this address."""
     with (
         site.socket("default/a1", socket.AF_INET, socket.SOCK_DGRAM) as server,
         site.socket("client1", socket.AF_INET, socket.SOCK_DGRAM) as caller,
@@ -319,7 +320,7 @@ def one_way(site: Site, address: str) -> Iterator[OneWay]:
 
 @asynccontextmanager
 async def translated_elsewhere(site: Site, rules: str) -> AsyncIterator[None]:
-    """A table on node1 whose turn comes after that of the service proxy."""
+    """Add a table on node1 with a later priority than the service proxy's."""
     chain = f"chain prerouting {{ type nat hook prerouting priority -99; {rules}; }}"
     await output(site, "node1", "nft", f"table inet elsewhere {{ {chain}; }}")
     try:
@@ -330,7 +331,7 @@ async def translated_elsewhere(site: Site, rules: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def borne(site: Site, address: str) -> AsyncIterator[None]:
-    """An address of node1."""
+    """Add an address to node1."""
     await output(site, "node1", "ip", "address", "add", f"{address}/32", "dev", "lo")
     try:
         yield
@@ -339,7 +340,7 @@ async def borne(site: Site, address: str) -> AsyncIterator[None]:
 
 
 async def connects(site: Site, place: str, address: str, port: int, *, source: str = "") -> bool:
-    """Whether somebody there takes a connection."""
+    """Return whether a server accepts connections there."""
     with site.socket(place, socket.AF_INET, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         caller.bind((source, 0))

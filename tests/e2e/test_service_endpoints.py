@@ -1,8 +1,8 @@
-"""Endpoints and nodes that are not as usual, with packets: slices written by hand, endpoints that
-name no node, no node ports, nodes that leave gracefully, ports that are not published.
+"""Unusual endpoints and nodes, with packets: slices written by hand, endpoints without a node, no
+node ports, nodes that leave gracefully, ports that are not published.
 
-In: objects as people and autoscalers write them. Out: who answers a client, and which address it
-sees."""
+In: objects as people and autoscalers write them. Out: which pod answers a client, and which address
+it sees."""
 
 import asyncio
 import json
@@ -32,8 +32,9 @@ PACKETS = 32
 """The packets of one round. If two equal pods answer, all packets of a round meet the same pod once
 in two thousand million rounds."""
 PAUSE_S = 0.05
-"""Between two rounds. A gateway sends no more than 1,000 refusals in a second, and is silent beyond
-that; these rounds stay below, so a refusal is never taken for silence."""
+"""The pause between two rounds. A gateway sends at most 1,000 refusals per second, and drops
+further packets; these rounds stay below the limit, so that a refusal is never mistaken for silence.
+"""
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ async def meets(
     *,
     port: int = 80,
 ) -> None:
-    """Packets of the source meet exactly these, sooner or later."""
+    """Wait until packets of the source have exactly these results."""
     await until_met(site, source, address, port, f"exactly {expected}", expected.__eq__)
 
 
@@ -121,7 +122,7 @@ async def pod_addresses(client: Client, *names: str) -> list[str]:
 
 
 async def write_slice(client: Client, name: str, rows: Sequence[tuple[str, str | None]]) -> None:
-    """Endpoints (address, node or none) of Service web."""
+    """Write endpoints (address, node or none) of Service web."""
     labels = {
         "kubernetes.io/service-name": "web",
         "endpointslice.kubernetes.io/managed-by": "a-test",
@@ -152,7 +153,8 @@ async def test_slices_by_hand_with_and_without_nodes(
     address = await given(kubectl)
     nodes = {await client_address(client, name) for name in ("node1", "node2", "node3")}
     await answered_by(site, outside, address, {"default/w1", "default/w2"}, seen=nodes)
-    # Under Local an endpoint without a node is on no node: silence, but the address stays.
+    # Under Local an endpoint without a node counts on no node: packets are dropped, but the address
+    # stays.
     await kubectl("patch", "service", "web", "-p", '{"spec":{"externalTrafficPolicy":"Local"}}')
     await meets(site, outside, address, {"silence"})
     assert await given(kubectl) == address
@@ -172,7 +174,8 @@ async def client_address(client: Client, node: str) -> str:
 async def answered_by(
     site: Site, source: Source, address: str, names: set[str], *, seen: set[str]
 ) -> None:
-    """All of these pods answer, and see one of these addresses, wherever a packet came in."""
+    """Check that all of these pods answer, and see one of these addresses, wherever a packet
+    enters."""
 
     def holds(found: set[Observed]) -> bool:
         return {each.pod if isinstance(each, Answer) else each for each in found} == names
@@ -254,7 +257,7 @@ async def test_a_node_that_leaves_keeps_its_connections(
 
 
 async def who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-    """Which pod answers on an open connection."""
+    """Return the pod that answers on an open connection."""
     writer.write(b"who\n")
     async with asyncio.timeout(DEADLINE_S):
         return str(json.loads(await reader.readline())["pod"])
@@ -263,7 +266,7 @@ async def who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str
 async def test_a_port_with_an_error_is_served_by_nobody(
     site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
 ) -> None:
-    """The controller is away, so that what is written by hand stays as it is."""
+    """The controller is stopped, so that slices written by hand stay unchanged."""
     ports = [
         {"name": "a", "port": 80, "targetPort": "web"},
         {"name": "b", "port": 81, "targetPort": "web"},
@@ -293,7 +296,7 @@ async def test_a_port_with_an_error_is_served_by_nobody(
 
 
 async def gone(site: Site, source: Source, address: str, port: int) -> None:
-    """No pod answers any more: what a router does with such packets is its own matter."""
+    """Check that no pod answers any more. What a router does with such packets is not tested."""
 
     def holds(found: set[Observed]) -> bool:
         return not any(isinstance(each, Answer) for each in found)

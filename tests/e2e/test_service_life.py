@@ -1,8 +1,8 @@
 """The life of a Service as its owner sees it, through the real kubectl: from apply to delete, in a
-lab with every role.
+lab with all roles.
 
-In: manifests and commands as people write them. Out: what `kubectl get` and `describe` show, what
-packets meet, and what is left in the kernels of gateways and nodes."""
+In: manifests and commands as people write them. Out: the output of `kubectl get` and `describe`,
+the results of packets, and the state that is left in the kernels of gateways and nodes."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ POOL = "203.0.113."
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Wait for it to be true; answer what it answered."""
+    """Wait until the value is true, and return it."""
     answer = None
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -48,7 +48,7 @@ def kubectl(site: Site) -> Kubectl:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def pods(site: Site, client: Client) -> None:
-    """Pods on two of the three nodes, and one that only calls."""
+    """Start pods on two of the three nodes, and a client pod."""
     await manifests.apply(
         client,
         [pod("w1", "web", "node1"), pod("w2", "web", "node2", make=1), pod("c", "none", "node3")],
@@ -58,14 +58,14 @@ async def pods(site: Site, client: Client) -> None:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def clean(kubectl: Kubectl, site: Site) -> AsyncIterator[None]:
-    """Afterwards no Service is left, nor anything of one in any kernel."""
+    """Check that no Service is left, and no state of a Service in any kernel."""
     yield
     await kubectl("delete", "services", "--all", "--all-namespaces", "--timeout=10s")
     await nothing_left(site)
 
 
 async def listeners(site: Site, gateway: str) -> int:
-    """How many entries the pinned map of listeners has."""
+    """Return the number of entries of the pinned map of listeners."""
     path = site.directory.pins(gateway)
     found = sorted(path.glob("**/listeners"))
     assert found, f"no map of listeners below {path}"
@@ -77,7 +77,7 @@ async def listeners(site: Site, gateway: str) -> int:
 
 
 async def rules_of(site: Site, node: str, *words: str) -> list[str]:
-    """The lines of a node's table that contain one of these."""
+    """Return the lines of a node's table that contain one of these texts."""
     _, output, _ = await site.exec(node, ["nft", "list", "table", "inet", "fairlead"])
     return [line for line in output.splitlines() if any(word in line for word in words)]
 
@@ -99,7 +99,8 @@ async def nothing_left(site: Site) -> None:
 async def reach(
     site: Site, client: Client, address: str, port: int = 80, protocol: str = "TCP"
 ) -> None:
-    """Client, node and pod get what the oracle says from this address, each pod in its turn."""
+    """Check that client, node and pod get the oracle's result from this address, from each pod in
+    turn."""
     sources = {one.name: one for one in sources_of(site, await read_cluster(client))}
     wanted: list[Source] = [sources["client1"], sources["node3"], sources["default/c"]]
     probes = [Probe(source, Target(address, port, protocol), 8, True) for source in wanted]
@@ -236,7 +237,8 @@ async def test_another_class_is_left_alone(site: Site, kubectl: Kubectl, clean: 
     shown = await kubectl.service("theirs")
     assert (addresses_of(shown), shown["metadata"].get("finalizers")) == ([], None)
     assert "fairlead.io/class" not in shown["metadata"]["annotations"]
-    # What their controller writes stays as it is, and the nodes serve it as any other address.
+    # The status that their controller writes stays unchanged, and the nodes serve it as any other
+    # address.
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.200"}]}}}
     await kubectl(
         "patch",
@@ -285,7 +287,7 @@ async def test_dual_stack(site: Site, client: Client, kubectl: Kubectl, clean: N
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def two_addresses(site: Site) -> AsyncIterator[None]:
-    """For the time of a test the controller has two addresses to give."""
+    """Give the controller two addresses during a test."""
     whole = site.directory.config.read_text()
     configuration = yaml.safe_load(whole)
     configuration["pools"] = [{"name": "small", "addresses": [f"{POOL}20-{POOL}21"]}]
@@ -331,7 +333,7 @@ async def test_addresses_outlive_the_controller(
         await kubectl.apply(name)
     before = {name: await given(kubectl, name) for name in names}
     await site.kill_role("control")
-    # While it is away nothing is given and nothing let go of; what is deleted waits for it.
+    # While the controller is stopped, no address is granted or released; deletions wait for it.
     await kubectl.apply("d")
     await kubectl("delete", "service", "a", "--wait=false")
     await reach(site, client, before["b"][0])
@@ -390,7 +392,7 @@ async def test_what_hinders_a_service_is_told(
     for node in nodes:
         await site.stop_role(node)
     try:
-        # The rules are still there; only who vouches for them is not.
+        # The rules still exist; only the confirmation of them is missing.
         await described(kubectl, "web", "Warning", "HealthChecksFailing", "node1 (")
         await reach(site, client, address)
     finally:

@@ -1,7 +1,5 @@
-"""One address for two Services with policy Local and different selectors.
-
-Each port reaches the pods of its own Service only, on the nodes where they are, and these see the
-client's address."""
+"""One address for two Services with policy Local and different selectors. Each port reaches only
+the pods of its own Service, on their nodes, and these pods see the client's address."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -52,8 +50,7 @@ async def answered(site: Site, source: Source, target: Target) -> set[Observed]:
 
 
 async def until_answered(site: Site, source: Source, target: Target, *pods: str) -> None:
-    """All of these pods answer, nobody else, and each says that it was called from the client's own
-    address."""
+    """Wait until exactly these pods answer, each with the client's own address."""
     wanted = {Answer(f"default/{name}", source.addresses[0]) for name in pods}
     found: set[Observed] = set()
     try:
@@ -77,7 +74,7 @@ async def test_each_port_reaches_its_own_service(
     await until_answered(site, source, Target(address, 80, "TCP"), "r1", "r2")
     await until_answered(site, source, Target(address, 8000, "TCP"), "b1")
 
-    # A port that the other has is refused, and the rest goes on.
+    # A port of the other Service is refused, and the other ports stay.
     await kubectl.apply(
         "blue", annotations=SHARED, selector={"app": "blue"}, ports=[port(8000), port(80)]
     )
@@ -90,7 +87,7 @@ async def test_each_port_reaches_its_own_service(
     await until_answered(site, source, Target(address, 80, "TCP"), "r1", "r2")
     await until_answered(site, source, Target(address, 8000, "TCP"), "b1")
 
-    # It gets it as soon as the other is gone.
+    # It gets the port as soon as the other Service is deleted.
     await kubectl("delete", "service", "red", "--timeout=10s")
     await until_answered(site, source, Target(address, 80, "TCP"), "b1")
     assert await shown(kubectl, "blue") == address

@@ -1,9 +1,9 @@
-"""A million flows over uneven placements: every pod gets its fair share, within two per cent.
+"""A million flows over uneven placements: every pod gets its share, within two per cent.
 
-Real packets, each the first of another flow: SYNs and datagrams, IPv4 and IPv6, a quarter of each,
-from made-up sources at a client through router, gateways and nodes into the pods. There a rule
-counts them by packets, and drops them: nothing is answered, so what is counted is how the gateways
-share among nodes, and the nodes among their pods, and nothing else."""
+Real packets, each the first of another flow: a quarter each of SYNs and datagrams over IPv4 and
+IPv6, from spoofed sources at a client through router, gateways and nodes into the pods. There a
+rule counts and drops them: no packet is answered, so the counts show only how gateways distribute
+flows over nodes, and nodes over pods."""
 
 import json
 import os
@@ -28,12 +28,12 @@ PLACEMENTS: dict[TunnelKind, tuple[str, ...]] = {
     "ipip": ("node1", *("node2",) * 5, *("node4",) * 9, "node5", "node5"),
     "vxlan": ("node3", *("node4",) * 2, *("node5",) * 10),
 }
-"""By the tunnel to the nodes behind a router, node4 and node5; with none all five are on the
+"""The tunnel to the nodes behind a router, node4 and node5. Without one, all five nodes are on the
 gateways' link."""
 FLOWS = 250_000
-"""Of each protocol over each family."""
+"""The number of flows for each protocol and family."""
 PER_SECOND = 40_000
-"""Slower than a busy machine takes them up, which would lose some by itself."""
+"""The rate of packets, below the rate at which a busy machine would lose some."""
 SOURCES = {4: "198.19.0.1", 6: "2001:db8:bad::1"}
 TOLERANCE = 0.02
 TIMEOUTS = ("udp_timeout", "tcp_timeout_syn_sent", "tcp_timeout_syn_recv")
@@ -63,7 +63,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
         transport=transport,
     ) as site:
         for host in site.topology.of("node"):
-            # Each flow is one packet. What a node remembers of it must not fill its table.
+            # Each flow has one packet. The node's conntrack entries must not fill its table.
             namespace.set_sysctls(
                 site.namespace(host.name),
                 {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS},

@@ -1,8 +1,6 @@
-"""spec.loadBalancerSourceRanges, changed under traffic: who may come is let in, who may not is cut
-off, nobody else notices.
-
-The gateway itself asks, for each packet: a range that is taken away ends connections that are open.
-Both families."""
+"""spec.loadBalancerSourceRanges, changed under traffic: permitted clients are admitted, others are
+cut off, and other Services are not affected. The gateway checks each packet: removing a range ends
+its open connections. Both families."""
 
 import asyncio
 import itertools
@@ -28,7 +26,7 @@ SIZE: dict[str, Any] = {"tcp": 50, "udp": 20, "quic": 10, "new_per_s": 50}
 MANY = 5_000
 TURN_S = 0.5
 SILENT = math.ceil((SILENCE_S + 2) / TURN_S)
-"""So many turns until a flow counts as broken that hears nothing."""
+"""The number of turns without an answer after which a flow counts as broken."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +40,7 @@ async def shop() -> AsyncIterator[Shop]:
 
 
 async def allow(shop: Shop, ranges: Sequence[str] | None) -> None:
-    """Set the ranges; None: everybody may come."""
+    """Set the ranges; None admits every client."""
     async with shop.site.client() as client:
         await client.patch(
             SERVICES, ("default", NAME), {"spec": {"loadBalancerSourceRanges": ranges}}
@@ -55,7 +53,7 @@ def own(shop: Shop, client: str) -> list[str]:
 
 
 def others(count: int) -> list[str]:
-    """So many ranges that nobody here is in, of each family."""
+    """Return ranges that contain no client of the lab, of each family."""
     networks = (
         IPv4Network("10.0.0.0/8").subnets(new_prefix=24),
         IPv6Network("2001:db8:aaa::/48").subnets(new_prefix=64),
@@ -64,7 +62,7 @@ def others(count: int) -> list[str]:
 
 
 def cut_off(period: Period) -> bool:
-    """Whether all that was open is broken, or unanswered where there is nothing to break."""
+    """Return whether all open flows are broken, or unanswered for UDP."""
     flows = {
         name: sum(sum(why.values()) for why in count.broken.values())
         for name, count in period.items()
@@ -76,9 +74,9 @@ def cut_off(period: Period) -> bool:
 
 
 async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
-    """client1 is in the ranges, client2 is not; then, beside thousands of others, so it is still;
-    then neither is; then everybody is. Another Service with the same pods has no ranges, and
-    client2 notices nothing there."""
+    """The ranges contain client1 and not client2; then the same beside thousands of other ranges;
+    then neither; then every client is admitted. Another Service with the same pods has no ranges,
+    and client2 notices nothing there."""
     other = Shop(shop.site, turn_s=shop.turn_s)
     ports = [{"port": 80, "targetPort": "http"}]
     spec = {
@@ -118,7 +116,7 @@ async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
 
 
 async def back(crowd: Crowd) -> bool:
-    """Whether all its flows are open and answered, and new ones succeed."""
+    """Return whether all its flows are open and answered, and new ones succeed."""
     period = await crowd.through(asyncio.sleep(0))
     return all(
         count.answered and not (count.failed or count.broken or count.lost or count.late)

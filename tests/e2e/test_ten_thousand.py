@@ -1,14 +1,14 @@
-"""Open flows and steady new ones, TCP, UDP and QUIC, IPv4 and IPv6, through all that can happen:
-nothing breaks.
+"""Open flows and new flows at a steady rate, TCP, UDP and QUIC, IPv4 and IPv6, through all kinds of
+events: nothing breaks.
 
-Ten thousand go through everything by L2 and IPIP; some hundreds, who ask often, by L2 and VXLAN,
-from XDP. Each row is a lab of its own: another way to the nodes, another place of the program in
-the kernel. Each step puts the crowd through one event and counts: broken flows whose pod still
-lives, 0; new ones that failed, 0. Where a node is killed something may be lost: what was begun
-before it was seen. One thing a small machine does of itself: it keeps a node from answering probes
-in time. Datagrams are then sent elsewhere, as they are to be, so for that step those of this node
-do not count; connections do. How long it takes to see that a node is dead is printed, not held
-against a limit: on such a machine it says how busy that is."""
+Ten thousand flows go through all events by L2 and IPIP; some hundreds, with frequent requests, by
+L2 and VXLAN, from XDP. Each row is a lab of its own: another forwarding method, another attachment
+of the program in the kernel. Each step puts the flows through one event and counts: broken flows
+whose pod still exists, 0; failed new flows, 0. When a node is killed, flows that began before it
+was noticed may be lost. A small machine causes one effect by itself: it delays a node's answers to
+probes. Datagrams are then rightly sent elsewhere, so in that step the flows of this node do not
+count; connections do. The time until a dead node is noticed is printed and not limited: on such a
+machine it shows how busy the machine is."""
 
 import asyncio
 import math
@@ -41,9 +41,9 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A lab: three nodes on a link with its three gateways, two behind a tunnel. And how many flows
-    of each kind there are over each family, how many new ones come in a second, and how often each
-    open one asks."""
+    """A lab: three nodes on a link with its three gateways, two behind a tunnel. The other fields
+    are the number of flows of each kind and family, the rate of new ones per second, and the
+    interval between the requests of an open flow."""
 
     name: str
     transport: Transport
@@ -63,8 +63,8 @@ IPIP = Row(
     new_per_s=100,
     turn_s=6.0,
 )
-"""Long-lived connections are idle most of the time. That they are there is what matters here, not
-how much they ask."""
+"""Long-lived connections are idle most of the time. Their number matters here, not the rate of
+requests."""
 VXLAN = Row(
     name="l2 and vxlan, xdp",
     transport=Transport(tunnel="vxlan", attach="xdp-generic", peers=True),
@@ -76,19 +76,19 @@ VXLAN = Row(
 )
 CALM_S = 5.0
 AFTER, SOON = 1.25, 0.25
-"""So many turns after an event each open flow has asked once more, and heard. Where pods have
-ended, all have done so while these took their leave."""
+"""The number of turns after an event in which each open flow has sent another request and received
+the answer. If pods were deleted, this has happened within their grace period."""
 
 
 class Stage(msgspec.Struct):
-    """A lab with its Service and its crowd. `places` is where the pods are."""
+    """A lab with its Service and its flows. `places`: the nodes of the pods."""
 
     site: Site
     shop: Shop
     crowd: Crowd
     places: list[str]
     gone: set[str] = msgspec.field(default_factory=set)
-    """Pods that were there once."""
+    """Former pods."""
     deaths: Counter[str] = msgspec.field(default_factory=Counter)
     """How often nodes had seemed dead when the last event began."""
 
@@ -97,7 +97,7 @@ class Stage(msgspec.Struct):
         return self.shop.gateways
 
     async def through(self, name: str, event: Awaitable[object], *, turns: float = AFTER) -> Period:
-        """What the crowd sees; printed, for whoever reads a failed test's output."""
+        """Return the counts of the flows; they are also printed for the output of a failed test."""
         began_s = time.monotonic()
         period = await self.crowd.through(event, turns=turns)
         print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
@@ -119,8 +119,8 @@ class Stage(msgspec.Struct):
         return period
 
     async def place(self, nodes: Sequence[str], *, anew: bool = False) -> None:
-        """Have as many pods on each node as it is named; `anew`: none of those that are there.
-        First the new ones are ready, then the others go; they are gone when this returns."""
+        """Place as many pods on each node as the arguments name it; `anew`: replace all pods. First
+        the new pods become ready, then the others are deleted; they are gone when this returns."""
         there = await self.shop.pods()
         if anew:
             await self.shop.start(nodes)
@@ -137,10 +137,10 @@ class Stage(msgspec.Struct):
         few: int = 0,
         turns: float = AFTER,
     ) -> None:
-        """Nothing broke meanwhile but UDP flows of pods that are gone then, were `unready`, or on
-        nodes that have seemed dead since the event before began, for some flows ask only now; and
-        `few` of which a lost gateway had seen one packet. The next event may begin so many `turns`
-        after this one."""
+        """Check that no flow broke during the event, except for: UDP flows of pods that are gone,
+        were `unready`, or are on nodes that have seemed dead since the previous event began,
+        because some flows send their next request only now; and `few` UDP flows of which a lost
+        gateway had seen one packet. The next event may begin `turns` after this one."""
         before, since, self.deaths = set(await self.shop.pods()), self.deaths, self.shop.deaths()
         period = await self.through(name, event, turns=turns)
         self.gone |= before - set(await self.shop.pods())
@@ -157,13 +157,13 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     async with lab as site:
         shop = Shop(site, turn_s=row.turn_s)
         places = [host.name for host in site.topology.of("node")]
-        # Before the Service: all gateways then begin with the same nodes, and no slot is in
-        # transition.
+        # Before the Service is created: all gateways then begin with the same nodes, and no slot is
+        # in transition.
         await shop.start(places)
         await shop.create()
         await shop.settled(places)
-        # A small machine that begins all this at once may keep nodes from answering for a moment,
-        # each gateway in another one.
+        # A small machine that starts all this at once may briefly delay nodes' answers, for each
+        # gateway at another time.
         await asyncio.sleep(CALM_S)
         await shop.settled(places)
         async with Crowd(
@@ -183,8 +183,8 @@ every_row = rows(IPIP, VXLAN)
 
 @every_row
 async def test_a_gateway_is_lost_and_comes_back_before_anything_changed(stage: Stage) -> None:
-    """Same plan, same tables: a connection may pass from one gateway to another, and neither needs
-    to be told."""
+    """With the same plan the tables are equal: a connection may move from one gateway to another
+    without any exchange between them."""
 
     async def lose_and_find() -> None:
         for gateway in stage.gateways:
@@ -238,9 +238,9 @@ async def test_a_pod_is_moved(stage: Stage) -> None:
 
 @every_row
 async def test_weights_change_a_hundred_times(stage: Stage) -> None:
-    """Pods become unready and ready again at random; one of each node stays ready, or its weight
-    would be none. Connections to a pod that is not ready stay, while nodes hand its datagrams to
-    another."""
+    """Pods become unready and ready again at random; one on each node stays ready, so that no
+    weight becomes 0. Connections to an unready pod stay, while nodes send its datagrams to another
+    pod."""
     chance = random.Random(77)
     few = stage.places
     await stage.place(few * 3)
@@ -264,8 +264,8 @@ async def test_weights_change_a_hundred_times(stage: Stage) -> None:
 
 @every_row
 async def test_gateway_processes_are_killed(stage: Stage) -> None:
-    """Also after a node has been without a ready pod for a moment: datagrams that went to others
-    meanwhile stay there, whatever pinned tables and other gateways may remember."""
+    """Gateways are also killed after a node has briefly been without a ready pod: datagrams that
+    went to other nodes meanwhile stay there, whatever pinned tables and other gateways contain."""
     name, node = min((await stage.shop.pods()).items())
     for ready in (False, True):
         await stage.shop.set_ready(name, ready=ready)
@@ -287,12 +287,12 @@ LAYOUT = (
     'FLOW = struct.Struct("=4s4x")',
     'FLOW = struct.Struct("=4s16x")',
 )
-"""What GROWN_FLOW changes in C, in Python."""
+"""The change of GROWN_FLOW to the C code, in Python."""
 
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a package of a version to come, whose maps have another layout."""
+    """Return the directory of a package of a later version, whose maps have another layout."""
     folder = tmp_path_factory.mktemp("newer")
     built = build(folder / "built", GROWN_FLOW, MORE_MAPS)
     package = folder / "fairlead"
@@ -310,8 +310,8 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_gateways_are_upgraded_and_go_back(
     stage: Stage, newer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To a version that keeps other records in the kernel: what these hold goes along, one gateway
-    after the other."""
+    """The later version has other records in the kernel: the existing ones are migrated, one
+    gateway after the other."""
 
     async def replace() -> None:
         for gateway in stage.gateways:
@@ -330,8 +330,8 @@ async def test_gateways_are_upgraded_and_go_back(
 
 @every_row
 async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
-    """The fabric takes it out, its machine dies, pods change meanwhile, and it comes back with an
-    empty kernel: what it cannot know of the past, the other gateways tell it."""
+    """The fabric withdraws the gateway, its machine dies, pods change meanwhile, and it returns
+    with an empty kernel: the other gateways send it the entries that it cannot know."""
     *others, lost = stage.gateways
     before = stage.places
 
@@ -371,8 +371,8 @@ async def test_controller_and_api_server_are_away(stage: Stage) -> None:
 
 @every_row
 async def test_a_node_dies(stage: Stage) -> None:
-    """Its own flows are lost and no others; who comes before the gateways have seen it may have to
-    knock twice, and nobody who comes later."""
+    """Only the node's own flows are lost. A client that connects before the gateways have noticed
+    may have to retry; later clients do not."""
     dead = stage.places[-1]
     there = await stage.shop.pods()
     pods = {name for name, node in there.items() if node == dead}

@@ -1,8 +1,6 @@
-"""Nodes behind a router get their packets through a tunnel: nothing is cut into fragments, and
-nobody is surprised by its size.
-
-Each lab has a node on the gateways' link and two behind the router, with a path of 1500 bytes
-everywhere."""
+"""Nodes behind a router get their packets through a tunnel, without fragmentation or lost packets
+because of the tunnel's size. Each lab has a node on the gateways' link and two behind the router,
+with a path MTU of 1500 bytes everywhere."""
 
 import asyncio
 import errno
@@ -32,16 +30,16 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 UPLOAD = 8 << 20
 FEWEST, MOST = 3, 60
-"""So many uploads, and more while a pod has not been met, up to so many: fewer than one run in a
-thousand million misses one of three pods with as many."""
+"""The initial number of uploads, and the maximum while a pod has not been reached: fewer than one
+run in a thousand million misses one of three pods with the maximum."""
 MTU = 1500
 WEB, HOST, PROXIED = "web", "host", "proxied"
 CALLS = 60
-"""Connections of each family: with two of three nodes dead, a gateway that did not notice would
-pass all of them only once in 10^28 runs."""
+"""The number of connections of each family. With two of three nodes dead, a gateway that did not
+notice would pass all of them only once in 10^28 runs."""
 FLOWS, TOLERANCE = 30_000, 0.05
-"""Of a flood over each family. Chance makes a third of so many one per cent more or less; five
-times that is not chance."""
+"""The number of packets of a flood over each family. One standard deviation of a third of them is
+about one per cent; five times that is not random."""
 OPEN = 12
 TCP_MAXSEG, IP_MTU, IPV6_MTU = 2, 14, 24
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, DO = 10, 23, 2
@@ -135,8 +133,8 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 
 
 async def post(place: Place, name: str, family: int, size: int = 0) -> tuple[dict[str, Any], int]:
-    """Upload so many bytes to a Service: what the pod says of it, and the size of the segments that
-    were sent."""
+    """Upload this many bytes to a Service. Return the pod's report, and the size of the segments
+    that were sent."""
     reader, writer = await place.site.connect(CLIENT, place.addresses[name][family], 80)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -151,7 +149,7 @@ async def post(place: Place, name: str, family: int, size: int = 0) -> tuple[dic
 
 
 async def until_answered_by(place: Place, name: str, family: int, pods: set[str]) -> None:
-    """Return when these pods answer, each of thirty calls in a row."""
+    """Return when these pods answer, in thirty calls in sequence."""
     answered: Counter[str] = Counter()
     async with asyncio.timeout(DEADLINE_S):
         while set(answered) != pods:
@@ -170,7 +168,7 @@ def has_timestamps(segment: int, longest: int) -> bool:
 
 
 async def fragments(site: Site) -> int:
-    """Fragments made or put together on any host of the lab."""
+    """Return the number of fragments that were created or reassembled on any host of the lab."""
     names = (
         "IpReasmReqds",
         "IpFragCreates",
@@ -244,15 +242,17 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(
                 await asyncio.sleep(0.05)
             assert sock.getsockopt(level, option) == fits
             sock.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ERROR
-            )  # what was told comes as an error of the next call too
+                socket.SOL_SOCKET,
+                socket.SO_ERROR,
+                # the reported MTU is also an error of the next call
+            )
             with pytest.raises(OSError, match="Message too long"):
                 sock.send(bytes(MTU - headers))
             sock.send(bytes(fits - headers))
             said = json.loads(await loop.sock_recv(sock, 2000))
             assert (said["pod"], said["length"]) == ("h", fits - headers)
-            # Who does not ask for whole packets gets longer ones through, in fragments of its own
-            # kernel's making.
+            # A sender that permits fragmentation sends longer datagrams, in fragments from its own
+            # kernel.
             sock.setsockopt(level, discover, 1)
             sock.send(bytes(4000))
             assert json.loads(await loop.sock_recv(sock, 2000))["length"] == 4000
@@ -260,8 +260,7 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(
 
 @pytest.mark.parametrize("family", [0, 1])
 async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family: int) -> None:
-    """Real packets of as many flows as packets, while uploads stand half done, to whichever node
-    their slot is."""
+    """Real packets, each of another flow, while uploads are in progress to every node."""
     site, address, pods = (
         place.site,
         place.addresses[WEB][family],
@@ -371,7 +370,7 @@ async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_heal
     await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
     await output(site, "router", "nft", CUT)
     try:
-        # Of a Service whose only node is behind the tunnel the API is believed.
+        # A Service whose only node is behind the tunnel is served according to the API.
         await until_states(
             place, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}}
         )
@@ -416,8 +415,10 @@ async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(pla
     await output(site, GATEWAY, "ip", "route", "add", "unreachable", address)
     try:
         await until_states(
-            place, {WEB: everywhere | {"node2": "active down"}}
-        )  # over IPv6 all is well
+            place,
+            {WEB: everywhere | {"node2": "active down"}},
+            # IPv6 is not affected
+        )
         assert {(await post(place, WEB, 0))[0]["pod"] for _ in range(CALLS)} == {"a", "c"}
 
         async def is_told() -> bool:

@@ -1,10 +1,10 @@
-"""Two labs that are alike but for the service proxy of their nodes, and what the same packets meet
+"""Two labs that differ only in the service proxy of their nodes, and the results of equal packets
 in each.
 
-In: scenes. Out: `Twins`, which has both labs show the same objects; `differences`, which says where
-they differ. A difference counts once it has lasted: both are asynchronous; to break connections is
-no way to agree. Where several pods may answer, more and more packets are sent until either has
-shown the same set. Pods are known by name, for their addresses may be others."""
+In: scenes. Out: `Twins`, which creates the same objects in both labs; `differences`, which reports
+where they differ. A difference counts when it lasts, because both are asynchronous; a broken
+connection never counts as agreement. If several pods may answer, more packets are sent until both
+labs have shown the same set. Pods are identified by name, because their addresses may differ."""
 
 import asyncio
 import json
@@ -30,18 +30,18 @@ from fairlead.lab.site import Site
 AT_ONCE = 48
 WRITES_AT_ONCE = 6
 PACKETS = (6, 12, 24, 48, 48, 48, 48)
-"""Of each source to each target, in one attempt after the other. The last ones are for who is
-slow."""
+"""The numbers of packets from each source to each target in successive attempts. The last attempts
+are for slow labs."""
 PATIENCE_S = (0.3, 0.3, 0.6, 1.2, 1.5, 1.5, 1.5)
 PAUSE_S = 0.5
 
 Met = frozenset[tuple[str, str]]
-"""Who answered and whom it saw, or what there was instead of an answer."""
+"""The answering pod and the client address that it saw, or the result without an answer."""
 
 
 class Ask(NamedTuple):
-    """Packets from one source to one target, for a scene. `one_pod`: whom it is, is a matter of
-    chance."""
+    """Packets from one source to one target, for a scene. `one_pod`: a single pod answers, which is
+    chosen at random."""
 
     scene: str
     source: str
@@ -82,7 +82,7 @@ class Twin:
 
     @contextmanager
     def answering_sctp(self) -> Iterator[None]:
-        """The endpoints answer by SCTP, too."""
+        """Let the endpoints answer over SCTP, too."""
         families = (socket.AF_INET, socket.AF_INET6)
         sockets = {
             f"{name} {family}": namespace.make_socket(
@@ -102,7 +102,7 @@ class Twin:
             )
 
     async def show(self, scenes: Iterable[Scene]) -> None:
-        """Have the API server show these."""
+        """Create these objects at the API server."""
         await asyncio.gather(*map(self._show, scenes))
 
     async def _show(self, scene: Scene) -> None:
@@ -117,7 +117,7 @@ class Twin:
                 )
 
     async def remove(self, scenes: Iterable[Scene]) -> None:
-        """And these no more."""
+        """Delete these objects."""
         await asyncio.gather(*map(self._remove, scenes))
 
     async def _remove(self, scene: Scene) -> None:
@@ -140,7 +140,7 @@ class Twin:
         return {**slice_, "endpoints": endpoints}
 
     async def meet(self, ask: Ask, packets: int, patience_s: float) -> Met:
-        """What so many packets meet. Where the first has no answer no more are sent."""
+        """Return the results of this many packets. If the first has no answer, no more are sent."""
         first = await self._call(ask, patience_s)
         if not isinstance(first, Answer):
             return frozenset({("", "silence" if first == "unreachable" else first)})
@@ -157,7 +157,8 @@ class Twin:
             else ("", each)
             for each in found
         }
-        if ask.one_pod:  # whoever it was; but only one
+        # any pod, but only one
+        if ask.one_pod:
             return frozenset({(str(len({who for who, _ in met})), seen) for _, seen in met})
         return frozenset(met)
 
@@ -171,8 +172,9 @@ class Twin:
             return await call(self.site, source, ask.target, timeout_s=patience_s)
 
     async def health(self, scene: Scene) -> list[object]:
-        """What each node answers for the Service at its health port: kube-proxy where the Service
-        has a family."""
+        """Return each node's answer for the Service at its health port. The port is called
+        at addresses of the Service's first family, because kube-proxy serves it only at addresses
+        of the Service's families."""
         port, families = (
             scene.service["spec"].get("healthCheckNodePort"),
             scene.service["spec"]["ipFamilies"],
@@ -189,11 +191,11 @@ class Twins(NamedTuple):
     theirs: Twin
 
     async def both(self, act: str, *arguments: Any) -> None:
-        """Let both do this."""
+        """Call the function for both labs."""
         await asyncio.gather(*(getattr(twin, act)(*arguments) for twin in self))
 
     async def differences(self, asks: Sequence[Ask], scenes: Sequence[Scene]) -> list[str]:
-        """Where what packets and health ports meet is not the same, and stays so."""
+        """Return the lasting differences in the results of packets and health ports."""
         left, said = list(asks), list[str]()
         unhealthy = list(scenes)
         for packets, patience_s in zip(PACKETS, PATIENCE_S, strict=True):
@@ -229,6 +231,6 @@ class Twins(NamedTuple):
 
 
 def _is_broken(met: Met) -> bool:
-    """A connection that was made and had no answer: what there was on the way from one state to
-    another."""
+    """Return whether the result is a connection without an answer, which occurs during a change of
+    state."""
     return any(seen == "broken" for _, seen in met)

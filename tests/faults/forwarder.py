@@ -1,11 +1,12 @@
-"""A forwarder between a process and its API server, which can end the process at a chosen call.
+"""A forwarder between a process and its API server, which can kill the process at a chosen call.
 
-In: the server's URL, what ends the process. Out: every call and its answer passed on, watches as
-they come; `calls`, those that write, in order. Armed, it ends the process at the nth call from then
-on, either before that call is forwarded (the server never hears of it) or after (the server has
-done it, and the process never learns). Renewals of Leases by which processes announce themselves do
-not count: they happen all the time, independent of other calls. Invariant: when the process ends at
-a call, no later call of its reaches the server; `pass_on` lets its successor through."""
+In: the server's URL, a function that kills the process. Out: every call and its answer is
+forwarded, watches as a stream; `calls` lists the calls that write, in order. When armed, it kills
+the process at the nth call after that, either before the call is forwarded (the server never
+receives it) or after it (the server has done it, and the process never receives the answer).
+Renewals of the Leases by which processes announce themselves do not count, because they happen at
+any time. Invariant: when the process is killed at a call, no later call of it reaches the server;
+`pass_on` lets its successor through."""
 
 import asyncio
 import re
@@ -43,7 +44,7 @@ class Call(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """At which call of those that `counts` says the process is to end, and when."""
+    """The counted call at which the process is killed, and whether before or after it."""
 
     number: int
     moment: Moment
@@ -51,18 +52,18 @@ class Fate(NamedTuple):
 
 
 class Forwarder:
-    """Use by `async with forwarder.listen()`."""
+    """The forwarder. Use as `async with forwarder.listen()`."""
 
     def __init__(self, server: str, end: Callable[[], None]) -> None:
         self.url = ""
         self.calls: list[Call] = []
         self.asked: list[str] = []
-        """Every call that came, reading ones too, and those that the server was not there for."""
+        """Every call, including reads and calls while the server was unreachable."""
         self.struck: Call | None = None
-        """The call at which the process was ended, since it was armed last."""
+        """The call at which the process was killed since the forwarder was last armed."""
         self.cut_short = False
-        """Whether answers to calls that write arrive as their first half, with nothing to show it
-        but that it is no JSON."""
+        """If true, only the first half of the answers to writes is sent; the client can notice it
+        only because the JSON is incomplete."""
         self._server = server
         self._end = end
         self._fate: Fate | None = None
@@ -70,8 +71,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator["Forwarder"]:
-        # A call that was forwarded is answered to nobody if the process ended, but it is not taken
-        # back.
+        # A forwarded call is not undone if the process has ended; its answer is dropped.
         runner = web.ServerRunner(
             web.Server(self._answer, handler_cancellation=True, access_log=None),
             shutdown_timeout=0.1,
@@ -86,12 +86,12 @@ class Forwarder:
                 await runner.cleanup()
 
     def arm(self, number: int, moment: Moment, counts: Callable[[Call], bool]) -> None:
-        """End the process at its `number`th call (from 1) of those that count, counted from now."""
+        """Kill the process at its `number`th counted call (from 1), beginning now."""
         self.struck = None
         self._fate = Fate(number, moment, counts)
 
     def pass_on(self) -> None:
-        """Pass calls on (again)."""
+        """Forward calls (again)."""
         self._fate = self.struck = None
 
     def _meets(self, call: Call) -> Moment | None:
@@ -109,8 +109,8 @@ class Forwarder:
         try:
             return await self._forward(http, body)
         except aiohttp.ClientError:
-            # The line to the server broke, or there was none: so does the line to whoever asked. A
-            # 500 would be an answer.
+            # The connection to the server broke or could not be opened, so the connection to the
+            # client is broken too. A 500 would be an answer.
             if http.transport is not None:
                 http.transport.abort()
             return await _nothing()
@@ -149,7 +149,8 @@ class Forwarder:
                 )
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=kept)
-            with suppress(ConnectionResetError):  # whoever asked may have ended in the middle
+            # the client may have ended in the middle
+            with suppress(ConnectionResetError):
                 await response.prepare(http)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
@@ -158,6 +159,6 @@ class Forwarder:
 
 
 async def _nothing() -> web.StreamResponse:
-    """No answer: until whoever asked is gone, which cancels this."""
+    """Send no answer. Returns only by cancellation, when the client disconnects."""
     await asyncio.Event().wait()
     raise AssertionError

@@ -1,9 +1,9 @@
-"""The parts of a lab's real API server, one by one: killed, started again as they were, etcd's data
-put back to a backup.
+"""The parts of a lab's real API server: killed, restarted unchanged, or with etcd's data restored
+from a backup.
 
-In: a lab with a real API server. Out: its processes, gone and back. They keep their command lines,
-so also their ports. Follows etcd's disaster recovery: the API server is stopped, the backup becomes
-new data, then both start."""
+In: a lab with a real API server. Out: its processes, stopped and restarted. They keep their command
+lines, and so their ports. Follows etcd's disaster recovery: the API server is stopped, the backup
+replaces the data, then both start."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ class RealServer:
         )
 
     async def restore(self) -> None:
-        """Everything is again as it was when the backup was taken; versions go on from there."""
+        """Restore etcd from the backup; versions continue from there."""
         for label in (LABEL, ETCD_LABEL):
             await self.kill(label)
         data = Path(self._option("data-dir"))

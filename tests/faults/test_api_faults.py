@@ -1,11 +1,11 @@
-"""The API server fails in every way it is known to, while users create, change and delete Services:
-in the end all is right.
+"""The API server fails in every known way while users create, change and delete Services; in the
+end every Service is correct.
 
-A real controller for each way of failing, side by side, each with a server of its own. While the
-server fails, what the controller asks of it is counted: a loop without a wait would ask thousands
-of times. Afterwards everything that users did meanwhile is done, no address or grant has leaked,
-and the controller is calm. The pool has two addresses: the new Service gets that of the one that is
-deleted."""
+Each way of failing has a real controller and a server of its own; all run concurrently. While the
+server fails, the controller's requests are counted: a loop without a wait would send thousands.
+Afterwards everything that users did is carried out, no address or grant has leaked, and the
+controller is idle. The pool has two addresses: the new Service gets the address of the deleted one.
+"""
 
 import ast
 import asyncio
@@ -27,16 +27,16 @@ FAILS_S = 3.0
 CALM_S = 1.0
 AT_ONCE = 4
 MOST = 150
-"""So many requests may come while the server fails, beside those for the Lease: back-off begins at
-0.2 s and doubles, so that in 3 s each of nine reflectors, and each Service, asks some eight times;
-a few of them twice."""
+"""The maximum number of requests while the server fails, without the Lease. Back-off begins at 0.2
+s and doubles, so that in 3 s each of nine reflectors, and each Service, makes about eight requests;
+a few of them two at a time."""
 MOST_ANNOTATION_BYTES = 256 << 10
-"""A real server allows no more in all annotations of an object."""
+"""The limit of a real server for all annotations of an object."""
 ENDPOINTS = 1000
 
 
 async def nothing(one: Trial) -> None:
-    """No more than the faults."""
+    """Do nothing beside the faults."""
 
 
 async def refuse(one: Trial) -> None:
@@ -119,8 +119,8 @@ def is_served(found: Service | None, *ports: int) -> bool:
 
 
 async def until_served(one: Trial, when: str, **wanted: tuple[int, ...]) -> None:
-    """Wait until exactly these Services are there, with these ports, each at an address of its own
-    that is granted to it."""
+    """Wait until exactly these Services exist, with these ports, each with an address that is
+    granted to it alone."""
 
     async def served() -> bool:
         there = await read(one)
@@ -142,13 +142,13 @@ async def until_served(one: Trial, when: str, **wanted: tuple[int, ...]) -> None
 
 
 def asked(one: Trial) -> list[str]:
-    """What the controller asked, but about the Lease. Counted on its side: a server that is away
-    counts nothing."""
+    """Return the controller's requests without those for the Lease. They are counted at the
+    controller, because an unreachable server counts nothing."""
     return [each for each in one.forwarder.asked if "/leases" not in each]
 
 
 def act(registry: Registry) -> None:
-    """What users do. They do it behind the server's HTTP, which fails for everybody."""
+    """Act as users do. The changes bypass the server's HTTP, which fails for all clients."""
     user = Write("a-user")
     registry.create(KIND, "default", service("new", 80), user)
     ports = {"spec": {"ports": [port(80), port(443)]}}
@@ -157,7 +157,7 @@ def act(registry: Registry) -> None:
 
 
 async def fail(one: Trial, name: str, way: Way) -> None:
-    """Users act while the server fails; then it is well again."""
+    """Act while the server fails; then let it recover."""
     await one.make_endpoints("changed", "gone", "new")
     for each in ("changed", "gone"):
         await one.client.create(SERVICES, service(each, 80), namespace="default")
@@ -166,8 +166,10 @@ async def fail(one: Trial, name: str, way: Way) -> None:
     one.forwarder.asked.clear()
     watches = one.server.store.watcher_count
     faults = [
-        msgspec.structs.replace(fault) for fault in way.faults
-    ]  # they count down as they are met
+        msgspec.structs.replace(fault)
+        for fault in way.faults
+        # each fault is removed when it has occurred
+    ]
     for fault in faults:
         one.server.faults.add(fault)
     await way.begin(one)
@@ -183,8 +185,8 @@ async def fail(one: Trial, name: str, way: Way) -> None:
     one.server.faults.clear()
     await way.end(one)
     print(f"{name}: {len(requests)} requests")
-    # Something must have been asked, or the bound says nothing. Watches that stall are the only way
-    # in which nobody need ask.
+    # Requests must have been made, or the upper bound proves nothing. Only while watches stall are
+    # no requests necessary.
     assert requests or name == STALL, f"{name}: the controller met no failure"
     assert len(requests) <= MOST, (
         f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
@@ -214,8 +216,8 @@ async def test_all_is_right_after_every_way_to_fail(tmp_path: Path) -> None:
 
 
 async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) -> None:
-    """A Service as large as a real server lets it be; a slice of a thousand endpoints with much
-    beside their addresses."""
+    """A Service of the maximum size, and a slice of a thousand endpoints with many fields beside
+    their addresses."""
     async with trial(tmp_path) as one:
         one.start()
         await one.make_endpoints()
@@ -239,8 +241,8 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
         await until_served(one, "a large Service", big=(80,))
         (kept,) = (each for each in one.objects() if each["kind"] == "Service")
         assert kept["metadata"]["annotations"]["example.com/history"] == history
-        # A later API server: fields in places where none are known, and a change that must be seen
-        # all the same.
+        # A later API server: unknown fields at any place, and a change that must be noticed
+        # nevertheless.
         spec = kept["spec"] | {
             "ports": [*kept["spec"]["ports"], port(443) | {"protocol": "TCP", "pace": 3}],
             "shape": [{"deep": None}],
@@ -293,7 +295,7 @@ def wall_clock_readings(path: Path) -> list[str]:
 
 
 def test_clocks_that_jump_decide_nothing() -> None:
-    """Only what people read has the time of day; all waits and deadlines are of the event loop's
+    """Only texts for people contain the time of day; all waits and deadlines use the event loop's
     monotonic clock."""
     root = Path(fairlead.__file__).parent
     parts = ("net", "kube", "plan", "drivers", "roles", "web")

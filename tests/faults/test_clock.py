@@ -1,8 +1,8 @@
-"""The time of day jumps under a running controller: it goes on leading, waits for nothing, and asks
-no more than before.
+"""The time of day jumps under a running controller: it remains the leader, does not wait, and makes
+no more requests than before.
 
-libfaketime gives one process another time of day, which a file changes while it runs. The monotonic
-clock is left alone, as the kernel leaves it when somebody sets the time (clock_settime(2))."""
+libfaketime gives one process another time of day, which a file changes while the process runs. The
+monotonic clock is unchanged, as when the time is set with clock_settime(2)."""
 
 import asyncio
 import platform
@@ -21,11 +21,11 @@ JUMPS = (timedelta(days=10), timedelta(days=-400), timedelta())
 WHILE_S = 2.5
 """More than twice the Lease's duration."""
 MOST = 20
-"""So many requests for one new Service in this time, and no list anew."""
+"""The maximum number of requests for one new Service in this time; a list must not be repeated."""
 
 
 class Clock:
-    """The time of day of a process, off by so much."""
+    """The time of day of a process, with an offset."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,7 +34,8 @@ class Clock:
     def jump(self, off: timedelta) -> None:
         draft = self._path.with_suffix(".draft")
         draft.write_text(f"{off.total_seconds():+.0f}\n")
-        draft.replace(self._path)  # it is read at every look at the clock: never half of it
+        # the file is read at every reading of the clock, and must never be half written
+        draft.replace(self._path)
 
     @property
     def command(self) -> list[str]:
@@ -48,7 +49,7 @@ class Clock:
 
 
 async def renewed(one: Trial) -> tuple[str, datetime]:
-    """Who leads, and when it said so last by its own time of day."""
+    """Return the leader, and its last renewal by its own time of day."""
     spec = (await one.client.get(LEASES, LEASE)).spec
     return spec.holder_identity or "", datetime.fromisoformat(str(spec.renew_time))
 

@@ -1,14 +1,14 @@
-"""A controller dies at every call that it makes for a Service, and its successor brings everything
-to the right end.
+"""A controller is killed at every call that it makes for a Service, and its successor completes the
+work.
 
-One life of a Service, step by step: create, change, hand away, take back, delete. A run that nobody
-disturbs tells what each step comes to, by which calls. Then the life is lived with a death in each
-step at one of its calls, until somebody has died at every one; twice: dead before the call reaches
-the server, dead after it was done and before its answer came back. (Calls are known by what they
-are: some of them go side by side, in no certain order.) After each death a new controller starts,
-and the server must come to show what it shows in the run without deaths: claims, grants, status,
-conditions; nothing is said twice. The pool has two addresses, and the last two Services need both:
-one that leaked would be missed."""
+A Service is created, changed, given the type ClusterIP, given back the type LoadBalancer, and
+deleted. A run without kills records the result and the calls of each step. Then the life is
+repeated with a kill in each step at one of its calls, until the controller has been killed at every
+call, twice: before the call reaches the server, and after it was done and before its answer
+arrived. (Calls are identified by their content, because some of them are concurrent and have no
+fixed order.) After each kill a new controller starts, and the server must show what it shows in the
+run without kills: claims, grants, status, conditions; no Event is written twice. The pool has two
+addresses, and the last two Services need both: a leaked address would be missing."""
 
 import asyncio
 import signal
@@ -26,8 +26,8 @@ from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 
 QUIET_S, SURELY_QUIET_S = 0.4, 1.5
-"""A step is over when the controller has written nothing for so long; the longer where the calls of
-steps are told apart."""
+"""A step is over when the controller has written nothing for this time; the longer value is for
+runs that attribute calls to steps."""
 AT_ONCE = 2
 EVENT = "an Event"
 FIRST, SECOND = "192.0.2.1", "192.0.2.2"
@@ -35,21 +35,21 @@ WEB = ObjectKey("default", "web")
 
 
 class Step(NamedTuple):
-    """What a user does, and what must have come of it."""
+    """A user's action, and its required result."""
 
     name: str
     act: Callable[[Client], Awaitable[object]]
     service: str
     address: str
-    """The address that the Service shows then; empty: it shows none, and nothing of ours is left on
-    it."""
+    """The address that the Service shows afterwards; empty: it shows none, and has no field of
+    Fairlead."""
     there: bool = True
     in_peace: bool = False
-    """Nobody dies in this step."""
+    """The controller is not killed in this step."""
 
 
 class Seen(NamedTuple):
-    """What a step came to, without a death."""
+    """The result of a step without a kill."""
 
     calls: list[str]
     shown: list[str]
@@ -136,7 +136,7 @@ async def until_right(trial: Trial, step: Step) -> None:
 
 
 async def undisturbed(folder: Path) -> tuple[list[Seen], Counter[tuple[str, str, str]]]:
-    """The life without a death: each step's calls and end, and what was said."""
+    """Run the life without a kill. Return each step's calls and result, and the Events."""
     async with trial(folder) as one:
         await one.make_endpoints(*SERVED)
         course = []
@@ -154,7 +154,7 @@ async def undisturbed(folder: Path) -> tuple[list[Seen], Counter[tuple[str, str,
 
 
 class Target(NamedTuple):
-    """The call at which somebody is to die: the `number`th of its kind in its step."""
+    """The call at which the controller is to be killed: the `number`th of its kind in its step."""
 
     kind: str
     number: int
@@ -164,8 +164,8 @@ class Target(NamedTuple):
 
 
 def kind_of(call: str) -> str:
-    """Events are one kind: which of them are written, and how, depends on what has been said
-    before."""
+    """Return the kind of a call. Events are one kind, because which Events are written, and how,
+    depends on earlier Events."""
     return EVENT if "/events" in call else call
 
 
@@ -181,8 +181,8 @@ def targets_of(seen: Seen) -> list[Target]:
 async def live(
     one: Trial, course: list[Seen], turn: int, moment: Moment
 ) -> set[tuple[str, Target]]:
-    """The life with a death at one call of each step that has so many; answers where somebody
-    died."""
+    """Run the life with a kill at one call of each step that has that many. Return where the
+    controller was killed."""
     await one.make_endpoints(*SERVED)
     one.start()
     died = set()
@@ -235,9 +235,9 @@ async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path)
                 group.create_task(one_life(turn, moment))
     for moment, died in deaths.items():
         print(f"dead {moment} {len(died)} calls of {len(places)}")
-        # An Event may have been written before the death, or be forgotten with it: there need not
-        # be as many again. Nor need there be a condition of a Service that is deleted: it may be
-        # gone before.
+        # An Event may have been written before the kill, or be lost with it, so the number of
+        # Events may be lower. A condition of a deleted Service may be missing, too, because the
+        # Service may be gone before it is written.
         missed = {
             place
             for place in places - died
@@ -249,7 +249,7 @@ async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path)
 
 
 async def next_serves(one: Trial, name: str) -> None:
-    """A new controller takes the Lease and serves a new Service."""
+    """Check that a new controller gets the Lease and serves a new Service."""
     one.start()
     await create(name)(one.client)
     await until_right(one, Step("create", create(name), name, FIRST))
@@ -264,8 +264,8 @@ async def test_a_controller_dies_at_every_call_for_its_lease(tmp_path: Path) -> 
 
 
 async def one_lease(folder: Path, moment: Moment) -> None:
-    """It makes the Lease, renews it, takes it from one who died, gives it back: the next one leads
-    all the same."""
+    """The controller creates the Lease, renews it, takes it over after a kill, and releases it;
+    after a kill at any of these calls the next controller leads."""
     async with trial(folder) as one:
         for number, wanted in enumerate(("POST", "PUT", "PUT")):
             one.start()

@@ -1,13 +1,12 @@
-"""A gateway and a node die at the calls by which they change the kernel, and their successors bring
-it to the right end.
+"""A gateway and a node are killed at the calls by which they change the kernel, and their
+successors complete the change.
 
-A run without deaths tells the calls of each change, and what the kernel holds then. Then the change
-is made again and again; each time the role dies at another of its calls, and at last after all of
-them. Of calls of the same kind (the pins of all maps) it dies at the first and at one of the
-others, which FAIRLEAD_SEED chooses. It dies before the kernel hears of the call, which is as well:
-after the call before. After each death the role starts anew; packets must then go where the rules
-say, and the kernel must hold what it held in the run without deaths: no pin, no entry, no rule more
-or less."""
+A run without kills records the calls of each change and the resulting state of the kernel. Then the
+change is repeated; each time the role is killed at another of its calls, and at last after all of
+them. Of calls of one kind (the pins of all maps) it is killed at the first and at another one,
+which FAIRLEAD_SEED chooses. It is killed before the kernel receives the call, which also tests the
+state after the previous call. After each kill the role starts again; packets must then go where the
+rules say, and the kernel must hold the same pins, entries and rules as in the run without kills."""
 
 import asyncio
 import os
@@ -73,7 +72,7 @@ async def until_left(traced: Traced, wanted: Any, when: str) -> None:
 
 
 def fatal(calls: Sequence[str]) -> list[int]:
-    """At which of these calls to die, counted from 1; the last number is that of none: after all of
+    """Return the calls at which to kill, counted from 1; the last number means after all of
     them."""
     chance = random.Random(f"{SEED} {len(calls)}")
     alike: dict[str, list[int]] = {}
@@ -84,13 +83,14 @@ def fatal(calls: Sequence[str]) -> list[int]:
 
 
 def kind_of(call: str) -> str:
-    """One path is like the other."""
+    """Return the kind of a call, in which all paths are equal."""
     return call.partition(" /")[0]
 
 
 async def through(web: Web, victims: Sequence[Traced], come: Awaitable[object]) -> dict[str, str]:
-    """Wait for what a change must come to, while those who die at their call are started anew;
-    answers who died, and where. The others had no such call; they die after their last."""
+    """Wait until the change is complete, and restart roles that are killed at their call. Return
+    which role was killed, and where. Roles that did not make such a call are killed after their
+    last one."""
     async with asyncio.TaskGroup() as group:
         reviving = {victim: group.create_task(victim.revive()) for victim in victims}
         await come
@@ -141,7 +141,7 @@ async def test_a_first_start_dies_at_its_calls(web: Web, host: str) -> None:
 
 
 class Change(NamedTuple):
-    """What happens to the Service, and the pods that serve then."""
+    """A change of the Service, and the pods that serve afterwards."""
 
     name: str
     act: Callable[[Web], Awaitable[object]]
@@ -185,7 +185,7 @@ CHANGES = (
 
 
 async def come_to(web: Web, change: Change) -> None:
-    """Wait until the Service is as the change makes it, and served so."""
+    """Wait until the Service is changed and served accordingly."""
     if change.there:
         await web.settled(change.placement)
         await packets_go_right(web)
@@ -203,11 +203,12 @@ async def come_to(web: Web, change: Change) -> None:
 
 
 async def test_the_calls_of_a_change(web: Web) -> None:
-    """Gateway and node die in the same change, each at its own call."""
+    """Gateway and node are killed in the same change, each at its own call."""
     both = [Traced(web.site, host) for host in (GATEWAY, NODE)]
     wanted: dict[tuple[str, str], Any] = {}
     calls: dict[tuple[str, str], list[str]] = {}
-    await packets_go_right(web)  # what a listener keeps depends on whether it was ever used
+    # the retained state of a listener depends on whether it was used
+    await packets_go_right(web)
     for change in CHANGES:
         for each in both:
             await each.follow()

@@ -1,9 +1,9 @@
-"""While the API server fails, gateways and nodes go on as programmed: nobody who is served notices.
-And nobody asks too often.
+"""While the API server fails, gateways and nodes continue as programmed: no client notices, and no
+role sends too many requests.
 
-One lab under steady load; way after way to fail lasts for some seconds, then pods move, and packets
-follow them. What tests/e2e/test_no_request_fails.py shows (cut and expired watches, a server that
-hangs or refuses for a moment) is not shown again here."""
+One lab is under steady load. Each way of failing lasts for some seconds; then pods move, and
+packets follow them. The failures of tests/e2e/test_no_request_fails.py (cut and expired watches, a
+server that hangs or refuses for a moment) are not repeated here."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ AWAY_S = 8.0
 CLIENTS = 4
 """Controller, gateway, two nodes; and the lab's control plane, which watches as they do."""
 A_CLIENT = 60
-"""So many requests of one client are no hot loop in FAILS_S: six watches, each with a back-off that
-begins at 0.2 s, and the Lease, which is renewed twice a second."""
+"""The number of requests of one client in FAILS_S below which there is no busy loop: six watches,
+each with a back-off that begins at 0.2 s, and the Lease, which is renewed twice a second."""
 
 WAYS: dict[str, list[dict[str, Any]]] = {
     "429": [

@@ -1,9 +1,8 @@
-"""kube-apiserver and etcd die and come back, with the same data or with older ones, under a lab
-that serves callers.
+"""kube-apiserver and etcd are killed and restarted, with the same data or with older data, under a
+lab with load.
 
-Nothing is lost for those who are connected or connect meanwhile; and in the end everybody's mirror
-shows what the server has: nothing that is gone has stayed, nothing that is there is missing. Real
-processes, real packets, SIGKILL, etcd's own backups."""
+Open and new connections lose nothing, and in the end every reflector shows exactly the objects of
+the server. Real processes, real packets, SIGKILL, etcd's own backups."""
 
 import asyncio
 import os
@@ -50,7 +49,7 @@ async def web(site: Site) -> Web:
 
 @asynccontextmanager
 async def mirrors(site: Site) -> AsyncIterator[Mapping[str, Reflector[Any]]]:
-    """Reflectors that see everything that happens in the block."""
+    """Return reflectors that receive every change within the block."""
     async with site.client() as client, asyncio.TaskGroup() as group:
         reflectors = {
             resource.plural: Reflector(client, resource, ceiling_s=2.0) for resource in MIRRORED
@@ -110,7 +109,7 @@ async def addresses(site: Site) -> dict[str, str]:
 
 
 async def all_served(site: Site, names: set[str]) -> dict[str, str]:
-    """Wait until exactly these Services are there, each with an address of its own, and every role
+    """Wait until exactly these Services exist, each with an address of its own, and every role
     shows only them."""
 
     async def served() -> bool:
@@ -139,7 +138,7 @@ async def all_served(site: Site, names: set[str]) -> dict[str, str]:
 
 
 async def write_on(site: Site, begin: int, names: set[str]) -> None:
-    """Make Services all the time; those that the server took are in `names`."""
+    """Create Services continuously; `names` collects those that the server accepted."""
     async with site.client() as client:
         for number in range(begin, begin + 20):
             name = f"load-{number}"
@@ -164,7 +163,7 @@ async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
             await asyncio.sleep(0.3)
             server.start(part)
             await server.ready()
-        # What was taken and not answered is there as well.
+        # A Service that was accepted without an answer exists as well.
         await all_served(web.site, {"web"} | set(await addresses(web.site)))
         await web.settled(PLACEMENT)
 
@@ -180,9 +179,8 @@ async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
 
 
 async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
-    """One Service was deleted after the backup and is there again, another was made after it and is
-    gone, with the address that it had from the first; the one that is served all the time notices
-    nothing."""
+    """One Service was deleted after the backup and exists again. Another was created after the
+    backup and is gone, with the address of the first. The Service under load is not affected."""
     site = web.site
     server = RealServer(site)
     async with site.client() as client:

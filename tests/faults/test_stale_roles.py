@@ -1,6 +1,6 @@
-"""kube-apiserver hangs (SIGSTOP) or is gone (SIGKILL) in a lab that serves callers: packets are
-still forwarded, and every role says that what it knows is stale. When the server is back, no Event
-has said that a Service has no gateway."""
+"""kube-apiserver hangs (SIGSTOP) or is killed (SIGKILL) in a lab with load: packets are still
+forwarded, and every role reports that its state is stale. When the server is back, no Event has
+reported that a Service has no gateway."""
 
 import json
 import os
@@ -107,7 +107,7 @@ async def all_current(site: Site) -> None:
 
 
 def told(site: Site, host: str) -> list[str]:
-    """The log lines of the role about the age of its knowledge."""
+    """Return the role's log lines about the age of its state."""
     lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
     events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
     return [event for event in events if "watches of the API server" in event]

@@ -1,8 +1,8 @@
-"""A role of a lab under `tracer`: what it changes in the kernel, call by call, and its end at one
-of them.
+"""A role of a lab under `tracer`: the calls by which it changes the kernel, and its end at one of
+them.
 
-In: a lab, a host with a role. Out: the calls of an undisturbed run; deaths; what is left in the
-kernel, as a value that is equal for all runs that came to the same end: no handles, ids or
+In: a lab, a host with a role. Out: the calls of a run without kills; kills; and the resulting state
+of the kernel, as a value that is equal for all runs with the same result: without handles, ids or
 counters."""
 
 import asyncio
@@ -24,8 +24,7 @@ TRACER = Path(__file__).with_name("tracer.py")
 QUIET_S = 0.5
 DEADLINE_S = 60.0
 COUNTED = ("listeners", "owners", "addresses", "ranges", "retained_nodes", "ways", "node_names")
-"""The maps of a gateway whose entries must not be left behind. Connections come and go with
-packets."""
+"""The maps of a gateway whose entries must not remain. Flow entries depend on packets."""
 BLACKHOLES = "7471100"
 """The routing table of a gateway, of each family."""
 FAMILIES = ("-4", "-6")
@@ -49,7 +48,7 @@ class Traced:
 
     @property
     def calls(self) -> list[str]:
-        """What it has changed since the tracer began."""
+        """Return the changes since the tracer began."""
         return [line.partition(" ")[2] for line in self._lines() if line[0].isdigit()]
 
     @property
@@ -57,17 +56,17 @@ class Traced:
         return self._lines()[-1:] == ["killed"]
 
     async def start(self, number: int = 0, moment: str = "before") -> None:
-        """Start the role with a tracer, which ends it at its `number`th call; 0: never."""
+        """Start the role under a tracer, which kills it at its `number`th call; 0: never."""
         await self._trace(number, moment, *self._command)
 
     async def follow(self, number: int = 0, moment: str = "before") -> None:
-        """Trace the role that runs, from now on."""
+        """Attach a tracer to the running role."""
         running = process.one(self.site.name, self._label)
         await self._trace(number, moment, "--pid", str(running.pid))
 
     async def revive(self) -> str:
-        """When it has been ended at its call, start it anew, untraced; answers which call that
-        was."""
+        """When the role has been killed at its call, restart it without a tracer. Return that
+        call."""
         assert self._tracer is not None
         await self._tracer.wait()
         assert self.killed, (
@@ -78,7 +77,7 @@ class Traced:
         return self.calls[-1]
 
     async def quiet(self) -> list[str]:
-        """Wait until it changes nothing more; answers what it changed."""
+        """Wait until the role makes no more changes. Return the changes."""
         before: list[str] | None = None
         while self.calls != before:
             before = self.calls
@@ -93,7 +92,7 @@ class Traced:
             await self._tracer.kill()
 
     async def clean(self) -> None:
-        """Take away all that the role has left in the kernel. It must not run."""
+        """Delete everything that the role has left in the kernel. The role must not run."""
         if self.role == "gateway":
             self.site.directory.remove_pins(self.host)
             await output(self.site, self.host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
@@ -107,7 +106,7 @@ class Traced:
             await output(self.site, self.host, "nft", "delete", "table", "inet", "fairlead")
 
     async def left(self) -> Any:
-        """What is in the kernel."""
+        """Return the state of the kernel."""
         if self.role == "node":
             printed = await output(
                 self.site, self.host, "nft", "--stateless", "list", "table", "inet", "fairlead"
@@ -133,8 +132,8 @@ class Traced:
         pinned = sorted(pin.name for pin in layout.iterdir())
         entries = _entries(layout)
         if entries["listeners"]:
-            # A listener has retained_nodes after its nodes were proved one by one, and none if they were
-            # so at once: a matter of time.
+            # A listener has retained nodes if its nodes were confirmed one by one, and none if they
+            # were confirmed at once, which depends on timing.
             del entries["retained_nodes"]
         return {"pins": pinned, "filters": attached, "entries": entries, "routes": routes}
 
@@ -156,7 +155,7 @@ class Traced:
 
 
 def _entries(layout: Path) -> dict[str, int]:
-    """How many entries each map has; of an array, those that are not all zeros."""
+    """Return the number of entries of each map; for an array, of entries that are not all zeros."""
     counts = {}
     for name in COUNTED:
         opened = Map.open(layout / name)

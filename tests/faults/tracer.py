@@ -1,14 +1,14 @@
-"""End a process at its nth call that changes the kernel: `tracer.py REPORT NUMBER MOMENT (--pid PID
-| COMMAND...)`.
+"""Kill a process at its nth call that changes the kernel: `tracer.py REPORT NUMBER MOMENT (--pid
+PID | COMMAND...)`.
 
-In: a process that runs, or a command to start; which call (0: none, only tell), and whether the
-process is to end before the kernel hears of it or right after. Out: in REPORT one line for each
-such call, in order; `killed` as the last one if the process was ended here. What counts is what
-outlives the process or is seen from outside: pins and elements of BPF maps, folders, netlink
-requests but those that only ask. What is made and not pinned (a map, a program) goes with the
-process. Follows ptrace(2): every thread is seized; a process that is killed while it stops at the
-entry of a call does not make it. strace can do this too, but it counts for each thread alone, and
-the calls that only read as well."""
+In: a running process, or a command to start; the number of the call (0: only report), and whether
+the process is to be killed before the kernel receives the call or right after it. Out: in REPORT
+one line for each such call, in order; the last one is `killed` if the process was killed here.
+Calls count if their effect outlives the process or is visible outside: pins and elements of BPF
+maps, directories, netlink requests except reads. An object that is created and not pinned (a map, a
+program) vanishes with the process. Follows ptrace(2): every thread is seized; a process that is
+killed while it stops at the entry of a call does not make it. strace can do this too, but it counts
+for each thread separately, and also counts the calls that only read."""
 
 import ctypes
 import os
@@ -30,7 +30,7 @@ LASTING = {
     26: "BPF_MAP_UPDATE_BATCH",
     27: "BPF_MAP_DELETE_BATCH",
 }
-"""Commands of bpf(2) that leave something."""
+"""Commands of bpf(2) with a lasting effect."""
 HEAD, NLM_F_REQUEST = 16, 1
 NFNL_MSG_BATCH_BEGIN, RTM_BASE, RTM_END, CONNTRACK_NEW, CONNTRACK_DELETE = 16, 16, 128, 0x100, 0x102
 BPFFS = b"/sys/fs/bpf/"
@@ -55,7 +55,7 @@ class Entered(NamedTuple):
 
 
 def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
-    """Raises ProcessLookupError for a thread that has ended."""
+    """Call ptrace(2). Raise ProcessLookupError for a thread that has ended."""
     if _libc.ptrace(request, thread, address, data) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"ptrace {request:#x} of {thread}: {os.strerror(number)}")
@@ -71,7 +71,7 @@ def entered(thread: int) -> Entered | None:
 
 
 def change(process: int, call: Entered) -> str:
-    """What the call changes; empty if nothing that counts."""
+    """Describe the change that the call makes; "" if it does not count."""
     first, second, third, *_ = call.arguments
     match call.name:
         case "bpf":
@@ -91,8 +91,8 @@ def change(process: int, call: Entered) -> str:
 
 
 def of_bpf(process: int, command: int, attributes: int) -> str:
-    """The command, with the size of a key and of a value if it is about elements: that tells most
-    maps from each other."""
+    """Describe a bpf(2) command, with the sizes of key and value for commands about elements, which
+    distinguish most maps."""
     name = LASTING.get(command, "")
     if not name or name == "BPF_OBJ_PIN":
         return name
@@ -107,9 +107,10 @@ def of_bpf(process: int, command: int, attributes: int) -> str:
 
 
 def request(head: bytes, length: int) -> str:
-    """The netlink request that something sent begins with, if it does more than ask: rtnetlink's
-    types go new, del, get, set. A netlink message begins with its length; what else is sent here
-    (HTTP) with letters, which make far too large a number."""
+    """Describe the netlink request at the start of a sent message, unless it only reads:
+    rtnetlink's types have the order new, del, get, set. A netlink message begins with its length;
+    other messages that are sent here (HTTP) begin with letters, which make far too large a number.
+    """
     told, kind, flags = struct.unpack("=IHH", head.ljust(8, b"\0"))
     if not HEAD <= told <= length or not flags & NLM_F_REQUEST:
         return ""
@@ -138,7 +139,7 @@ def seize(process: int) -> None:
 
 
 def start(argv: list[str]) -> int:
-    """The command in a child that waits until it is seized."""
+    """Start the command in a child that waits until it is seized."""
     child = os.fork()
     if not child:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -150,7 +151,7 @@ def start(argv: list[str]) -> int:
 
 
 def follow(process: int, number: int, moment: str, report: TextIO) -> None:
-    """Until the process ends, by itself or by us."""
+    """Trace until the process ends by itself or is killed here."""
     count = 0
     doomed: int | None = None  # the thread that is in its last call
     while True:
@@ -166,7 +167,8 @@ def follow(process: int, number: int, moment: str, report: TextIO) -> None:
             try:
                 call = entered(thread)
                 what = change(process, call) if call is not None else ""
-            except OSError:  # it has been killed by somebody else
+            # another process has killed it
+            except OSError:
                 continue
             if what:
                 count += 1

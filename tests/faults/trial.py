@@ -1,9 +1,9 @@
-"""One API server of its own, in this process, and a real `fairlead controller` that reaches it
-through a forwarder.
+"""An API server in this process, and a real `fairlead controller` that reaches it through a
+forwarder.
 
-In: a folder for files, a configuration. Out: the controller, started, killed and started anew as a
-test wants; and what is on the server, as text that is the same for every run that came to the same
-end: no versions, times, or uids of chance."""
+In: a directory for files, a configuration. Out: the controller, which a test starts, kills and
+restarts; and the content of the server, as text that is equal for all runs with the same result:
+without versions, times, or random uids."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ OF_CHANCE = frozenset(
 """Fields that differ from run to run."""
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PASSING = ("Event", "Lease", "Namespace", "Node", "CustomResourceDefinition")
-"""Kinds that are news, or not the controller's to keep."""
+"""Kinds that are Events, or are not managed by the controller."""
 
 
 class Trial:
@@ -101,10 +101,11 @@ class Trial:
         await Announcer(self.client, PRESENCE, view, "gw1").run()
 
     def start(self, *, under: Sequence[str] = ()) -> None:
-        """Start a controller; it takes the Lease when its predecessor's has run out. `under`: a
+        """Start a controller. It gets the Lease when its predecessor's has expired. `under`: a
         command that runs it."""
         self._begun = len(self.forwarder.calls)
-        self.forwarder.pass_on()  # what its predecessor was to meet is over
+        # faults for its predecessor are removed
+        self.forwarder.pass_on()
         argv = [
             *under,
             str(Path(sys.executable).with_name("fairlead")),
@@ -158,7 +159,7 @@ class Trial:
             )
 
     async def until_struck(self) -> Call:
-        """Wait for the death that the forwarder was armed for."""
+        """Wait until the forwarder has killed the process as armed."""
         async with asyncio.timeout(DEADLINE_S):
             while self.forwarder.struck is None:
                 await asyncio.sleep(LOOK_S)
@@ -166,7 +167,7 @@ class Trial:
         return self.forwarder.struck
 
     async def stop(self) -> None:
-        """End it in good order, so that it gives the Lease back."""
+        """Stop the controller gracefully, so that it releases the Lease."""
         if self.controller is not None:
             self.controller.send(signal.SIGTERM)
             async with asyncio.timeout(DEADLINE_S):
@@ -174,7 +175,7 @@ class Trial:
             self.controller = None
 
     def shown(self) -> list[str]:
-        """What is on the server, but for what is of chance or passes."""
+        """Return the content of the server without random and transient values."""
         objects = [each for each in self.objects() if each["kind"] not in PASSING]
         names = {
             each["metadata"]["uid"]: f"uid of {each['kind']} {each['metadata']['name']}"
@@ -189,7 +190,7 @@ class Trial:
         return lines
 
     def events(self) -> Counter[tuple[str, str, str]]:
-        """How often each thing was said: of which object, with which reason and message."""
+        """Return how often each Event was written, by object, reason and message."""
         said: Counter[tuple[str, str, str]] = Counter()
         for each in self.objects():
             if each["kind"] == "Event":
@@ -207,7 +208,7 @@ class Trial:
         await self.until(equal, when + "; wanted is\n" + "\n".join(wanted))
 
     async def until(self, condition: Callable[[], Awaitable[bool]], when: str) -> None:
-        """Wait for it to be true."""
+        """Wait until the condition is true."""
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not await condition():
@@ -219,7 +220,7 @@ class Trial:
             ) from None
 
     def objects(self) -> list[Any]:
-        """All that is on the server."""
+        """Return all objects of the server."""
         store = self.server.store
         return [stored.object for kind in store.kinds() for stored in store.all_of(kind)]
 
@@ -232,8 +233,8 @@ def _lasting(value: Any) -> Any:
 
 @asynccontextmanager
 async def trial(folder: Path, **config: object) -> AsyncIterator[Trial]:
-    """A server and a forwarder; no controller yet. What was started is ended. `config`: what the
-    controller's configuration has besides, or otherwise."""
+    """Create a server and a forwarder, without a controller. Everything that was started is stopped
+    at the end. `config`: additions to the controller's configuration."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
         await crds.install(client)

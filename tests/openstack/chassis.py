@@ -1,9 +1,10 @@
-"""One hypervisor of the cloud, with packets: OVN's controller, and AddRules vSwitch, which forwards in
-userspace and asks nothing of the kernel.
+"""One hypervisor of the cloud, with packets: OVN's controller, and Open vSwitch, which forwards in
+userspace and needs no kernel module.
 
 In: OVN's databases, a directory. Out: ports of OVN's switches and a cable to the external network,
-each a device of a network namespace. All is in a namespace of its own: two such switches in one
-would want the same device. Follows ovs-vswitchd.conf.db(5), ovn-controller(8)."""
+each a device in a network namespace. The hypervisor has a namespace of its own, because two such
+switches in one namespace would create the same device. Follows ovs-vswitchd.conf.db(5),
+ovn-controller(8)."""
 
 import os
 from pathlib import Path
@@ -17,14 +18,14 @@ from fairlead.net.link import Rtnetlink
 
 NAME = "chassis"
 INSIDE, OUTER = "br-int", "br-ex"
-"""OVN's own bridge, and the one of the external network."""
+"""OVN's integration bridge, and the bridge of the external network."""
 MTU = 1400
 FABRIC_MAC = "02:00:00:00:ff:{:02x}"
-"""Nobody sees a frame from it."""
+"""No frame with this address is ever observed."""
 
 
 class Chassis:
-    """`start` and `end` once each."""
+    """The hypervisor. Call `start` and `end` once each."""
 
     def __init__(self, ovn: Ovn, directory: Path) -> None:
         self.ovn, self.directory = ovn, directory
@@ -37,8 +38,8 @@ class Chassis:
         self._plugged = 0
 
     def start(self) -> None:
-        """Return once OVN knows of it. Raises Refused where it is not installed, Unavailable when
-        it does not come up."""
+        """Start the hypervisor, and return when OVN has registered it. Raise Refused if the
+        programs are not installed, Unavailable if it does not start."""
         try:
             self._start()
         except BaseException:
@@ -78,14 +79,14 @@ class Chassis:
         )
 
     def end(self) -> None:
-        """OVN forgets it, too."""
+        """Stop the hypervisor and delete it from OVN."""
         self._processes.end()
         namespace.delete(self.namespace)
         self.ovn.control(SOUTH, "--if-exists", "chassis-del", NAME)
 
     async def plug(self, other: str, mac: str, port: str = "") -> None:
-        """Make `eth0` in the namespace `other`, with this MAC: the port of this id, or, without, an
-        end of the external network."""
+        """Create `eth0` in the namespace `other` with this MAC address: the port with this id or,
+        without an id, an end of the external network."""
         self._plugged += 1
         device = f"to{self._plugged}"
         with namespace.inside(self.namespace):
@@ -95,14 +96,14 @@ class Chassis:
                 device, FABRIC_MAC.format(self._plugged), "eth0", mac, namespace.path(other), MTU
             )
             await links.set_state(device, up=True)
-        # AddRules vSwitch takes frames as they are: a checksum that is left to a device to fill in is a
-        # wrong one.
+        # Open vSwitch forwards frames unchanged: a checksum that is left for a device to compute
+        # stays wrong.
         run(("ip", "netns", "exec", other, "ethtool", "-K", "eth0", "tx", "off"), self.directory)
         named = ("--", "set", "interface", device, f"external-ids:iface-id={port}") if port else ()
         self._control("add-port", INSIDE if port else OUTER, device, *named)
 
     def synchronize(self) -> None:
-        """Return once what the northbound database says now holds for packets."""
+        """Return when packets are handled according to the present northbound database."""
         self.ovn.control("nb", "--wait=hv", "sync")
 
     def _run(self, program: str, *arguments: str | Path) -> Started:

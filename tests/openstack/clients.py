@@ -1,5 +1,5 @@
-"""Clients of the real OpenStack, by openstacksdk, for tests to make things, to look at them and to
-clear them away."""
+"""Clients of the real OpenStack, by openstacksdk, with which tests create, read and delete
+objects."""
 
 import time
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from openstack.connection import Connection
 from openstack.exceptions import ConflictException, NotFoundException
 
 LOOK_S, RARELY_S = 0.05, 0.4
-"""So soon a look comes after the first one, and so rarely at last: each costs Octavia as much as a
-tenth of what is waited for."""
+"""The first and the last interval between polls. A poll costs Octavia a tenth of the work that is
+waited for."""
 SETTLES_WITHIN_S = 180.0
 AGENT = "tests"
-"""With this User-Agent a call is a test's own."""
+"""The User-Agent of calls of the test itself."""
 
 
 def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
-    """A client of services that ask for no token, by their URLs."""
+    """A client of services without authentication, by their URLs."""
     settings: dict[str, Any] = {
         "auth_type": "none",
         "auth": {"endpoint": octavia or neutron},
@@ -31,13 +31,13 @@ def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
     client = openstack.connect(
         region_name="R", app_name=AGENT, load_envvars=False, load_yaml_config=False, **settings
     )
-    _ = client.session  # asked for, its lines are closed once nobody uses it
+    _ = client.session  # once created, it closes its connections when it is collected
     return client
 
 
 def settled(client: Connection, balancer: str) -> str:
-    """Wait until nothing of the balancer is PENDING, or it is in ERROR, for then what hangs on it
-    may stay so; its provisioning_status. It may be gone: DELETED."""
+    """Wait until Octavia has finished work on the load balancer, or it is in ERROR, when its parts
+    may stay pending. Return its provisioning_status; DELETED if it is gone."""
     status = "DELETED"
 
     def is_settled() -> bool:
@@ -55,7 +55,7 @@ def settled(client: Connection, balancer: str) -> str:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds; an AssertionError if that takes minutes."""
+    """Wait until the condition holds. Raise AssertionError after some minutes."""
     late, pause_s = time.monotonic() + SETTLES_WITHIN_S, LOOK_S
     while not holds():
         assert time.monotonic() < late
@@ -64,11 +64,11 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def clear(client: Connection, project: str) -> None:
-    """Delete every balancer of the project, whatever state it is in, and wait until they are
+    """Delete all load balancers of the project, whatever their status, and wait until they are
     gone."""
     for balancer in client.load_balancer.load_balancers(project_id=project):
         while settled(client, balancer.id) != "DELETED":
             try:
                 client.load_balancer.delete_load_balancer(balancer.id, cascade=True)
-            except ConflictException:  # somebody else has changed it in between
+            except ConflictException:  # another client has changed it meanwhile
                 continue

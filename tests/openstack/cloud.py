@@ -1,9 +1,9 @@
-"""A cloud of one tenant: Octavia with both providers over Neutron over OVN, and a network with
-nodes in it.
+"""A cloud with one tenant: Octavia with both providers over Neutron over OVN, and a network with
+nodes.
 
-In: a directory. Out: the URLs of both APIs, which ask for no token; OVN's rows; a tenant's network
-behind a router to the external one, ports for its nodes. There are no hypervisors: no packet flows,
-and nobody probes a member."""
+In: a directory. Out: the URLs of both APIs, which need no token; OVN's rows; the tenant's network
+behind a router to the external network, with ports for its nodes. There are no hypervisors: no
+packets flow, and members are not probed."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ PROJECT = "11111111111111111111111111111111"
 
 
 class Cloud:
-    """`start` and `end` once each."""
+    """The cloud. Call `start` and `end` once each."""
 
     def __init__(self, directory: Path) -> None:
         self.octavia = Octavia(_made(directory / "octavia"))
@@ -34,11 +34,11 @@ class Cloud:
         self.external_network = self.external_subnet = self.network = self.subnet = self.router = ""
         """Their ids."""
         self.nodes: dict[str, str] = {}
-        """The port of each node, by its name; their addresses: `NODES`."""
+        """The port of each node, by its name. The nodes' addresses are in `NODES`."""
 
     def start(self) -> None:
-        """Return once all answers. Raises Refused where it is not installed, Unavailable when it
-        does not come up."""
+        """Start the cloud, and return when all services answer. Raise Refused if it is not
+        installed, Unavailable if it does not start."""
         try:
             self._start()
             self._make_network(self.client())
@@ -75,7 +75,7 @@ class Cloud:
         self.ovn.end()
 
     def client(self) -> Connection:
-        """One that asks both directly."""
+        """Return a client that calls both APIs directly."""
         return clients.without_auth(octavia=self.octavia.url, neutron=self.neutron)
 
     def _make_network(self, client: Connection) -> None:

@@ -1,8 +1,7 @@
-"""A MariaDB of one's own, for OpenStack's services: a socket in its directory, no port, durability
-none.
+"""A private MariaDB for OpenStack's services: with a socket in its directory, no port, no
+durability.
 
-In: a directory that becomes its data. Out: the process, and for each service the URL that
-SQLAlchemy takes."""
+In: a directory for its data. Out: the process, and for each service a URL for SQLAlchemy."""
 
 import shutil
 import time
@@ -49,11 +48,11 @@ class Database:
         )
 
     def copy(self, template: Path) -> None:
-        """Begin with the data of the template."""
+        """Copy the data of the template."""
         shutil.copytree(template, self.data, ignore=shutil.ignore_patterns("ibtmp*"))
 
     def start(self, processes: Processes) -> None:
-        """Start it, and return once it answers."""
+        """Start the server, and return when it answers."""
         self._settings.write_text(SETTINGS.format(data=self.data, socket=self._socket))
         started = processes.start(
             "mariadb", [places.program("mariadbd"), f"--defaults-file={self._settings}"]
@@ -61,11 +60,11 @@ class Database:
         started.await_(self._socket.exists)
 
     def remove(self) -> None:
-        """Remove its data. It does not run any more."""
+        """Remove the data. The server must have ended."""
         shutil.rmtree(self.data, ignore_errors=True)
 
     def shut_down(self) -> None:
-        """End it so that its data need no repair."""
+        """Stop the server cleanly, so that its data need no recovery."""
         say = (
             "import pymysql, sys; pymysql.connect(unix_socket=sys.argv[1], "
             "user='root').query('shutdown')"
@@ -75,7 +74,7 @@ class Database:
             time.sleep(LOOK_S)
 
     def bootstrap(self) -> None:
-        """Begin with no data at all: MariaDB's own tables and empty databases."""
+        """Create MariaDB's own tables and empty databases."""
         self.data.mkdir()
         self._settings.write_text(SETTINGS.format(data=self.data, socket=self._socket))
         tables = [

@@ -1,10 +1,11 @@
-"""The real OpenStack as fixtures. What is started, is started once in a run, and only when a test
-asks for it.
+"""The real OpenStack as fixtures. Each part is started once in a run, when a test first needs it.
 
-`octavia`: Octavia with provider `amphora`. `octavia_front`: the way to it for one test, with a
-project of its own. `keystone`: Octavia with provider `amphora` which asks for tokens, and Keystone,
-which gives them. `cloud`: Octavia with both providers, over Neutron and OVN. `fronts`: the ways to
-both for one test, likewise. `packets`: its network carries packets, as long as the test runs."""
+`octavia`: Octavia with provider `amphora`.
+`octavia_front`: a front for it for one test, with a project of its own.
+`keystone`: Octavia with provider `amphora` and authentication, and Keystone.
+`cloud`: Octavia with both providers, over Neutron and OVN.
+`fronts`: fronts for its APIs for one test, with a project of their own.
+`packets`: its network carries packets while the test runs."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +23,7 @@ from tests.openstack.packets import Packets
 
 
 class Fronts(NamedTuple):
-    """Before each API of the cloud."""
+    """A front for each API of the cloud."""
 
     octavia: Front
     neutron: Front
@@ -38,7 +39,7 @@ def openstack_programs() -> None:
 def octavia(
     openstack_programs: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Octavia]:
-    """Octavia; every caller is its administrator."""
+    """Octavia without authentication; every caller is its administrator."""
     server = Octavia(tmp_path_factory.mktemp("octavia"))
     server.start()
     yield server
@@ -47,8 +48,8 @@ def octavia(
 
 @pytest.fixture
 def octavia_front(octavia: Octavia) -> Iterator[Front]:
-    """A front before Octavia. What is made through it belongs to `front.project`, and is deleted
-    when the test has ended."""
+    """A front for Octavia. Objects that are created through it belong to `front.project`, and are
+    deleted after the test."""
     project = uuid.uuid4().hex
     with Front(octavia.url, project=project).listen() as front:
         yield front
@@ -57,7 +58,7 @@ def octavia_front(octavia: Octavia) -> Iterator[Front]:
 
 @pytest.fixture(scope="session")
 def cloud(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """The cloud; every caller is its administrator."""
+    """The cloud without authentication; every caller is its administrator."""
     whole = Cloud(tmp_path_factory.mktemp("cloud"))
     whole.start()
     yield whole
@@ -66,8 +67,8 @@ def cloud(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def fronts(cloud: Cloud) -> Iterator[Fronts]:
-    """Fronts before the cloud's Octavia and Neutron, both of one project. Its balancers and
-    floating IPs are deleted when the test has ended."""
+    """Fronts for the cloud's Octavia and Neutron, both with one project. Its load balancers and
+    floating IPs are deleted after the test."""
     project = uuid.uuid4().hex
     octavia, neutron = (
         Front(cloud.octavia.url, project=project),
@@ -83,7 +84,7 @@ def fronts(cloud: Cloud) -> Iterator[Fronts]:
 
 @pytest.fixture
 async def packets(cloud: Cloud, tmp_path: Path) -> AsyncIterator[Packets]:
-    """Packets through the cloud."""
+    """Let the cloud carry packets."""
     (directory := tmp_path / "chassis").mkdir()
     made = Packets(cloud, directory)
     await made.start()
@@ -95,7 +96,7 @@ async def packets(cloud: Cloud, tmp_path: Path) -> AsyncIterator[Packets]:
 def keystone(
     openstack_programs: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Keystone]:
-    """Keystone and its Octavia. Two ways in: `keystone.clouds`."""
+    """Keystone and its Octavia. `keystone.clouds` has two sets of credentials."""
     both = Keystone(tmp_path_factory.mktemp("keystone"))
     both.start()
     yield both

@@ -1,10 +1,10 @@
-"""A front before an OpenStack service: passes calls on, counts them, and can be a bad line or a
-server in trouble.
+"""A front for an OpenStack service: it forwards and counts calls, and can simulate a broken
+connection or a failing server.
 
-In: the service's URL, the project that every call is to be of, and a `fate`, asked at each call
-before it is passed on. Out: `calls`, every call with its answer, in the order in which they came.
-It runs in threads of its own, so that clients may block. The name by which the client called is
-passed on, so links in answers lead through the front, too."""
+In: the service's URL, the project of all calls, and a `fate`, which is evaluated at each call
+before it is forwarded. Out: `calls`, every call with its answer, in order of arrival. It runs in
+threads of its own, so that clients may block. The client's Host header is forwarded, so that links
+in answers lead through the front, too."""
 
 import http.client
 import json
@@ -24,16 +24,17 @@ TIMEOUT_S = 120.0
 
 @dataclass
 class Call:
-    """One call as it came, and what became of it."""
+    """One call and its result."""
 
     method: str
     path: str
-    """With what was asked after the `?`."""
+    """The path with the query."""
     body: bytes
     agent: str
-    """User-Agent."""
+    """The User-Agent."""
     status: int = 0
-    """What the service answered; 0 while, or if, it was not asked or has not answered."""
+    """The status of the service's answer; 0 until it has answered, or if the call was not
+    forwarded."""
 
     @property
     def writes(self) -> bool:
@@ -45,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """The front's own answer, in place of the service's, which never hears of the call."""
+    """The front answers, and does not forward the call."""
 
     status: int
     message: str = "the test's answer"
@@ -54,38 +55,39 @@ class Answer:
 
 @dataclass(frozen=True)
 class Cut:
-    """The line breaks: before the service hears of the call, or after it has answered and before
-    the client knows."""
+    """The connection breaks: before the service receives the call, or after it has answered and
+    before the client receives the answer."""
 
     after: bool
     first: Callable[[], None] = lambda: None
-    """Done before the line breaks: say, the end of the process that called."""
+    """A function that is called before the connection breaks: for example, it ends the calling
+    process."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Passed on when that returns; other calls meanwhile."""
+    """The call is forwarded when the function returns; other calls are not delayed."""
 
     until: Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Said:
-    """A success that says something else than the service would."""
+    """The service's answer is replaced by another success."""
 
     body: object
 
 
 Fate = Answer | Said | Cut | Held | None
-"""None: passed on."""
+"""None: the call is forwarded."""
 
 
 class Front:
-    """Use by `with Front(url).listen() as front`."""
+    """The front. Use as `with Front(url).listen() as front`."""
 
     def __init__(self, service: str, *, project: str = "") -> None:
-        """`project`: of which callers are, as a token would say; for a service that asks for
-        none."""
+        """Create the front. `project`: the project of all callers, as a token would name it, for a
+        service without authentication."""
         self.url = ""
         self.calls: list[Call] = []
         self.project = project
@@ -127,20 +129,21 @@ class Front:
             server.shutdown()
             thread.join()
             server.server_close()
-            for line in list(self._lines):  # their threads would wait as long as this process lives
+            # their threads would wait until the process ends
+            for line in list(self._lines):
                 with suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
 
     @property
     def writes(self) -> list[Call]:
-        """The calls that write."""
+        """The calls that change something."""
         return [call for call in self.calls if call.writes]
 
     def at(
         self, number: int, fate: Fate, counts: Callable[[Call], bool] = lambda call: call.writes
     ) -> None:
-        """This fate to the `number`th call (from 1) of those that count, from now on; all others
-        are passed on."""
+        """Apply this fate to the `number`th call (from 1) of the calls that count from now on;
+        forward all others."""
         left = number
 
         def meet(call: Call) -> Fate:
@@ -154,7 +157,7 @@ class Front:
         self.fate = meet
 
     def pass_on(self) -> None:
-        """Pass every call on (again)."""
+        """Forward every call (again)."""
         self.fate = lambda _: None
 
     def _handle(self, handler: "_Handler", call: Call) -> None:
@@ -233,10 +236,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def cut(self) -> None:
-        """Break the line, as a machine does that is gone: by a reset."""
+        """Break the connection with a reset, as a machine does that is gone."""
         self.close_connection = True
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 
     def log_message(self, *arguments: object) -> None:
-        """What was asked is in `calls`."""
+        """Log nothing: `calls` contains the requests."""

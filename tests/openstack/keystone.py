@@ -1,8 +1,9 @@
-"""An Octavia that asks for tokens, and the Keystone that gives them.
+"""An Octavia with authentication, and the Keystone that issues the tokens.
 
-In: a directory. Out: a clouds.yaml with the ways in: `member`, an application credential that may
-have balancers, as a controller of Kubernetes would have it, and `reader`, a user who may look.
-Octavia is found in the catalogue; a project has so many balancers at most."""
+In: a directory. Out: a clouds.yaml with two entries: `member`, an application credential that may
+manage load balancers, as a Kubernetes controller would have it, and `reader`, a user with read
+access. Octavia's endpoint is in the catalogue; the number of load balancers of a project is
+limited."""
 
 import base64
 import os
@@ -26,10 +27,10 @@ DOMAIN = {"user_domain_id": "default", "project_domain_id": "default"}
 
 
 class Keystone:
-    """`start` and `end` once each."""
+    """Keystone and Octavia. Call `start` and `end` once each."""
 
     def __init__(self, directory: Path, *, balancers: int = BALANCERS) -> None:
-        """`balancers`: so many may a project have."""
+        """Prepare both services. `balancers`: the quota of a project."""
         self.directory = directory / "keystone"
         self.directory.mkdir()
         (directory / "octavia").mkdir()
@@ -38,14 +39,13 @@ class Keystone:
         self.url = f"http://127.0.0.1:{self.port}/v3"
         self.clouds = self.directory / "clouds.yaml"
         self.catalogue = {"identity": self.url, "load-balancer": self.octavia.url}
-        """Where each kind of service is found. What is to be there else, or elsewhere, is written
-        here before the start."""
+        """The endpoint of each service type. Tests add or change entries before the start."""
         self._balancers = balancers
         self._processes = Processes(self.directory)
 
     def start(self) -> None:
-        """Return once both answer. Raises Refused where they are not installed, Unavailable when
-        one does not come up."""
+        """Start both, and return when they answer. Raise Refused if they are not installed,
+        Unavailable if one does not start."""
         try:
             self._start()
         except BaseException:
@@ -70,19 +70,19 @@ class Keystone:
         self.octavia.end()
 
     def connect(self, cloud: str, **auth: str) -> Connection:
-        """By this entry of clouds.yaml; `auth`: what is to be otherwise in its part of that
-        name."""
+        """Return a connection for this entry of clouds.yaml. `auth`: changes to its `auth`
+        section."""
         entry = self.entry(cloud)
         entry["auth"] |= auth
         return openstack.connect(load_envvars=False, load_yaml_config=False, **entry)
 
     def entry(self, cloud: str) -> dict[str, Any]:
-        """What clouds.yaml says of it."""
+        """Return the entry of clouds.yaml."""
         return dict(yaml.safe_load(self.clouds.read_text())["clouds"][cloud])
 
     def _fill(self) -> None:
-        """Users, their roles, the catalogue, clouds.yaml."""
-        # The catalogue is empty, and does not know of Keystone either.
+        """Create users, roles, the catalogue and clouds.yaml."""
+        # The catalogue is empty; not even Keystone is in it.
         first = self._by_password("admin", settings.ADMIN_PASSWORD, "admin") | {
             "identity_endpoint_override": self.url
         }
@@ -139,8 +139,8 @@ class Keystone:
 
 
 def make_keys(directory: Path) -> None:
-    """The keys that Keystone looks for in its directory, each kind's as `keystone-manage` would
-    make them: the one in use, and the next."""
+    """Create the keys that Keystone looks for in its directory, for each kind as `keystone-manage`
+    would: the present key and the next one."""
     for kind in ("tokens", "credentials"):
         (directory / kind).mkdir(mode=0o700)
         for name in ("0", "1"):

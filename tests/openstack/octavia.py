@@ -1,8 +1,9 @@
-"""A real Octavia: its API, its worker, its provider `amphora`, and no machines.
+"""A real Octavia: its API, its worker and its provider `amphora`, without machines.
 
-In: a directory. Out: the URL of its API, ways to make its provider fail or wait, and the heartbeats
-that amphorae would send. What stands in for machines and their network is upstream's own: nothing
-is checked against a Neutron, and every VIP without a wish is 198.51.100.1."""
+In: a directory. Out: the URL of its API, functions that make its provider fail or wait, and the
+heartbeats that amphorae would send. Upstream's own no-op drivers replace machines and their
+network: nothing is checked against a Neutron, and every VIP without a requested address is
+198.51.100.1."""
 
 import hashlib
 import hmac
@@ -25,12 +26,12 @@ from fairlead.lab.ports import free_port
 Step = Literal["boot", "configure"]
 """See `servers.amphorae`."""
 MemberStatus = Literal["UP", "DOWN", "DRAIN", "MAINT", "no check"]
-"""What an amphora says of a member."""
+"""The statuses that an amphora reports for a member."""
 TRAFFIC = {"tx": 0, "rx": 0, "conns": 0, "totconns": 0, "ereq": 0}
 
 
 class Octavia:
-    """`start` and `end` once each. `url` is without a path."""
+    """Octavia. Call `start` and `end` once each. `url` has no path."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -42,8 +43,8 @@ class Octavia:
         self._processes = Processes(directory)
 
     def start(self) -> None:
-        """Return once it answers. Raises Refused where it is not installed, Unavailable when it
-        does not come up."""
+        """Start Octavia, and return when it answers. Raise Refused if it is not installed,
+        Unavailable if it does not start."""
         try:
             self.prepare({})
             self.serve().await_line(READY)
@@ -59,30 +60,30 @@ class Octavia:
         self.database.start(self._processes)
 
     def serve(self) -> Started:
-        """Start it; it says READY."""
+        """Start the server, and wait for READY."""
         return self._processes.python("octavia", self.conf, str(self.port))
 
     def end(self) -> None:
-        """End all and remove what takes room; logs stay."""
+        """Stop all processes and delete large files; logs stay."""
         self._processes.end()
         self.database.remove()
 
     @contextmanager
     def failing(self, step: Step) -> Iterator[None]:
-        """Meanwhile the provider fails at this step of every balancer."""
+        """Within the block the provider fails at this step of every load balancer."""
         with self._word(f"fail-{step}"):
             yield
 
     @contextmanager
     def holding(self, step: Step) -> Iterator[None]:
-        """Meanwhile the provider waits at this step: what was asked for stays PENDING. It goes on
-        at the end."""
+        """Within the block the provider waits at this step, so that requested changes stay PENDING.
+        It continues at the end."""
         with self._word(f"hold-{step}"):
             yield
 
     @contextmanager
     def slow(self, step: Step, seconds: float) -> Iterator[None]:
-        """Meanwhile the provider takes so long for this step of every balancer."""
+        """Within the block the provider takes this long for this step of every load balancer."""
         with self._word(f"slow-{step}", f"{seconds}"):
             yield
 
@@ -103,11 +104,11 @@ class Octavia:
         *,
         traffic: Mapping[str, int] = TRAFFIC,
     ) -> None:
-        """Say what this amphora would say (its id: see `load_balancer.amphorae`): of each (pool,
-        listener) how its members are. All listeners of the balancer must be in it: an amphora that
-        lacks one is late, and not believed. `traffic`: of each listener, bytes out and in,
-        connections open and in all, failed requests. Octavia takes it in a moment later;
-        operating_status follows."""
+        """Send the heartbeat of this amphora (its id: see `load_balancer.amphorae`): the status of
+        the members of each (pool, listener). It must contain all listeners of the load balancer:
+        Octavia considers an amphora that lacks one outdated, and ignores the heartbeat. `traffic`:
+        for each listener, bytes out and in, open and total connections, failed requests. Octavia
+        processes the heartbeat a moment later; operating_status follows."""
         said = {
             "id": amphora,
             "seq": 1,

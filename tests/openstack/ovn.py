@@ -1,7 +1,6 @@
-"""OVN's control plane: both databases and northd, without any hypervisor.
+"""OVN's control plane: both databases and northd, without a hypervisor.
 
-In: a directory. Out: the addresses of the databases, and their rows.
-"""
+In: a directory. Out: the addresses of the databases, and their rows."""
 
 import json
 from pathlib import Path
@@ -16,7 +15,7 @@ NORTH, SOUTH = "nb", "sb"
 
 
 class Ovn:
-    """`start` and `end` once each."""
+    """OVN's control plane. Call `start` and `end` once each."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -25,12 +24,12 @@ class Ovn:
 
     @property
     def north(self) -> str:
-        """Where the northbound database listens."""
+        """The address of the northbound database."""
         return f"tcp:127.0.0.1:{self.ports[NORTH]}"
 
     @property
     def south(self) -> str:
-        """Where the southbound database listens."""
+        """The address of the southbound database."""
         return f"tcp:127.0.0.1:{self.ports[SOUTH]}"
 
     def start(self) -> None:
@@ -62,7 +61,7 @@ class Ovn:
         self._processes.end()
 
     def control(self, database: str, *command: str) -> str:
-        """What `ovn-nbctl` or `ovn-sbctl` prints. `database`: NORTH or SOUTH."""
+        """Return the output of `ovn-nbctl` or `ovn-sbctl`. `database`: NORTH or SOUTH."""
         return run(
             [
                 places.program(f"ovn-{database}ctl"),
@@ -74,7 +73,7 @@ class Ovn:
         )
 
     def rows(self, table: str, *, database: str = NORTH) -> list[dict[str, Any]]:
-        """All rows of a table: maps as dicts, sets as lists."""
+        """Return all rows of a table: maps as dicts, sets as lists."""
         answer = json.loads(self.control(database, "--format=json", "list", table))
         return [
             dict(zip(answer["headings"], map(_plain, row), strict=True)) for row in answer["data"]
@@ -85,7 +84,7 @@ class Ovn:
 
 
 def _plain(value: Any) -> Any:
-    """A value of RFC 7047 as Python's own."""
+    """Convert a value of RFC 7047 to a Python value."""
     match value:
         case ["map", pairs]:
             return {_plain(key): _plain(each) for key, each in pairs}

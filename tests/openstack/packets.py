@@ -1,9 +1,9 @@
 """The cloud with packets: nodes on the tenant's network, each with a pod behind its node port, and
-a caller outside the cloud.
+a client outside the cloud.
 
-In: a Cloud that runs. Out: what a pod says of who called it. The caller is a router's hop away from
-the external network, so its address is none of the cloud's; the nodes translate to their pod as
-kube-proxy does for externalTrafficPolicy: Local."""
+In: a running Cloud. Out: which client address a pod has seen. The client is one router hop away
+from the external network, so its address is not one of the cloud's; the nodes translate to their
+pod as kube-proxy does for externalTrafficPolicy: Local."""
 
 import json
 import os
@@ -26,8 +26,8 @@ NODE_PORT, POD_PORT = 30080, 8080
 EXTERNAL_GATEWAY, TENANT_GATEWAY = (
     network.replace(".0/24", ".1") for network in (EXTERNAL, TENANT)
 )
-"""Neutron gives the first address to the router; the external network's is not the cloud's, but the
-caller's."""
+"""Neutron assigns the first address to the router. On the external network, the first address
+belongs to the client's router instead."""
 PATIENCE_S = 5.0
 SYSCTLS: dict[str, object] = {
     "net/ipv4/ip_forward": 1,
@@ -45,7 +45,7 @@ table ip node {{
 
 
 class Packets:
-    """`start` and `end` once each."""
+    """Packets through the cloud. Call `start` and `end` once each."""
 
     def __init__(self, cloud: Cloud, directory: Path) -> None:
         self.cloud = cloud
@@ -55,7 +55,7 @@ class Packets:
         self._outside = f"flt-ovn{os.getpid()}-outside"
 
     async def start(self) -> None:
-        """Return once the caller can call."""
+        """Start, and return when the client can connect."""
         try:
             self.chassis.start()
             await self._make_outside()
@@ -74,7 +74,7 @@ class Packets:
             namespace.delete(name)
 
     def call(self, address: str, port: int) -> dict[str, Any] | None:
-        """What the pod answers that this connection leads to; None if it leads to none."""
+        """Return the answer of the pod that a connection reaches; None if it reaches none."""
         with namespace.make_socket(self._outside) as line, suppress(OSError):
             line.settimeout(PATIENCE_S)
             line.bind((CALLER, 0))
@@ -86,7 +86,7 @@ class Packets:
         return None
 
     def kill_pod(self, node: str) -> None:
-        """The pod is there no more; its node refuses connections to it."""
+        """Stop the pod; its node refuses connections to it."""
         self._pods[node].end()
 
     async def _make_outside(self) -> None:
@@ -94,7 +94,7 @@ class Packets:
         (gateway,) = network.ports(
             device_id=self.cloud.router, device_owner="network:router_gateway"
         )
-        # Neutron would choose by agents on hypervisors.
+        # Neutron would choose according to agents on hypervisors.
         self.cloud.ovn.control(NORTH, "lrp-set-gateway-chassis", f"lrp-{gateway.id}", NAME)
         namespace.create(self._outside)
         await self.chassis.plug(self._outside, "02:00:00:00:00:01")

@@ -1,8 +1,8 @@
-"""Where the parts of the real OpenStack are that `make setup` installed.
+"""Paths of the parts of the real OpenStack that `make setup` installed.
 
-Out: the Python of its environment, the data directory that databases start from, programs. Raises
-Refused where one is missing or is not of the versions that the tree asks for; a test then says so.
-"""
+Out: the Python interpreter of its environment, the data directory that databases start from,
+programs. Each function raises Refused if its part is missing or has another version than the tree
+requires; a test then reports this."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ FIX = "run `make setup`"
 
 
 def python() -> Path:
-    """The interpreter that has Octavia, Neutron and Keystone as locked."""
+    """Return the interpreter with the locked versions of Octavia, Neutron and Keystone."""
     stamp, lock = ENVIRONMENT / ".requirements", HERE / "requirements.lock"
     if not stamp.is_file() or stamp.read_bytes() != lock.read_bytes():
         raise Refused(f"OpenStack is not in {ENVIRONMENT} at the versions of {lock.name}", fix=FIX)
@@ -28,7 +28,7 @@ def python() -> Path:
 
 
 def template() -> Path:
-    """A data directory of MariaDB with the schemas of all services."""
+    """Return a data directory of MariaDB with the schemas of all services."""
     if not template_of_now().is_dir():
         raise Refused(
             f"there is no {template_of_now()}, from which OpenStack's databases start", fix=FIX
@@ -37,16 +37,14 @@ def template() -> Path:
 
 
 def template_of_now() -> Path:
-    """Where it is, or is to be: each version of the schemas has its own."""
+    """Return the path of the data directory, which differs for each version of the schemas."""
     parts = [HERE / name for name in ("requirements.lock", "template.py")]
-    return (
-        CACHE
-        / f"openstack-data-{hashlib.sha256(b''.join(part.read_bytes() for part in parts)).hexdigest()[:12]}"
-    )
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+    return CACHE / f"openstack-data-{digest[:12]}"
 
 
 def program(name: str) -> Path:
-    """A program of Debian's packages."""
+    """Return the path of a program from Debian's packages."""
     folders = (
         str(OVN / "usr/bin"),
         str(OVN / "usr/lib/openvswitch-switch"),
@@ -61,7 +59,7 @@ def program(name: str) -> Path:
 
 
 def whole() -> Path:
-    """The interpreter, once everything else has been found, too."""
+    """Return the interpreter if everything else exists, too."""
     template()
     for name in (
         "mariadbd",

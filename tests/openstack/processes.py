@@ -1,10 +1,10 @@
-"""Processes that end with the tests, however those end.
+"""Processes that end together with the tests, however the tests end.
 
-In: a command line, a directory. Out: the running process and its log. Each lives in a process
-namespace of its own, which the kernel clears when its first process ends; that ends with the one
-that started it here, and this one with the thread of the tests that started it (prctl(2),
-PR_SET_PDEATHSIG): so nothing is left after a kill -9 of the tests, not even grandchildren. There is
-nothing to be saved: all are ended by SIGKILL."""
+In: a command line, a directory. Out: the running process and its log. Each process lives in a PID
+namespace of its own, which the kernel clears when its first process ends. The first process ends
+with the process that started it here, and that one with the thread of the tests that started it
+(prctl(2), PR_SET_PDEATHSIG). Therefore nothing is left after a kill -9 of the tests, not even
+grandchildren. The processes have nothing to save, so all are ended by SIGKILL."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", 
 
 
 class Processes:
-    """Those of one part of OpenStack, with their files in one directory."""
+    """The processes of one part of OpenStack, with their files in one directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -33,7 +33,7 @@ class Processes:
     def start(
         self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
     ) -> "Started":
-        """Start a program. What it says goes to NAME.log."""
+        """Start a program. Its output goes to NAME.log."""
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
             child = subprocess.Popen(
@@ -46,15 +46,15 @@ class Processes:
                 start_new_session=True,
             )
         self._running.callback(_end, child)
-        # Labs beside it count what is answered in time; here nothing but the test's own patience
-        # runs out.
+        # Concurrent labs count answers in time; these processes only have to meet the test's own
+        # deadline.
         set_nice(child.pid, POD_NICE)
         return Started(name, child, log)
 
     def python(
         self, module: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
     ) -> "Started":
-        """Start one of `tests.openstack.servers` in OpenStack's environment."""
+        """Start a module of `tests.openstack.servers` in OpenStack's environment."""
         name = module.replace("_", "-")
         argv = (
             places.python(),
@@ -67,12 +67,12 @@ class Processes:
         return self.start(name, argv, environment)
 
     def end(self) -> None:
-        """End all, last started first."""
+        """Stop all processes, the last one first."""
         self._running.close()
 
 
 class Started:
-    """One process. `child` is what ends it."""
+    """One process. `child` is the process to kill."""
 
     def __init__(self, name: str, child: "subprocess.Popen[bytes]", log: Path) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class Started:
         self.log = log
 
     def await_line(self, line: str) -> None:
-        """Until it has written a line that begins so."""
+        """Wait until the process has written a line with this prefix."""
         self.await_(
             lambda: any(
                 each.startswith(line) for each in self.log.read_text(errors="replace").splitlines()
@@ -88,8 +88,8 @@ class Started:
         )
 
     def await_(self, is_ready: Callable[[], bool]) -> None:
-        """Until it is ready. Raises Unavailable, with the end of its log, if it ends first or takes
-        too long."""
+        """Wait until the process is ready. Raise Unavailable, with the end of its log, if it ends
+        first or the time is over."""
         late = time.monotonic() + START_TIMEOUT_S
         while not is_ready():
             if self.child.poll() is not None or time.monotonic() > late:
@@ -106,7 +106,7 @@ class Started:
 def run(
     argv: Sequence[str | Path], directory: Path, *, input_text: str = "", timeout_s: float = 120
 ) -> str:
-    """Run a program to its end and return what it wrote. Raises Unavailable when it fails."""
+    """Run a program, and return its output. Raise Unavailable if it fails."""
     done = subprocess.run(
         list(argv),
         cwd=directory,
@@ -125,9 +125,9 @@ def run(
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Ours, without what would make OpenStack look for a cloud, a proxy or a display; temporary
-    files in the directory, and compiled modules kept, for its start takes four times as long
-    without."""
+    """Return the environment without variables that would make OpenStack look for a cloud, a proxy
+    or a display. Temporary files go to the directory, and compiled modules are kept, because the
+    start takes four times as long without them."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,7 +1,7 @@
 """The configuration files of OpenStack's services, as texts.
 
-In: addresses and places. Out: what the services read. What is not said is upstream's default.
-"""
+In: addresses and paths. Out: the text that each service reads. Other options have upstream's
+defaults."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,16 +11,19 @@ Sections = Mapping[str, Mapping[str, str | int | bool | Path]]
 HEARTBEAT_KEY = "heartbeats"
 ADMIN_PASSWORD = "administrators"
 OCTAVIA_USER, OCTAVIA_PASSWORD, SERVICES = "octavia", "octavias", "service"
-"""Octavia's own account, and the project that it is in."""
+"""Octavia's own account, and its project."""
 MANAGEMENT_NETWORK = "6b1a7c1e-0000-4000-8000-000000000001"
-"""Where amphorae would be booted; nobody asks whether it exists."""
+"""The network in which amphorae would be booted; it is never looked up."""
 OUTSIDE = "outside"
-"""The physical network of the external one."""
-QUIET = "octavia.api.app=WARN,sqlalchemy=WARN,oslo_policy=WARN,stevedore=WARN,taskflow=WARN,neutron=WARN"
+"""The physical network of the external network."""
+QUIET = ",".join(
+    f"{name}=WARN"
+    for name in ("octavia.api.app", "sqlalchemy", "oslo_policy", "stevedore", "taskflow", "neutron")
+)
 
 
 def text(sections: Sections) -> str:
-    """As oslo.config reads it."""
+    """Return the text in the format of oslo.config."""
     return "".join(
         f"[{name}]\n" + "".join(f"{option} = {value}\n" for option, value in options.items()) + "\n"
         for name, options in sections.items()
@@ -28,7 +31,7 @@ def text(sections: Sections) -> str:
 
 
 def merged(*parts: Sections) -> Sections:
-    """All sections, those of later parts added to earlier ones option by option."""
+    """Merge sections; options of later parts replace options of earlier parts."""
     whole: dict[str, dict[str, str | int | bool | Path]] = {}
     for part in parts:
         for name, options in part.items():
@@ -37,8 +40,8 @@ def merged(*parts: Sections) -> Sections:
 
 
 def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
-    """Octavia with provider `amphora`, upstream's drivers without effect in place of machines and
-    networks, and no auth. `heartbeats`: the UDP port for amphorae's."""
+    """Octavia with provider `amphora`, upstream's no-op drivers in place of machines and networks,
+    and no authentication. `heartbeats`: the UDP port for amphorae's heartbeats."""
     return {
         "DEFAULT": {"transport_url": "fake://", "default_log_levels": QUIET, "host": "octavia"},
         "api_settings": {
@@ -74,16 +77,16 @@ def octavia(directory: Path, database: str, heartbeats: int) -> Sections:
             "ca_private_key": directory / "ca.key",
         },
         "oslo_messaging": {"topic": "octavia"},
-        # Its tasks one after the other in the worker's thread: in threads of their own they mostly
-        # wait for one another.
+        # Tasks run in sequence in the worker's thread: in threads of their own they would mostly
+        # wait for each other.
         "task_flow": {"engine": "serial"},
     }
 
 
 def octavia_with_neutron(directory: Path, neutron: str, north: str, south: str) -> Sections:
-    """What changes for an Octavia whose VIPs are ports of Neutron, and which has provider `ovn`,
-    too. `north`, `south`: OVN's databases. Neutron asks for no token, and has that said in two
-    sections, for one may not say it of itself."""
+    """Return the differences for an Octavia whose VIPs are ports of Neutron, and which has provider
+    `ovn` too. `north`, `south`: OVN's databases. That Neutron has no authentication must be set in
+    two sections, because one of them cannot express it."""
     no_token = {"auth_type": "none", "endpoint": neutron}
     return {
         "api_settings": {"enabled_provider_drivers": "amphora:amphora,ovn:ovn"},
@@ -104,7 +107,7 @@ def octavia_with_neutron(directory: Path, neutron: str, north: str, south: str) 
 
 
 def neutron(directory: Path, environment: Path, database: str, north: str, south: str) -> Sections:
-    """Neutron over OVN, which asks for no token. `environment`: where it is installed."""
+    """Neutron over OVN, without authentication. `environment`: the path where it is installed."""
     return {
         "DEFAULT": {
             "auth_strategy": "noauth",
@@ -140,8 +143,8 @@ def neutron(directory: Path, environment: Path, database: str, north: str, south
 
 
 def octavia_with_keystone(keystone: str, balancers: int) -> Sections:
-    """What changes for an Octavia that asks for tokens. `keystone`: the URL of its API,
-    `balancers`: how many a project may have."""
+    """Return the differences for an Octavia with authentication. `keystone`: the URL of its API,
+    `balancers`: the quota of a project."""
     account = {
         "auth_url": keystone,
         "auth_type": "password",

@@ -1,9 +1,9 @@
-"""Make the data directory that databases of OpenStack's services start from: `python -m
+"""Create the data directory that databases of OpenStack's services start from: `python -m
 tests.openstack.template`.
 
-In: the services' own migrations. Out: the directory that `places.template` names, whole or not
-there. When what it depends on has changed it is another one, and the old one stays for the tree
-that it belongs to."""
+In: the services' own migrations. Out: the directory that `places.template` names, either complete
+or absent. When its inputs change, another directory is created, and the old one stays for the tree
+that uses it."""
 
 import tempfile
 from pathlib import Path
@@ -43,7 +43,7 @@ def make() -> None:
 
 
 def migrate(database: Database) -> None:
-    """Each service's schema, by its own program; and Keystone's administrator."""
+    """Create each service's schema with its own program, and Keystone's administrator."""
     directory = database.directory
     make_keys(directory)
     password = ("--bootstrap-password", settings.ADMIN_PASSWORD)

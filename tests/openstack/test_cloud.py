@@ -16,7 +16,8 @@ def client(fronts: Fronts) -> Connection:
 def create(
     client: Connection, cloud: Cloud, provider: str, algorithm: str, **wishes: object
 ) -> tuple[str, str, str]:
-    """A balancer for port 80 of all nodes: its id, its VIP and that one's port."""
+    """Create a load balancer for port 80 of all nodes. Return its id, its VIP, and the id of the
+    VIP's port."""
     members = [
         {"name": name, "address": address, "protocol_port": 30080}
         for name, address in NODES.items()

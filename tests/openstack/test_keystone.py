@@ -1,4 +1,4 @@
-"""The real Octavia lets in whom the real Keystone names, to what they may do."""
+"""The real Octavia admits the users of the real Keystone, with the rights of their roles."""
 
 import pytest
 from keystoneauth1.exceptions import Unauthorized

@@ -1,4 +1,4 @@
-"""The real Octavia answers, works, fails and waits as the tests of its driver need it."""
+"""The real Octavia answers, works, fails and waits as the tests of the driver need it."""
 
 import pytest
 from keystoneauth1.exceptions import ConnectFailure
@@ -21,7 +21,7 @@ def client(octavia_front: Front) -> Connection:
 
 
 def whole(name: str) -> dict[str, object]:
-    """A balancer with all that hangs on it, as one call makes it."""
+    """Create a load balancer with everything below it in one call."""
     monitor = {"type": "TCP", "delay": 5, "timeout": 3, "max_retries": 2}
     pool = {
         "name": "web",
@@ -136,8 +136,8 @@ def test_members_are_as_their_amphora_says(
     )
 
     def become(said: MemberStatus, *expected: str) -> None:
-        """The second member's amphora says so of it; then the balancer, the first and the second
-        are as expected."""
+        """Report the second member's status as its amphora; wait until the load balancer, the first
+        and the second member have the expected statuses."""
         octavia.heartbeat(amphora.id, {(pool.id, listener.id): {first.id: "UP", second.id: said}})
         clients.until(lambda: statuses() == list(expected))
 

@@ -1,4 +1,4 @@
-"""What the tests start ends with them, also when they are killed."""
+"""Processes that the tests start end with the tests, also when the tests are killed."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ time.sleep(60)
 
 
 def running(directory: Path) -> list[str]:
-    """The commands that run there."""
+    """Return the commands that run in the namespace."""
     found = []
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile

@@ -1,4 +1,5 @@
-"""Which nodes get the connections of a listener, by the states of its members and who serves now."""
+"""Which nodes get the connections of a listener, by the states of its members and who serves
+now."""
 
 import pytest
 

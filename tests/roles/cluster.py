@@ -109,8 +109,7 @@ class Cluster:
         await self.stop_gateway()
 
     async def clear(self) -> None:
-        """Delete the objects without a namespace, and the Services, which could affect later runs.
-        """
+        """Delete Services and the objects without a namespace, which could affect later runs."""
         await self.stop_gateway()
         await self.kubectl("delete", "services", "--all", "--wait=false")
         names = (await self.kubectl("get", "services", "-o", "name")).split()

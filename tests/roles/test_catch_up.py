@@ -35,7 +35,7 @@ class Standby:
     async def follow(self) -> None:
         async for changed in self.reflector.changes():
             self.state.update_services(changed)
-            self.state.synced("services")
+            self.state.mark_synced("services")
 
     async def sees(self, key: ObjectKey, version: int) -> None:
         """Wait until the watch has delivered this."""
@@ -79,9 +79,9 @@ async def standby() -> AsyncIterator[Standby]:
         yield Standby(server, client)
 
 
-async def test_it_waits_for_what_the_watch_has_not_brought_yet(standby: Standby) -> None:
+async def test_catch_up_waits_for_the_watch(standby: Standby) -> None:
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         standby.server.faults.add(Fault("stall", "GET", "watch=", 1, stall_s=0.5))
         body = {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}
         await standby.client.patch(SERVICES, WEB, body, subresource="status")
@@ -90,7 +90,7 @@ async def test_it_waits_for_what_the_watch_has_not_brought_yet(standby: Standby)
     assert [entry.ip for entry in service.status.load_balancer.ingress] == ["203.0.113.7"]
 
 
-async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Standby) -> None:
+async def test_catch_up_ignores_a_service_that_cannot_be_decoded(standby: Standby) -> None:
     """The watch skips the Service: the state will never contain it, or will keep an old version
     forever."""
     metadata = standby.stored()["metadata"]
@@ -99,18 +99,18 @@ async def test_a_service_that_nobody_can_read_keeps_nobody_waiting(standby: Stan
     )
     standby.server.store.put(KIND, strange)
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         await standby.catch_up()
         standby.server.store.put(KIND, standby.stored(spec={"ports": "eighty"}))
         await standby.catch_up()
     assert {str(key) for key in standby.state.services} == {"default/web"}
 
 
-async def test_a_change_in_nothing_that_is_kept_keeps_nobody_waiting(standby: Standby) -> None:
+async def test_catch_up_ignores_changes_that_are_not_stored(standby: Standby) -> None:
     """The change is in a field of another client, or in kubectl's copy of the manifest. The state
     correctly keeps the previous version."""
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         metadata = standby.stored()["metadata"]
         annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
         put = standby.server.store.put(
@@ -120,9 +120,9 @@ async def test_a_change_in_nothing_that_is_kept_keeps_nobody_waiting(standby: St
         await standby.catch_up()
 
 
-async def test_a_server_that_is_away_is_asked_ever_more_rarely(standby: Standby) -> None:
+async def test_catch_up_backs_off_while_the_server_is_unreachable(standby: Standby) -> None:
     async with following(standby):
-        await standby.state.whole.wait()
+        await standby.state.has_synced.wait()
         standby.server.faults.add(Fault("status", "GET", "limit=", 0, code=503))
         asked_before = len(standby.server.requests)
         waiting = asyncio.ensure_future(standby.catch_up())

@@ -107,7 +107,7 @@ async def test_an_error_closes_all_that_began_to_open_and_is_raised_itself(step:
     assert "end first" in diary[: diary.index(closed[0])]
 
 
-async def test_a_signal_half_way_through_opening_closes_all_that_began_to_open() -> None:
+async def test_a_signal_during_the_start_closes_every_component_that_began_to_open() -> None:
     diary: list[str] = []
 
     def leave() -> None:
@@ -131,7 +131,7 @@ async def test_a_signal_half_way_through_opening_closes_all_that_began_to_open()
     assert "end first" in diary
 
 
-async def test_a_bug_is_no_error_of_the_users() -> None:
+async def test_a_bug_is_raised_in_its_group() -> None:
     """The bug is raised in its group, with its full traceback."""
     with pytest.raises(ExceptionGroup):
         await run_components(
@@ -196,7 +196,7 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
         diary.clear()
 
 
-async def test_what_is_left_is_removed_in_the_opposite_order_without_being_opened() -> None:
+async def test_remove_runs_in_the_opposite_order_without_opening() -> None:
     diary: list[str] = []
     await remove_components([Part("first", diary), Component(), Part("second", diary)])
     assert diary == ["remove second", "remove first"]

@@ -251,7 +251,7 @@ SITUATIONS: list[Callable[[Cluster], Coroutine[Any, Any, None]]] = [
 ]
 
 
-async def test_describe_says_what_is_amiss_and_what_to_do(cluster: Cluster) -> None:
+async def test_describe_shows_the_problem_and_the_remedy(cluster: Cluster) -> None:
     cluster.pool = ("203.0.113.10-203.0.113.29",)
     await cluster.stop_controller()
     await cluster.start_controller()

@@ -16,7 +16,7 @@ from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 
 
-async def told(cluster: Cluster, *names: str) -> Counter[tuple[str, str]]:
+async def events_of(cluster: Cluster, *names: str) -> Counter[tuple[str, str]]:
     """Return how often each reason was written for each Service."""
     return Counter(
         {
@@ -41,7 +41,7 @@ async def embedded(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Cluster]]:
         await made.stop()
 
 
-async def test_a_restart_and_another_leader_tell_nothing_again(
+async def test_a_restart_and_another_leader_repeat_no_event(
     embedded: tuple[ApiServer, Cluster],
 ) -> None:
     """Runs on one API server only: an Event is found again by its name, which does not depend on
@@ -56,7 +56,7 @@ async def test_a_restart_and_another_leader_tell_nothing_again(
     await cluster.described("empty", "NoReadyEndpoints")
     await cluster.described("refused", "SyncLoadBalancerFailed")
     await cluster.described("served", "EnsuringLoadBalancer", "EnsuredLoadBalancer")
-    before = await told(cluster, *names)
+    before = await events_of(cluster, *names)
     assert set(before.values()) == {1}
     versions = {
         name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names
@@ -68,14 +68,14 @@ async def test_a_restart_and_another_leader_tell_nothing_again(
         await cluster.addresses("sign")
         await asyncio.sleep(PATIENCE_S + 0.5)
         await cluster.kubectl("delete", "service", "sign")
-    assert await told(cluster, *names) == before
+    assert await events_of(cluster, *names) == before
     after = {
         name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names
     }
     assert after == versions, "nothing was written on a Service that did not change"
 
 
-async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluster]) -> None:
+async def test_retries_write_no_further_events(embedded: tuple[ApiServer, Cluster]) -> None:
     server, cluster = embedded
     await cluster.set_endpoints("web", ("10.244.1.1", "", True))
     fault = Fault("status", "PATCH", path="/services/web/status", code=503, count=0)
@@ -96,7 +96,7 @@ async def test_retries_are_not_told_one_by_one(embedded: tuple[ApiServer, Cluste
     await cluster.addresses("web")
     await cluster.described("web", "EnsuredLoadBalancer", "SyncLoadBalancerFailed no longer holds")
     # The node is missing all the time, and the note about it was in the first plan.
-    assert await told(cluster, "web") == {
+    assert await events_of(cluster, "web") == {
         ("web", "EnsuringLoadBalancer"): 1,
         ("web", "SyncLoadBalancerFailed"): 1,
         ("web", "EnsuredLoadBalancer"): 1,

@@ -35,7 +35,7 @@ def pass_time(silences: GatewayLeases, seconds: int) -> None:
         silences.advance(1.0)
 
 
-def test_a_gateway_that_renews_is_alive_and_one_that_does_not_is_gone() -> None:
+def test_a_gateway_is_alive_while_it_renews_its_lease() -> None:
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1") | lease("gw2"), first=False)
     pass_time(silences, DURATION_S)
@@ -47,7 +47,7 @@ def test_a_gateway_that_renews_is_alive_and_one_that_does_not_is_gone() -> None:
     assert silences.value().alive == {"gw1", "gw2"}
 
 
-def test_silence_counts_only_while_renewals_could_be_heard() -> None:
+def test_silence_counts_only_while_renewals_could_be_observed() -> None:
     """After the API server was unreachable for an hour, gateways have time to renew."""
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
@@ -58,7 +58,7 @@ def test_silence_counts_only_while_renewals_could_be_heard() -> None:
     assert not silences.value().alive
 
 
-def test_a_lease_from_before_says_nothing_until_it_changes() -> None:
+def test_a_lease_from_before_the_start_proves_nothing_until_it_changes() -> None:
     silences = GatewayLeases(MOST_S)
     assert silences.decided, "where there is none, none is alive"
     silences.update(lease("gw1") | lease("gw2"), first=True)
@@ -74,7 +74,7 @@ def test_a_lease_from_before_says_nothing_until_it_changes() -> None:
     assert not silences.value().alive
 
 
-def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
+def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
     for _ in range(DURATION_S):
@@ -90,7 +90,7 @@ def test_a_restart_is_no_gap_but_a_start_that_does_not_end_is() -> None:
     assert silences.value().alive == {"new"}
 
 
-def test_a_gateway_that_was_gone_is_back_when_it_is_ready() -> None:
+def test_a_gateway_that_was_gone_counts_again_when_it_is_ready() -> None:
     """Its host has booted: the kernel forwards nothing until the process has started completely."""
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
@@ -111,7 +111,7 @@ def test_only_gateways_that_are_alive_can_refuse_a_service() -> None:
     assert silences.value().refusals == {}
 
 
-def test_a_record_that_says_too_much_is_cut() -> None:
+def test_a_record_that_is_too_long_is_truncated() -> None:
     """The text is shown in conditions, and the API server rejects conditions that are too long."""
     silences = GatewayLeases(MOST_S)
     refused = tuple(
@@ -128,11 +128,13 @@ def test_a_record_that_says_too_much_is_cut() -> None:
     refusals = silences.value().refusals
     assert len(refusals) == MOST_NAMED
     assert {
-        len(name) + len(message) for told in refusals.values() for name, message in told.items()
+        len(name) + len(message)
+        for reasons in refusals.values()
+        for name, message in reasons.items()
     } == {2 * LONGEST_REASON}
 
 
-def test_what_is_no_record_is_no_gateway() -> None:
+def test_a_lease_without_a_record_is_ignored() -> None:
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
     silences.update({ObjectKey("presence", "gw1"): Lease(ObjectMeta(name="gw1"))}, first=False)

@@ -34,7 +34,7 @@ def announcer(client: Client, role: Role, name: str) -> Announcer:
     return Announcer(client, SECTION, view, name)
 
 
-async def test_a_watch_that_hangs_takes_no_gateway_for_gone() -> None:
+async def test_a_hanging_watch_declares_no_gateway_gone() -> None:
     """Several API servers share one address. The API server of the watch hangs, and the others
     answer all other requests."""
     async with (

@@ -84,7 +84,7 @@ async def test_a_service_without_room_for_a_listener_is_not_ready(cluster: Clust
         small.map.close()
 
 
-async def test_the_next_leader_says_that_all_is_well_again(cluster: Cluster) -> None:
+async def test_the_next_leader_writes_recovered(cluster: Cluster) -> None:
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", False))
     await cluster.apply("web")
     await cluster.described("web", "Warning", "NoReadyEndpoints", "is ready")
@@ -132,7 +132,7 @@ async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster)
     assert len(json.dumps(lease_body(record, identity="", now="", lease_s=1.0))) < 256 * 1024
 
 
-async def test_a_service_that_is_not_served_beside_many_others_is_not_ready(
+async def test_a_service_beyond_the_limit_of_a_record_is_not_ready(
     cluster: Cluster,
 ) -> None:
     await serve(cluster)
@@ -159,7 +159,7 @@ async def test_a_service_with_less_exact_shares_is_served(cluster: Cluster) -> N
         assert (record.served, record.not_served) == (1, ())
 
 
-async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: Cluster) -> None:
+async def test_a_start_lists_the_unserved_services_of_its_predecessor(cluster: Cluster) -> None:
     """No Service is shown as ready before the new process has processed all Services."""
     unserved = Outcome("unavailable", "no room")
     before = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
@@ -177,7 +177,7 @@ async def test_a_start_goes_on_with_what_its_predecessor_did_not_serve(cluster: 
     assert started.record().not_served == ()
 
 
-async def test_what_passes_by_itself_is_not_listed(cluster: Cluster) -> None:
+async def test_a_short_failure_is_not_listed(cluster: Cluster) -> None:
     announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
     unavailable = Outcome("unavailable", "tried again")
     for outcome, listed in (

@@ -47,7 +47,7 @@ async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace
         await cluster.gone(name)
     assert len(await kept(cluster, cluster.namespace)) == 2
 
-    async def told() -> bool:
+    async def all_reported() -> bool:
         found = [
             event for name in names for event in await cluster.events(name, reason="AddressNotKept")
         ]
@@ -58,12 +58,12 @@ async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace
             == 4
         )
 
-    await until(told, "four Services were told that their addresses are not kept")
+    await until(all_reported, "four Services have an Event that their addresses are not kept")
     for grant in await kept(cluster, cluster.namespace):
         await cluster.client.delete(ADDRESS_GRANTS, ("", grant.metadata.name))
 
 
-async def test_what_is_kept_is_shown_and_goes_with_its_namespace(cluster: Cluster) -> None:
+async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluster: Cluster) -> None:
     name = f"kept-{secrets.token_hex(3)}"
     pool = {
         "apiVersion": "fairlead.io/v1alpha1",

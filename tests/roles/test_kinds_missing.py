@@ -43,8 +43,8 @@ async def test_without_addresspools_those_of_the_configuration_work(cluster: Clu
         await cluster.start_controller()
         await cluster.apply("web")
         assert await cluster.addresses("web") == ["203.0.113.20"]
-    told = [each["event"] for each in logs if "does not serve" in each["event"]]
-    assert told == [
+    logged = [each["event"] for each in logs if "does not serve" in each["event"]]
+    assert logged == [
         "the API server does not serve AddressPool: until it does, addresses are assigned only "
         "from the pools of the configuration"
     ]

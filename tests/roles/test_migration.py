@@ -124,8 +124,8 @@ def _ips(service: Service) -> tuple[str, ...]:
 
 async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> None:
     coming = {name: address for name, address in others.items() if name != "classed"}
-    told = await migrate(cluster, "services")
-    assert all(address in told for address in others.values())
+    output = await migrate(cluster, "services")
+    assert all(address in output for address in others.values())
     await cluster.kubectl("apply", "-f", "-", given=await migrate(cluster, "pools"))
     witness = Witness(cluster.client, cluster.namespace)
     watching = asyncio.ensure_future(witness.run())
@@ -153,7 +153,7 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     # added. After that a Service can be deleted, and its address is kept.
     patch = next(
         line.split(" -p '")[1].rstrip("'")
-        for line in told.splitlines()
+        for line in output.splitlines()
         if "kubectl patch service" in line
     )
     await cluster.kubectl("patch", "service", "ingress", "--type=merge", "-p", patch)

@@ -67,7 +67,7 @@ class Role:
     def __init__(self) -> None:
         self.events: list[tuple[ServiceKey, str, str]] = []
         self.state = State(())
-        self.state.synced("")
+        self.state.mark_synced("")
         self.state.update_nodes({ObjectKey("", NODE): node("192.0.2.1")})
         self.report = Reporter[NodeService](
             View("node", NODE),
@@ -105,7 +105,7 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_health_port_in_use_is_told_as_kube_proxy_tells_it_and_opened_once_it_is_free() -> (
+async def test_a_health_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_free() -> (
     None
 ):
     """H10."""
@@ -177,7 +177,7 @@ async def until_served(driver: NodeProxyDriver, expected: dict[str, str]) -> Non
 
 
 @pytest.mark.root
-async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(
+async def test_an_address_of_another_service_is_taken_over_once_that_service_is_deleted(
     proxy: tuple[Role, NodeProxyDriver],
 ) -> None:
     role, driver = proxy
@@ -189,14 +189,14 @@ async def test_an_address_that_another_has_is_taken_over_once_that_one_goes(
     about, reason, message = role.events[0]
     assert (about, reason) == (key("b"), SYNC_FAILED)
     assert "192.0.2.99 port 80" in message
-    assert "Service default/a has it" in message
+    assert "Service default/a has this frontend" in message
     await until_served(driver, {"192.0.2.10:80": "a", "192.0.2.99:80": "a", "192.0.2.11:80": "b"})
     role.remove("a")
     await until_served(driver, {"192.0.2.11:80": "b", "192.0.2.99:80": "b"})
 
 
 @pytest.mark.root
-async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_restart(
+async def test_the_older_service_takes_an_address_and_has_it_after_a_flush_and_a_restart(
     proxy: tuple[Role, NodeProxyDriver],
 ) -> None:
     """The younger Service gets an Event before the next audit."""
@@ -213,7 +213,7 @@ async def test_the_older_takes_an_address_over_and_has_it_after_a_flush_and_a_re
     [(about, _, message)] = role.events
     assert about == key("a")
     assert "192.0.2.99 port 80" in message
-    assert "Service default/b has it" in message
+    assert "Service default/b has this frontend" in message
     following = asyncio.create_task(driver.run())
     await nft("flush ruleset")
     async with asyncio.timeout(DEADLINE_S):
@@ -245,7 +245,7 @@ async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(
 
 
 @pytest.mark.root
-async def test_who_was_given_an_address_keeps_it_from_who_names_it(
+async def test_an_assigned_address_has_precedence_over_an_external_ip(
     proxy: tuple[Role, NodeProxyDriver],
 ) -> None:
     """The age of the other Service does not matter, because a Service may list any address as an
@@ -309,7 +309,7 @@ async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -
 
 @pytest.mark.root
 @pytest.mark.parametrize("what", ["flush ruleset", "flush table inet fairlead"])
-async def test_what_others_flushed_comes_back_before_the_next_audit(
+async def test_flushed_rules_are_restored_before_the_next_audit(
     proxy: tuple[Role, NodeProxyDriver], what: str
 ) -> None:
     """The rules of others stay."""
@@ -361,7 +361,7 @@ async def test_the_hosts_addresses_of_some_networks(here: None) -> None:
     assert found() == ("2001:db8::7",)
 
 
-def test_the_primary_address_is_the_first_internal_one_of_each_family() -> None:
+def test_the_primary_address_is_the_first_internal_ip_of_each_family() -> None:
     assert primary_addresses(node("192.0.2.2", "2001:db8::2", "192.0.2.3", "2001:db8::3")) == (
         "192.0.2.2",
         "2001:db8::2",

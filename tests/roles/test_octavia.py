@@ -112,7 +112,7 @@ async def test_a_controller_that_comes_back_changes_nothing(
     assert len(octavia_front.writes) == writes
 
 
-async def test_a_cloud_that_is_away_is_told_and_holds_up_no_other_class(
+async def test_an_unreachable_cloud_is_reported_and_delays_no_other_class(
     cluster: Cluster, octavia_front: Front
 ) -> None:
     await cluster.stop_controller()
@@ -128,7 +128,7 @@ async def test_a_cloud_that_is_away_is_told_and_holds_up_no_other_class(
     await cluster.addresses("web")
 
 
-async def test_what_cannot_be_had_is_refused_with_a_way_out(cluster: Cluster) -> None:
+async def test_an_impossible_request_is_refused_with_a_remedy(cluster: Cluster) -> None:
     await cluster.stop_controller()
     assert cluster.octavia is not None
     cluster.octavia = msgspec.structs.replace(cluster.octavia, provider="ovn")
@@ -143,7 +143,7 @@ async def test_what_cannot_be_had_is_refused_with_a_way_out(cluster: Cluster) ->
     await cluster.addresses("web")
 
 
-async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(
+async def test_a_plan_from_before_the_cloud_was_read_is_replaced(
     cluster: Cluster, octavia_front: Front
 ) -> None:
     """The load balancer has a provider that new load balancers do not get, and uses a feature that
@@ -175,7 +175,7 @@ async def test_a_plan_from_before_the_cloud_was_read_is_made_anew(
     assert await cluster.addresses("web") == [address]
 
 
-async def test_without_a_cloud_services_are_told_and_none_is_lost(
+async def test_without_a_cloud_services_are_refused_and_none_is_lost(
     cluster: Cluster, octavia_front: Front
 ) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)

@@ -132,7 +132,7 @@ def shown(planned: Any) -> dict[ServiceKey, LoadBalancer | str]:
     return {key: str(each) if isinstance(each, Refused) else each for key, each in planned.items()}
 
 
-def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
+def test_the_cached_plan_equals_a_new_plan_after_any_changes() -> None:
     draw = random.Random(4)
     state = State(())
     planned = PlanCache(state, CONFIG)
@@ -166,7 +166,7 @@ def test_it_is_what_planning_anew_would_give_after_any_changes() -> None:
     } <= seen, "all was met"
 
 
-def test_what_nothing_has_changed_of_is_planned_once() -> None:
+def test_an_unchanged_service_is_planned_once() -> None:
     state = State(())
     planned = PlanCache(state, CONFIG)
     draw = random.Random(1)
@@ -192,7 +192,7 @@ def test_what_nothing_has_changed_of_is_planned_once() -> None:
     assert planned.unconfirmed([key])[key] is not first
 
 
-def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> None:
+def test_members_of_class_proxy_and_direct_are_confirmed_separately() -> None:
     """The two kinds of connections take different paths to the node if forwarded packets go through
     a tunnel."""
     state = State(())
@@ -231,15 +231,15 @@ def test_connections_of_class_proxy_and_forwarded_packets_are_proved_apart() -> 
     state.tunnels = {address(NODES[1]): "ipip"}
     found = planned.confirmed(keys.values())
 
-    def told(class_name: str) -> tuple[list[str], list[str]]:
+    def states_and_notes(class_name: str) -> tuple[list[str], list[str]]:
         balancer = found[keys[class_name]]
         assert isinstance(balancer, LoadBalancer)
         return [member.state for member in balancer.listeners[0].members], [
             note.code for note in balancer.notes
         ]
 
-    assert told(DIRECT.name) == (["active", "down"], [NODE_NOT_ANSWERING])
-    assert told(PROXY.name) == (["active", "active"], [])
+    assert states_and_notes(DIRECT.name) == (["active", "down"], [NODE_NOT_ANSWERING])
+    assert states_and_notes(PROXY.name) == (["active", "active"], [])
     asked = render({key: each for key, each in found.items() if isinstance(each, LoadBalancer)})
     assert {key: {target.routed for target in probes.targets} for key, probes in asked.items()} == {
         keys[DIRECT.name]: {False},

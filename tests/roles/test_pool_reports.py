@@ -44,7 +44,7 @@ class Bench:
     async def _follow(self) -> None:
         async for changed in Reflector(self.client, ADDRESS_POOLS).changes():
             self.state.update_pools(changed)
-            self.state.synced("addresspools")
+            self.state.mark_synced("addresspools")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -58,7 +58,7 @@ class Bench:
             )
         ]
         try:
-            await self.state.whole.wait()
+            await self.state.has_synced.wait()
             yield
             assert not any(task.done() for task in tasks)
         finally:
@@ -93,7 +93,7 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(server, client)
 
 
-async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> None:
+async def test_pools_that_cannot_be_written_delay_no_other(bench: Bench) -> None:
     failing = {"a": 403, "b": 409, "c": 503}
     for name, code in failing.items():
         bench.server.faults.add(Fault("status", "PATCH", f"/addresspools/{name}/", 0, code=code))
@@ -112,8 +112,8 @@ async def test_pools_that_cannot_be_written_hold_up_no_other(bench: Bench) -> No
             bench.server.faults.clear()
             await bench.shown(*NAMES)
     # The failure is reported once, and the Conflict is not reported.
-    told = [entry for entry in logs if entry["event"] == "not applied"]
-    assert [(entry["driver"], entry["services"], entry["first"]) for entry in told] == [
+    logged = [entry for entry in logs if entry["event"] == "not applied"]
+    assert [(entry["driver"], entry["services"], entry["first"]) for entry in logged] == [
         ("pools", 2, "a")
     ]
 
@@ -130,8 +130,8 @@ async def test_pools_that_are_deleted_are_forgotten(bench: Bench) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_the_end_of_what_was_wrong_is_told(bench: Bench) -> None:
-    async def told(*reasons: str) -> None:
+async def test_the_end_of_a_problem_is_reported(bench: Bench) -> None:
+    async def reported(*reasons: str) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while sorted(each.reason for each in await bench.client.list(EVENTS)) != sorted(
                 reasons
@@ -142,8 +142,8 @@ async def test_the_end_of_what_was_wrong_is_told(bench: Bench) -> None:
         await bench.client.patch(
             ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.15"]}}
         )
-        await told("OverlapsAnotherPool")
+        await reported("OverlapsAnotherPool")
         await bench.client.patch(ADDRESS_POOLS, ("", "a"), {"spec": {"addresses": ["203.0.113.5"]}})
-        await told("OverlapsAnotherPool", "Recovered")
+        await reported("OverlapsAnotherPool", "Recovered")
     (recovered,) = [each for each in await bench.client.list(EVENTS) if each.reason == "Recovered"]
     assert recovered.message == "OverlapsAnotherPool no longer holds, after less than a minute"

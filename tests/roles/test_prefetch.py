@@ -15,7 +15,7 @@ from fairlead.state import State
 OTHER = ServiceKey("default", "refused")
 
 
-async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
+async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> None:
     seen, foreseen, state = Seen(), list[ServiceKey](), State(("services",))
     async with (
         HealthPort(1).listen() as health,
@@ -36,7 +36,7 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
         state.update_services(
             {ObjectKey(*key): Service(ServiceMeta(key.name, key.namespace)) for key in known}
         )
-        state.synced("services")
+        state.mark_synced("services")
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}
         await seen.wait("127.0.0.1", health.port, "up")
@@ -53,9 +53,9 @@ async def test_what_is_planned_is_asked_and_foreseen_slice_by_slice() -> None:
         assert foreseen == [WEB, API], "the start is over"
 
 
-async def test_nothing_to_plan_keeps_nobody_waiting() -> None:
+async def test_without_services_the_prefetch_ends_at_once() -> None:
     state = State(("services",))
-    state.synced("services")
+    state.mark_synced("services")
     async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):
         await StartupPrefetch(lambda _: {}, prober, lambda _: None).run(state)
         await prober.settled()

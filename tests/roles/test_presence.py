@@ -40,7 +40,7 @@ def renewals(server: ApiServer) -> int:
     return sum(each.method == "PATCH" for each in server.requests)
 
 
-async def test_a_server_that_was_away_at_the_start_loses_no_warning(server: ApiServer) -> None:
+async def test_an_unreachable_server_at_the_start_loses_no_warning(server: ApiServer) -> None:
     async with Client(Access(server.url)) as client:
         first = asyncio.ensure_future(
             Announcer(client, SECTION, View("node", "n1"), "n1", warned=lambda: [LEFT]).run()
@@ -66,7 +66,7 @@ async def test_a_server_that_was_away_at_the_start_loses_no_warning(server: ApiS
     assert record.warned == (LEFT,)
 
 
-async def test_without_the_right_to_read_its_lease_a_process_announces_itself(
+async def test_without_permission_to_read_its_lease_a_process_announces_itself(
     server: ApiServer,
 ) -> None:
     server.faults.add(Fault("status", "GET", "/leases/", count=0, code=403))

@@ -30,8 +30,8 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
     """At 10,000 Services a full collection would delay all other work for a tenth of a second,
     every few seconds while there are many events."""
     state = State(("services",))
-    state.synced("services")
-    await tune_garbage_collector(state, state.whole)
+    state.mark_synced("services")
+    await tune_garbage_collector(state, state.has_synced)
     assert gc.isenabled()
     before, young = full_collections(), gc.get_stats()[1]["collections"]
     for version in range(5):
@@ -47,9 +47,9 @@ async def test_events_cause_no_collection_of_all_objects() -> None:
 
 
 @pytest.mark.usefixtures("collector")
-async def test_a_start_that_takes_too_long_gets_its_collector_back() -> None:
+async def test_a_start_that_takes_too_long_enables_the_collector_again() -> None:
     state = State(("services",))
-    task = asyncio.ensure_future(tune_garbage_collector(state, state.whole, within_s=0.01))
+    task = asyncio.ensure_future(tune_garbage_collector(state, state.has_synced, within_s=0.01))
     await asyncio.sleep(0)
     assert not gc.isenabled()
     await asyncio.sleep(0.05)
@@ -70,11 +70,11 @@ async def beside_another(*failures: FairleadError) -> None:
         await asyncio.Event().wait()
 
 
-def test_a_task_that_fails_is_told_as_what_it_is() -> None:
+def test_the_error_of_a_failed_task_is_raised_itself() -> None:
     refused, unavailable = Refused("no", fix="ask for less"), Unavailable("gone")
-    with pytest.raises(Refused) as told:
+    with pytest.raises(Refused) as raised:
         run_until_signalled(beside_another(refused))
-    assert told.value is refused
+    assert raised.value is refused
     with pytest.raises(BaseExceptionGroup) as all_of_them:
         run_until_signalled(beside_another(refused, unavailable))
     assert all_of_them.value.exceptions == (refused, unavailable)

@@ -24,9 +24,9 @@ class Bench:
     Events that they no longer hold."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str, str]] = []
+        self.warnings: list[tuple[str, str, str]] = []
         self.ended: list[str] = []
-        self.told: list[tuple[str, str]] = []
+        self.notes: list[tuple[str, str]] = []
         """The other Normal Events: reason and message."""
         self.state = state = State(("services",))
         self.create()
@@ -50,13 +50,13 @@ class Bench:
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         assert (key, uid) == (KEY, "uid")
         if kind == "Warning":
-            self.said.append((reason, message, ""))
+            self.warnings.append((reason, message, ""))
         elif reason == "Recovered":
             assert kind == "Normal"
             self.ended.append(message)
         else:
             assert kind == "Normal"
-            self.told.append((reason, message))
+            self.notes.append((reason, message))
 
     def tell(self, *notes: Finding, outcome: Outcome = DONE) -> None:
         self.report(
@@ -64,9 +64,9 @@ class Bench:
             {KEY: outcome},
         )
 
-    async def heard(self) -> list[str]:
+    async def reasons(self) -> list[str]:
         await asyncio.sleep(4 * PATIENCE_S)
-        return [reason for reason, _, _ in self.said]
+        return [reason for reason, _, _ in self.warnings]
 
 
 @pytest.fixture
@@ -74,15 +74,15 @@ async def bench() -> Bench:
     return Bench()
 
 
-async def test_what_lasts_is_said_once(bench: Bench) -> None:
+async def test_a_problem_that_lasts_is_reported_once(bench: Bench) -> None:
     for _ in range(3):
         bench.tell(FAILING)
-    assert await bench.heard() == ["HealthChecksFailing"]
+    assert await bench.reasons() == ["HealthChecksFailing"]
     bench.tell(FAILING)
-    assert await bench.heard() == ["HealthChecksFailing"]
+    assert await bench.reasons() == ["HealthChecksFailing"]
 
 
-async def test_what_a_driver_says_has_happened_is_an_event_each_time_and_at_once(
+async def test_a_note_of_a_driver_is_an_event_each_time_and_at_once(
     bench: Bench,
 ) -> None:
     """The type of the Event follows from the severity, and its text has the remedy."""
@@ -90,133 +90,133 @@ async def test_what_a_driver_says_has_happened_is_an_event_each_time_and_at_once
     cut = Finding("Cut", "1 connection was ended")
     for times in (1, 2):
         bench.tell(outcome=Outcome("done", notes=(switched, cut)))
-        assert bench.told == [("Switched", "it has a header now; expect it")] * times
-        assert bench.said == [("Cut", "1 connection was ended", "")] * times
+        assert bench.notes == [("Switched", "it has a header now; expect it")] * times
+        assert bench.warnings == [("Cut", "1 connection was ended", "")] * times
     assert bench.report.warned() == [], "it does not last, so nothing ends"
 
 
-async def test_what_is_over_in_a_moment_is_no_news(bench: Bench) -> None:
+async def test_a_short_problem_is_not_reported(bench: Bench) -> None:
     bench.tell(FAILING)
     bench.tell()
-    assert await bench.heard() == []
+    assert await bench.reasons() == []
 
 
-async def test_what_comes_back_is_said_again(bench: Bench) -> None:
+async def test_a_problem_that_returns_is_reported_again(bench: Bench) -> None:
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     bench.tell()
     bench.tell(FAILING)
-    assert await bench.heard() == ["HealthChecksFailing"] * 2
+    assert await bench.reasons() == ["HealthChecksFailing"] * 2
 
 
-async def test_a_number_that_changes_is_the_same_matter(bench: Bench) -> None:
+async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
     """The Event is written although the number changes more often than the patience, and shows each
     later number."""
-    while not bench.said:
+    while not bench.warnings:
         for number in range(10):
             bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
             await asyncio.sleep(PATIENCE_S / 4)
-    bench.said.clear()
+    bench.warnings.clear()
     bench.tell(Finding("Full", "10 of 10 entries are taken"))
-    assert bench.said == [("Full", "10 of 10 entries are taken", "")]
+    assert bench.warnings == [("Full", "10 of 10 entries are taken", "")]
     bench.tell(Finding("Full", "10 of 10 entries are taken"))
     bench.tell()
-    assert len(bench.said) == 1
+    assert len(bench.warnings) == 1
 
 
 NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
 
 
-async def test_that_pods_of_a_new_service_are_starting_is_no_news(bench: Bench) -> None:
+async def test_starting_pods_of_a_new_service_are_not_reported(bench: Bench) -> None:
     """The next note is reported after the patience, and shows that the first note waits longer."""
     bench.create(age_s=0)
     bench.tell(NOBODY, FAILING)
-    assert await bench.heard() == ["HealthChecksFailing"]
+    assert await bench.reasons() == ["HealthChecksFailing"]
     bench.tell(FAILING)
     bench.create(age_s=START_S)
     bench.tell(NOBODY, FAILING)
-    assert await bench.heard() == ["HealthChecksFailing", "NoReadyEndpoints"]
+    assert await bench.reasons() == ["HealthChecksFailing", "NoReadyEndpoints"]
 
 
-async def test_what_is_normal_at_the_start_is_said_when_the_service_is_old_enough(
+async def test_a_note_about_the_start_is_reported_when_the_service_is_old_enough(
     bench: Bench,
 ) -> None:
     bench.create(age_s=START_S - 1)
     bench.tell(NOBODY)
     async with asyncio.timeout(30):
-        while not bench.said:
+        while not bench.warnings:
             await asyncio.sleep(PATIENCE_S)
 
 
-async def test_failures_name_who_failed_and_a_driver_may_know_a_better_reason(bench: Bench) -> None:
+async def test_failures_name_the_role_and_a_driver_may_give_a_reason(bench: Bench) -> None:
     bench.tell(outcome=Outcome("refused", "no way to node2"))
-    await bench.heard()
+    await bench.reasons()
     bench.tell(outcome=Outcome("refused", "port taken", reason="FailedToStartServiceHealthcheck"))
-    await bench.heard()
-    assert bench.said == [
+    await bench.reasons()
+    assert bench.warnings == [
         ("SyncFailed", "gateway gw1: no way to node2", ""),
         ("FailedToStartServiceHealthcheck", "gateway gw1: port taken", ""),
     ]
 
 
-async def test_what_is_on_its_way_is_not_said(bench: Bench) -> None:
+async def test_waiting_is_not_reported(bench: Bench) -> None:
     bench.tell(outcome=Outcome("waiting", "read again"))
-    assert await bench.heard() == []
+    assert await bench.reasons() == []
 
 
 async def test_a_service_that_is_gone_is_forgotten(bench: Bench) -> None:
     bench.tell(FAILING)
     bench.report({}, {KEY: DONE})
-    assert await bench.heard() == []
+    assert await bench.reasons() == []
 
 
-async def test_the_end_of_what_was_said_is_said_once(bench: Bench) -> None:
+async def test_the_end_of_a_problem_is_reported_once(bench: Bench) -> None:
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     for _ in range(2):
         bench.tell()
-        await bench.heard()
+        await bench.reasons()
     assert bench.ended == [
         "gateway gw1: HealthChecksFailing no longer holds, after less than a minute"
     ]
     assert bench.report.warned() == []
 
 
-async def test_what_was_not_said_has_no_end_to_be_told(bench: Bench) -> None:
+async def test_the_end_of_an_unreported_problem_is_not_reported(bench: Bench) -> None:
     bench.tell(FAILING)
     bench.tell()
-    await bench.heard()
+    await bench.reasons()
     assert bench.ended == []
 
 
-async def test_what_comes_and_goes_has_not_ended(bench: Bench) -> None:
+async def test_a_problem_that_comes_and_goes_has_not_ended(bench: Bench) -> None:
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     bench.tell()
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     assert bench.ended == []
     bench.tell()
     bench.tell(outcome=Outcome("waiting", "read again"))
-    await bench.heard()
+    await bench.reasons()
     assert len(bench.ended) == 1, "a pass on the way changes nothing"
 
 
-async def test_of_several_only_what_has_ended_is_said(bench: Bench) -> None:
+async def test_of_several_problems_only_the_ended_one_is_reported_as_ended(bench: Bench) -> None:
     flapping = Finding("HealthChecksFlapping", "node1 comes and goes")
     bench.tell(FAILING, flapping)
-    await bench.heard()
+    await bench.reasons()
     bench.tell(flapping)
-    await bench.heard()
+    await bench.reasons()
     assert bench.ended == [
         "gateway gw1: HealthChecksFailing no longer holds, after less than a minute"
     ]
     assert [each.reason for each in bench.report.warned()] == ["HealthChecksFlapping"]
 
 
-async def test_another_process_says_the_end(bench: Bench) -> None:
+async def test_another_process_reports_the_end(bench: Bench) -> None:
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     left = [
         msgspec.structs.replace(each, since="2020-01-01T00:00:00Z")
         for each in bench.report.warned()
@@ -227,19 +227,19 @@ async def test_another_process_says_the_end(bench: Bench) -> None:
         [*left, msgspec.structs.replace(left[0], reason="Older", uid="of a Service before")]
     )
     successor.tell(FAILING)
-    await successor.heard()
+    await successor.reasons()
     assert successor.ended == []
     successor.tell()
-    await successor.heard()
-    (said,) = successor.ended
-    assert said.startswith("gateway gw1: HealthChecksFailing no longer holds, after ")
-    assert said.endswith(" hours")
+    await successor.reasons()
+    (message,) = successor.ended
+    assert message.startswith("gateway gw1: HealthChecksFailing no longer holds, after ")
+    assert message.endswith(" hours")
 
 
-async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench: Bench) -> None:
+async def test_a_process_resumes_warnings_before_it_knows_the_services(bench: Bench) -> None:
     """The Lease of the process is read with one request; the list of Services takes longer."""
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     (left,) = bench.report.warned()
     successor = Bench()
     services = successor.state.services.copy()
@@ -250,36 +250,36 @@ async def test_a_process_finds_what_was_said_before_it_knows_the_services(bench:
         "default/gone",
     }, "for the Lease"
     successor.create()
-    successor.state.synced("services")
+    successor.state.mark_synced("services")
     assert successor.report.warned() == [left]
     successor.tell()
-    await successor.heard()
+    await successor.reasons()
     assert len(successor.ended) == 1
 
 
-async def test_the_end_is_told_to_a_service_that_was_made_anew(bench: Bench) -> None:
+async def test_the_end_is_reported_for_a_recreated_service(bench: Bench) -> None:
     """The previous process has written the same Warning about an older Service of this name."""
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     (left,) = bench.report.warned()
     successor = Bench()
     successor.report.resume([msgspec.structs.replace(left, uid="of a Service before")])
     successor.tell(FAILING)
-    await successor.heard()
+    await successor.reasons()
     successor.tell()
-    await successor.heard()
+    await successor.reasons()
     assert len(successor.ended) == 1
 
 
-async def test_a_service_that_is_let_go_has_not_recovered(bench: Bench) -> None:
+async def test_a_released_service_has_not_recovered(bench: Bench) -> None:
     bench.tell(FAILING)
-    await bench.heard()
+    await bench.reasons()
     bench.report({}, {KEY: DONE})
-    await bench.heard()
+    await bench.reasons()
     assert (bench.ended, bench.report.warned()) == ([], [])
 
 
-def test_times_are_told_in_round_words() -> None:
+def test_durations_are_rounded() -> None:
     now = datetime(2026, 1, 2, tzinfo=UTC)
     for passed, words in (
         (timedelta(seconds=29), "less than a minute"),

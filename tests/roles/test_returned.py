@@ -24,7 +24,7 @@ from fairlead.state import State
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
 
-def test_a_service_is_named_once_packets_have_come_back_for_a_while() -> None:
+def test_a_service_is_reported_once_packets_have_come_back_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
     for look in range(1, PATIENCE):
         assert returned.look({WEB: 7 + look, DNS: 5}, {"node1": 12 + look}) == ([], ["node1"])
@@ -35,19 +35,21 @@ def test_a_service_is_named_once_packets_have_come_back_for_a_while() -> None:
     assert returned.look({WEB: 21, DNS: 7}, {"node1": 22, "node2": 1}) == ([], ["node1"])
 
 
-def test_what_is_over_in_a_moment_is_not_told() -> None:
+def test_packets_returned_for_a_moment_are_not_reported() -> None:
     returned = Returned({}, {})
     for look in range(20):
         assert returned.look({WEB: look // 2}, {"node1": look // 2})[0] == []
 
 
-def test_what_lasts_is_told_again() -> None:
+def test_returned_packets_that_last_are_reported_again() -> None:
     returned = Returned({}, {})
-    told = [look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]]
-    assert told == [PATIENCE, REMIND + PATIENCE]
+    reported = [
+        look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]
+    ]
+    assert reported == [PATIENCE, REMIND + PATIENCE]
 
 
-def test_the_end_of_what_was_told_is_told_once() -> None:
+def test_the_end_of_returned_packets_is_reported_once() -> None:
     returned = Returned({}, {})
     counts, over = [1, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5], []
     for count in counts:
@@ -56,7 +58,7 @@ def test_the_end_of_what_was_told_is_told_once() -> None:
     assert over == [[], [], [], [], [], [], [WEB], [], [], [], [], []]
 
 
-def test_the_message_says_what_to_check_whatever_nodes_there_are() -> None:
+def test_the_message_names_the_checks_for_any_number_of_nodes() -> None:
     """There are many nodes if the Service has another service proxy, and none if its last node is
     gone."""
     many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
@@ -65,21 +67,21 @@ def test_the_message_says_what_to_check_whatever_nodes_there_are() -> None:
     assert "packets that were sent to nodes came back" in message("gw1", [])
 
 
-class Heard:
+class EventLog:
     """A recorder that stores its Events."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str]] = []
+        self.events: list[tuple[str, str]] = []
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
         assert (key, uid, kind) == (SERVICE, "uid", "Normal" if reason == RECOVERED else "Warning")
-        self.said.append((reason, message))
+        self.events.append((reason, message))
 
 
 @pytest.mark.root
-async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
+async def test_the_event_names_the_nodes_that_send_packets_back() -> None:
     """The counters are those of the kernel, for packets that have passed a gateway."""
-    heard, state = Heard(), State(())
+    log, state = EventLog(), State(())
     state.update_services(
         {ObjectKey(*SERVICE): Service(ServiceMeta(name="web", namespace="default", uid="uid"))}
     )
@@ -91,19 +93,19 @@ async def test_the_owner_is_told_the_nodes_that_send_packets_back() -> None:
             watch_returned(
                 lambda: Counters(forwarder.tables, forwarder.maps, events),
                 state,
-                heard,
+                log,
                 "gw1",
                 look_s=0.01,
             )
         )
         async with asyncio.timeout(30):
-            while not heard.said:
+            while not log.events:
                 forwarder.run(tcp(hops=14))
                 await asyncio.sleep(0.001)
-            while len(heard.said) < 2:
+            while len(log.events) < 2:
                 await asyncio.sleep(0.001)
         watching.cancel()
-    (reason, message), recovered = heard.said
+    (reason, message), recovered = log.events
     assert reason == PACKETS_RETURNED
     assert recovered == (
         RECOVERED,

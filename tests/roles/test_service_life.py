@@ -45,7 +45,9 @@ class History:
                     self.seen.append((meta["name"], claimed, bool(addresses_of(shown))))
 
 
-async def test_the_finalizer_comes_before_the_address_and_goes_after_it(cluster: Cluster) -> None:
+async def test_the_finalizer_is_added_before_the_address_and_removed_after_it(
+    cluster: Cluster,
+) -> None:
     history, began = History(cluster), asyncio.Event()
     following = asyncio.ensure_future(history.follow(began))
     try:
@@ -54,10 +56,10 @@ async def test_the_finalizer_comes_before_the_address_and_goes_after_it(cluster:
         await cluster.addresses("web")
         await cluster.kubectl("delete", "service", "web", "--timeout=10s")
 
-        async def told() -> bool:
+        async def caught_up() -> bool:
             return any(claimed and not shown for _, claimed, shown in history.seen[-3:])
 
-        await until(told, "the watch caught up")
+        await until(caught_up, "the watch caught up")
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -149,7 +151,7 @@ async def test_handed_to_another_class(cluster: Cluster) -> None:
     assert addresses_of(await cluster.kubectl.service("web")) == ["198.51.100.200"]
 
 
-async def test_deleted_while_the_controller_is_away(cluster: Cluster) -> None:
+async def test_deleted_while_no_controller_runs(cluster: Cluster) -> None:
     await cluster.apply("web")
     (address,) = await cluster.addresses("web")
     await cluster.stop_controller()
@@ -165,7 +167,7 @@ async def test_deleted_while_the_controller_is_away(cluster: Cluster) -> None:
     assert await cluster.addresses("next") == [address]
 
 
-async def test_made_anew_while_the_old_one_is_going(cluster: Cluster) -> None:
+async def test_recreated_while_the_old_service_is_being_deleted(cluster: Cluster) -> None:
     await cluster.apply("web")
     await cluster.addresses("web")
     old = (await cluster.kubectl.service("web"))["metadata"]["uid"]

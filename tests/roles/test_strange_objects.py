@@ -207,7 +207,9 @@ async def driver(here: None) -> AsyncIterator[NodeProxyDriver]:
 
 
 @pytest.mark.root
-async def test_each_is_told_and_all_others_are_served(driver: NodeProxyDriver) -> None:
+async def test_invalid_objects_are_reported_and_all_others_are_served(
+    driver: NodeProxyDriver,
+) -> None:
     """All rows are applied at once, which is harder than one by one, because they share
     transactions."""
     role = Role()
@@ -253,7 +255,7 @@ async def addresses(driver: NodeProxyDriver) -> dict[ServiceKey, frozenset[str]]
     }
 
 
-async def test_which_of_them_the_api_server_of_today_lets_in(real_apiserver: KubeApiServer) -> None:
+async def test_which_rows_the_present_api_server_admits(real_apiserver: KubeApiServer) -> None:
     wrong = []
     async with Api(real_apiserver.access, "real") as api:
         for number, row in enumerate(ROWS, 1):

@@ -97,7 +97,7 @@ class Watch:
         self.watching = watching
 
 
-async def test_staleness_is_a_check_of_its_own(port: int) -> None:
+async def test_staleness_is_a_separate_check(port: int) -> None:
     """A gateway without contact to the API server forwards as before, so it stays ready."""
     now_s = 1000.0
     answered_s = now_s - 3
@@ -145,7 +145,7 @@ async def test_staleness_is_a_check_of_its_own(port: int) -> None:
         (None, False),
     ],
 )
-def test_who_is_on_this_host(peer: str | None, local: bool) -> None:
+def test_callers_on_this_host_are_recognized(peer: str | None, local: bool) -> None:
     assert is_local(peer) == local
 
 
@@ -177,7 +177,7 @@ async def test_metrics_follow_the_conventions(port: int) -> None:
     assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= names
 
 
-async def test_metrics_tell_what_became_of_services(port: int) -> None:
+async def test_metrics_show_the_outcomes_of_services(port: int) -> None:
     _, text = await get(f"http://127.0.0.1:{port}/metrics")
     assert 'fairlead_services{outcome="refused"} 1.0' in text
     assert 'fairlead_bytes_total{service="default/web"} 180.0' in text
@@ -200,7 +200,7 @@ async def test_metrics_tell_what_became_of_services(port: int) -> None:
         (None, False),
     ],
 )
-def test_who_may_read_metrics(peer: str | None, among: bool) -> None:
+def test_metrics_are_restricted_to_networks(peer: str | None, among: bool) -> None:
     assert is_among(peer, [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]) == among
 
 
@@ -251,7 +251,7 @@ class Silent(asyncio.Protocol):
         self.sizes.append(len(data))
 
 
-async def test_connections_are_bounded_and_a_new_one_is_always_taken() -> None:
+async def test_connections_are_bounded_and_a_new_one_is_always_accepted() -> None:
     made: list[Silent] = []
 
     def make() -> Silent:
@@ -288,7 +288,7 @@ def caller(listener: socket.socket, source: str) -> socket.socket:
     return made
 
 
-async def test_of_a_megabyte_of_requests_one_is_answered(port: int) -> None:
+async def test_only_one_request_of_a_connection_is_answered(port: int) -> None:
     """Other callers are answered meanwhile."""
     loop, answers = asyncio.get_running_loop(), b""
     with socket.create_connection(("127.0.0.1", port)) as flooder:

@@ -65,17 +65,17 @@ def _tables(instances: Sequence[Instance]) -> None:
         if not any(each.state == "leads" for each in alive) if role == "controller" else not alive:
             click.echo(f"no {role} {wanted}")
     for each in instances:
-        who = f"{each.role} {each.name}"
+        instance = f"{each.role} {each.name}"
         if each.stale:
             ages = ", ".join(f"{name} {age_s} s" for name, age_s in each.stale.items())
-            click.echo(f"{who}: its state of the cluster is stale: {ages}")
-        told = [refusal for refusal in each.not_served if refusal.message]
-        for refusal in told:
-            click.echo(f"{who}: cannot serve {refusal.service}: {refusal.message}")
-        if (more := each.not_served_count - len(told)) > 0:
+            click.echo(f"{instance}: its state of the cluster is stale: {ages}")
+        explained = [refusal for refusal in each.not_served if refusal.message]
+        for refusal in explained:
+            click.echo(f"{instance}: cannot serve {refusal.service}: {refusal.message}")
+        if (more := each.not_served_count - len(explained)) > 0:
             click.echo(
-                f"{who}: cannot serve {more} more Services: `fairlead status` on its host lists "
-                "them"
+                f"{instance}: cannot serve {more} more Services: `fairlead status` on its host "
+                "lists them"
             )
 
 

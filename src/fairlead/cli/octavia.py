@@ -17,9 +17,9 @@ from fairlead.sections import OctaviaConfig
 if TYPE_CHECKING:
     from fairlead.drivers.octavia.balancers import BalancerState
     from fairlead.drivers.octavia.cloud import Cloud
-    from fairlead.drivers.octavia.leftovers import Elsewhere, Leftover
+    from fairlead.drivers.octavia.leftovers import Leftover, OtherCluster
     from fairlead.drivers.octavia.marks import Owner
-    from fairlead.drivers.octavia.network_leftovers import NetworkLeftover, Theirs
+    from fairlead.drivers.octavia.network_leftovers import MarkedAtNeutron, NetworkLeftover
     from fairlead.model import ServiceKey
 
     Either = Leftover | NetworkLeftover
@@ -51,7 +51,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Answer(msgspec.Struct, frozen=True):
     leftovers: list[Line]
-    other_clusters: "list[Elsewhere]"
+    other_clusters: "list[OtherCluster]"
 
 
 @octavia.command()
@@ -141,9 +141,9 @@ async def _collect(
 ) -> Answer:
     from fairlead.cli.cluster import read_configuration
     from fairlead.drivers.octavia.cloud import Cloud
-    from fairlead.drivers.octavia.leftovers import everything_of
+    from fairlead.drivers.octavia.leftovers import read_marked
     from fairlead.drivers.octavia.marks import Owner
-    from fairlead.drivers.octavia.network_leftovers import everything_at_neutron
+    from fairlead.drivers.octavia.network_leftovers import read_marked_at_neutron
     from fairlead.kube.auth import find_access
     from fairlead.kube.client import Client
     from fairlead.kube.objects import NAMESPACES, SERVICES, ObjectKey
@@ -157,8 +157,8 @@ async def _collect(
             for uid in clusters:
                 owner = Owner(uid, "")
                 balancers, theirs = (
-                    await everything_of(cloud, owner),
-                    await everything_at_neutron(cloud, owner),
+                    await read_marked(cloud, owner),
+                    await read_marked_at_neutron(cloud, owner),
                 )
                 found += _leftovers(owner, balancers, theirs, None, kept)
             return await _answer(cloud, found, clusters, delete)
@@ -172,8 +172,8 @@ async def _collect(
         try:
             owner = Owner(uid, "")
             balancers, theirs = (
-                await everything_of(cloud, owner),
-                await everything_at_neutron(cloud, owner),
+                await read_marked(cloud, owner),
+                await read_marked_at_neutron(cloud, owner),
             )
             services = await client.list(SERVICES)
             existing = {
@@ -190,18 +190,18 @@ async def _collect(
 def _leftovers(
     owner: "Owner",
     balancers: "list[BalancerState]",
-    theirs: "Theirs",
+    theirs: "MarkedAtNeutron",
     existing: "Collection[tuple[ServiceKey, str]] | None",
     kept: bool,
 ) -> "list[Either]":
     """Return the leftovers in the order of their deletion."""
-    from fairlead.drivers.octavia.leftovers import judged
-    from fairlead.drivers.octavia.network_leftovers import judged_at_neutron
+    from fairlead.drivers.octavia.leftovers import find_leftovers
+    from fairlead.drivers.octavia.network_leftovers import find_network_leftovers
 
-    found = judged(balancers, owner, existing)
+    found = find_leftovers(balancers, owner, existing)
     keys = None if existing is None else {key for key, _ in existing}
     going = {each.balancer.port_id for each in found if each.whole}
-    return [*found, *judged_at_neutron(theirs, owner, keys, going, kept=kept)]
+    return [*found, *find_network_leftovers(theirs, owner, keys, going, kept=kept)]
 
 
 async def _answer(
@@ -221,7 +221,7 @@ async def _answer(
                 problem = await network_leftovers.delete(cloud, each)
             line = msgspec.structs.replace(line, deleted=not problem, problem=problem)
         lines.append(line)
-    return Answer(lines, await leftovers.clusters_elsewhere(cloud, known))
+    return Answer(lines, await leftovers.other_clusters(cloud, known))
 
 
 def _line(one: "Either") -> Line:

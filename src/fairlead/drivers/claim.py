@@ -1,14 +1,14 @@
-"""The claim on a Service: the first thing that is written when a class of ours serves it, and the
-last that is taken off.
+"""The claim on a Service: a finalizer and an annotation, the first fields that a controller writes
+for a Service of its classes, and the last that it removes.
 
-In: the LoadBalancers of our classes. Out: the finalizer
-`service.kubernetes.io/load-balancer-cleanup`, so that a Service cannot vanish before what was made
-for it, together with an annotation that names our class. A Service without the annotation, or on
-which the claim's field manager owns nothing, is never released: its finalizer belongs to another
-controller, or its annotation was written by a user. Events tell when work on a Service begins, and
-when a claim is taken off, with the upstream service controller's reasons. Invariant: a field
-manager of its own, which owns nothing else; a claim for a class that another chain of drivers
-serves is let go by that chain, before this one makes its own."""
+In: the LoadBalancers of the classes that this controller serves. Out: the finalizer
+`service.kubernetes.io/load-balancer-cleanup`, so that a Service cannot vanish before its load
+balancer is deleted, together with an annotation that names the class. A Service without the
+annotation, or on which the claim's field manager owns nothing, is never released: its finalizer
+belongs to another controller, or a user wrote the annotation. Events report when work on a Service
+begins and when a claim is removed, with the reasons of the upstream service controller. Invariants:
+the claim has a field manager of its own, which owns nothing else; a claim for a class of another
+chain of drivers is released by that chain, before this chain makes its own claim."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -34,14 +34,16 @@ from fairlead.plan.service import (
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Which class has claimed the Service of this uid; empty while the claim is not whole."""
+    """The class that has claimed the Service of this uid. `class_name` is empty while the claim
+    lacks its finalizer."""
 
     uid: str
     class_name: str
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """`renewed`: there is a claim already, but of another class, or not whole."""
+    """Claim a Service for a class. `renewed`: the Service already has a claim, for another class or
+    without its finalizer."""
 
     service: ServiceKey
     uid: str
@@ -61,7 +63,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class ClaimDriver(Component):
-    """Driver of the claims."""
+    """The driver that adds and removes claims."""
 
     name = "claim"
     batch = 1
@@ -75,18 +77,19 @@ class ClaimDriver(Component):
         loop: LoopName = "services",
         may_keep: bool = True,
     ) -> None:
-        """`loop`: the loop that runs this driver, and claims Services of its classes alone.
-        `may_keep`: it can keep addresses for later Services."""
+        """Create the driver. `loop`: the loop that runs this driver; the driver claims only
+        Services of the classes that this loop serves. `may_keep`: the addresses of this loop's
+        classes can be kept for later Services."""
         self._loop = loop
         self._may_keep = may_keep
         self._writer = writer
         self._newest = newest
         self._recorder = recorder
-        self.begun: dict[ServiceKey, Claim | Release] = {}
-        """What was tried and is not done, by Service."""
-        self._told: dict[ServiceKey, tuple[str, str]] = {}
-        """Services whose owner was told that only the controller writes the class annotation: their
-        uid and the value."""
+        self.unfinished: dict[ServiceKey, Claim | Release] = {}
+        """Changes that were tried and have not succeeded yet, by Service."""
+        self._warned: dict[ServiceKey, tuple[str, str]] = {}
+        """Uid and annotation value of each Service for which an Event has been written, because
+        only the controller writes the class annotation."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -105,11 +108,11 @@ class ClaimDriver(Component):
         ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
-        """What is known: the API server tells of every change, so nothing is asked again."""
+        """Return the known claims. The watch reports every change, so no request is made."""
         if keys is None:
             self._newest.forget_answers()
             self._forget_gone()
-            self._tell_of_strange_annotations()
+            self._warn_of_foreign_annotations()
         claimed = {}
         for key, service in self._newest.of(keys).items():
             if name := claimed_for(service, self._loop):
@@ -124,23 +127,23 @@ class ClaimDriver(Component):
                     await self._claim(change)
                 case Release():
                     await self._release(change)
-            self.begun.pop(change.service, None)
+            self.unfinished.pop(change.service, None)
         return {}
 
     def _forget_gone(self) -> None:
-        """What was never done for a Service that is gone, or was made anew, will not be done any
-        more."""
+        """Forget unfinished changes of Services that are deleted or were recreated under the same
+        name."""
         present = {
-            key: service.metadata.uid for key, service in self._newest.of(self.begun).items()
+            key: service.metadata.uid for key, service in self._newest.of(self.unfinished).items()
         }
-        self.begun = {
-            key: change for key, change in self.begun.items() if present.get(key) == change.uid
+        self.unfinished = {
+            key: change for key, change in self.unfinished.items() if present.get(key) == change.uid
         }
 
-    def _tell_of_strange_annotations(self) -> None:
-        """Write one Event for each Service whose class annotation was written by a user and that no
-        class of ours is to serve. On other Services the claim overwrites the annotation."""
-        strange = {}
+    def _warn_of_foreign_annotations(self) -> None:
+        """Write one Event for each Service whose class annotation a user wrote and which no class
+        of Fairlead is to serve. On other Services the claim overwrites the annotation."""
+        foreign = {}
         for key, service in self._newest.of(None).items():
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
             if (
@@ -149,9 +152,9 @@ class ClaimDriver(Component):
                 and not claimed_class(service)
                 and not _may_be_ours(service)
             ):
-                strange[key] = (service.metadata.uid, value)
-        for key, (uid, value) in strange.items():
-            if self._told.get(key) != (uid, value):
+                foreign[key] = (service.metadata.uid, value)
+        for key, (uid, value) in foreign.items():
+            if self._warned.get(key) != (uid, value):
                 what = (
                     f"{CLASS_ANNOTATION} is {quoted(value)}, which has no effect: only the "
                     "controller writes this annotation"
@@ -161,15 +164,15 @@ class ClaimDriver(Component):
                     f"{CLASS_ANNOTATION}-"
                 )
                 self._recorder.event(key, uid, "Warning", WITHOUT_EFFECT, f"{what}; {fix}")
-        self._told = strange
+        self._warned = foreign
 
     async def _claim(self, claim: Claim) -> None:
         service = self._newest.of([claim.service]).get(claim.service)
         held = claimed_class(service) if service is not None else ""
         if held and loop_of(held) != self._loop:
-            raise Conflict(f"Service {claim.service} is still being let go by class {held}")
+            raise Conflict(f"class {held} has not released Service {claim.service} yet")
         if not claim.renewed:
-            self._say_first(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
+            self._announce_first_attempt(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
         metadata = {
             "finalizers": [CLEANUP_FINALIZER],
             "annotations": {CLASS_ANNOTATION: claim.class_name},
@@ -179,47 +182,48 @@ class ClaimDriver(Component):
         )
 
     async def _release(self, release: Release) -> None:
-        # Said here and not where addresses are taken back: the API server does that itself when the
-        # type changes.
-        self._say_first(release, "DeletingLoadBalancer", "Deleting load balancer")
+        # This Event is written here and not where the addresses are removed from the status,
+        # because the API server removes them itself when the type of the Service changes.
+        self._announce_first_attempt(release, "DeletingLoadBalancer", "Deleting load balancer")
         left = await self._writer.apply(release.service, release.uid, field_manager=CLAIM_MANAGER)
         if left is not None:
             what = (
-                "kept for a Service of this name"
+                "kept for a later Service of this name"
                 if self._may_keep and keeps(left)
-                else "given back"
+                else "released"
             )
             message = f"Deleted load balancer: its addresses are {what}{_waits_for(left)}"
             self._recorder.event(
                 release.service, release.uid, "Normal", "DeletedLoadBalancer", message
             )
 
-    def _say_first(self, change: Claim | Release, reason: str, message: str) -> None:
-        """Say it when the change is tried for the first time, and not at each retry."""
-        if self.begun.get(change.service) != change:
-            self.begun[change.service] = change
+    def _announce_first_attempt(self, change: Claim | Release, reason: str, message: str) -> None:
+        """Write the Event at the first attempt of the change, not at each retry."""
+        if self.unfinished.get(change.service) != change:
+            self.unfinished[change.service] = change
             self._recorder.event(change.service, change.uid, "Normal", reason, message)
 
 
 def _may_be_ours(service: Service) -> bool:
-    """Whether the spec alone allows that a class of ours serves this Service."""
+    """Return whether the Service, by its spec, may be served by a class of Fairlead."""
     wanted = class_of(service, CLASS_PREFIX)
     return wanted is not None and wanted.startswith(CLASS_PREFIX)
 
 
 def claimed_for(service: Service, loop: LoopName) -> str:
-    """The class that it is claimed for, if this loop serves that class; else empty."""
+    """Return the class that has claimed the Service if this loop serves that class, else ""."""
     name = claimed_class(service)
     return name if name and loop_of(name) == loop else ""
 
 
 def _waits_for(left: Service) -> str:
-    """What still keeps a Service that is being deleted, and is not ours to take off."""
+    """Name the finalizers of other controllers for which a deleted Service waits; "" if there are
+    none."""
     if left.metadata.deletion_timestamp is None or not left.metadata.finalizers:
         return ""
     names = ", ".join(left.metadata.finalizers)
     return (
-        f"; the Service stays until finalizer {names} is taken off, which another controller has "
-        "put there: "
-        "see that it runs, or, if it is gone for good, remove its finalizer (kubectl edit service)"
+        f"; the Service stays until finalizer {names} is removed, which another controller has "
+        "set: check that this controller runs, or, if it is uninstalled, remove its finalizer "
+        "(kubectl edit service)"
     )

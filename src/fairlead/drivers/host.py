@@ -1,12 +1,12 @@
-"""Settings of the host's kernel that do harm to what Fairlead does, found and, with consent, put
-right.
+"""Finds settings of the host's kernel that harm what Fairlead does, and corrects them if the
+configuration allows it.
 
-In: `Need`s, which a role knows: a setting, which values do harm, and what harm. Out: a `Finding`
-for each setting that does harm, for log and status; with consent the settings changed, and their
-earlier values recorded in a file, so that `restore` can put them back. Invariants: nothing is
-written without consent; of a setting that was changed twice the first value is remembered, and one
-that somebody else has changed since is left as it is. Only needs whose harm a test shows with
-packets belong here, but for those whose harm would be every namespace's on the machine
+In: the `Need`s of a role: a setting, the values that do harm, and the harm. Out: a `Finding` for
+each harmful setting, for log and status; if allowed, the settings are changed and their earlier
+values recorded in a file, so that `restore` can write them back. Invariants: without permission
+nothing is written. If a setting was changed twice, the first value is recorded. A setting that
+another program has changed since is not restored. A need belongs here only if a test shows its harm
+with packets; the exceptions are needs whose harm would reach every namespace of the test machine
 (`direct.needs`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
@@ -25,15 +25,14 @@ log = structlog.get_logger()
 
 SETTING_HARMFUL = "HostSettingHarmful"
 SETTING_ADJUSTED = "HostSettingAdjusted"
-"""Codes of Findings: a setting of the host does harm; it did, and was set to another value."""
+"""Codes of Findings: a setting does harm; a setting did harm and was set to another value."""
 
 DIRECTORY = Path("/run/fairlead/settings")
-"""Until the next boot, as are the settings themselves."""
+"""A directory that, like the settings themselves, lasts until the next boot."""
 
 
 class HarmfulSetting(NamedTuple):
-    """A Need that is not met, and the value that the setting has, or had before it was
-    `adjusted`."""
+    """An unmet Need, with the value that the setting has, or had before it was `adjusted`."""
 
     need: Need
     value: str
@@ -41,7 +40,7 @@ class HarmfulSetting(NamedTuple):
 
     @property
     def finding(self) -> Finding:
-        """The same, for log and status."""
+        """The Finding for log and status."""
         setting, should, why = self.need.setting, self.need.should, self.need.why
         if self.adjusted:
             message = f"{setting} was {self.value}, set to {should}: {why}"
@@ -66,7 +65,7 @@ class _Change(msgspec.Struct, frozen=True):
 def harmful_settings(
     needs: Iterable[Need], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
-    """The needs that are not met. A setting that does not exist does no harm."""
+    """Return the needs that are not met. A setting that does not exist does no harm."""
     values = ((need, read(need.setting)) for need in needs)
     return tuple(
         HarmfulSetting(need, value)
@@ -76,8 +75,8 @@ def harmful_settings(
 
 
 class Host:
-    """What one role makes of its host. `role` names the file in which changes are remembered, one
-    in each network namespace."""
+    """The kernel settings of the host, as one role needs them. `role` names the file in which
+    changes are recorded; each network namespace has its own file."""
 
     def __init__(self, role: str, *, adjust: bool, directory: Path = DIRECTORY) -> None:
         self._adjust = adjust
@@ -87,30 +86,37 @@ class Host:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """As of the last `look`."""
+        """The findings of the last `check`."""
         return tuple(each.finding for each in self._shown)
 
-    def look(self, needs: Collection[Need]) -> tuple[Finding, ...]:
-        """Find what does harm now; with consent put it right. Each finding is logged once, with the
-        command that mends it."""
+    def check(self, needs: Collection[Need]) -> tuple[Finding, ...]:
+        """Find the settings that do harm now, and correct them if that is allowed. Each finding is
+        logged once, with the command that corrects it."""
         found = tuple(
-            self._put_right(each) if self._adjust else each for each in harmful_settings(needs)
+            self._apply_value(each) if self._adjust else each for each in harmful_settings(needs)
         )
         for each in found:
             if each.finding in self._logged:
                 continue
             setting, why = each.need.setting, each.need.why
             if each.adjusted:
-                log.info("set", setting=setting, value=each.need.should, was=each.value, why=why)
+                log.info(
+                    "setting corrected",
+                    setting=setting,
+                    value=each.need.should,
+                    was=each.value,
+                    why=why,
+                )
             else:
                 log.warning(
-                    "does harm",
+                    "setting does harm",
                     setting=setting,
                     value=each.value,
                     why=why,
                     fix=each.finding.remedy,
                 )
-        # What was put right is not found again: it stays shown, as long as somebody needs it.
+        # A corrected setting is not found again. It stays in the findings while a component needs
+        # it.
         kept = [
             each
             for each in self._shown
@@ -122,10 +128,10 @@ class Host:
         return self.findings
 
     def restore(self) -> tuple[str, ...]:
-        """Put back what was changed here, unless somebody else has set it since. The names of what
-        was put back."""
+        """Write back the earlier values of changed settings, except for settings that another
+        program has changed since. Return the names of the restored settings."""
         restored = []
-        for setting, change in self._remembered().items():
+        for setting, change in self._recorded().items():
             if sysctl.read(setting) != change.after:
                 continue
             sysctl.write(setting, change.before)
@@ -133,29 +139,29 @@ class Host:
         self._file.unlink(missing_ok=True)
         return tuple(restored)
 
-    def _put_right(self, found: HarmfulSetting) -> HarmfulSetting:
+    def _apply_value(self, found: HarmfulSetting) -> HarmfulSetting:
         setting = found.need.setting
         try:
-            self._remember(found)
+            self._record(found)
             sysctl.write(setting, found.need.should)
         except Conflict:  # the interface went away
             return found
         except FairleadError as problem:
-            log.warning("cannot be set", setting=setting, problem=str(problem))
+            log.warning("setting cannot be changed", setting=setting, problem=str(problem))
             return found
         return found._replace(adjusted=True)
 
-    def _remember(self, found: HarmfulSetting) -> None:
-        """Before it is changed: a process that is killed between the two has changed nothing that
-        is not noted."""
-        known, setting = self._remembered(), found.need.setting
+    def _record(self, found: HarmfulSetting) -> None:
+        """Record the change before it is made, so that a process killed in between leaves no
+        unrecorded change."""
+        known, setting = self._recorded(), found.need.setting
         before = known[setting].before if setting in known else found.value
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_bytes(
             msgspec.json.encode(known | {setting: _Change(before, found.need.should)})
         )
 
-    def _remembered(self) -> dict[str, _Change]:
+    def _recorded(self) -> dict[str, _Change]:
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=dict[str, _Change])
         except (FileNotFoundError, msgspec.DecodeError):

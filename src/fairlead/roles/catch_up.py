@@ -32,7 +32,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 async def catch_up(client: Client, state: State, keep: Callable[[Service], Service | None]) -> None:
     """Wait until the state contains all Services in their present version, or a later one. `keep`:
     the projection of a Service that the state stores."""
-    await state.whole.wait()
+    await state.has_synced.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
         wait_s = 0.0

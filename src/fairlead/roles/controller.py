@@ -91,7 +91,7 @@ class Planner:
         while True:
             await self._state.pools_changed.wait()
             self._state.pools_changed.clear()
-            if self._state.whole.is_set():
+            if self._state.has_synced.is_set():
                 self(())
 
 
@@ -102,7 +102,7 @@ async def run(
     work. Each term as leader starts the work again."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
     view = View("controller", "")
-    view.standing_by = state.whole.is_set
+    view.standing_by = state.has_synced.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     async with Client(access) as client:
         recorder = EventRecorder(client, "fairlead-controller")

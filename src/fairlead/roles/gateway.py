@@ -299,7 +299,7 @@ async def pass_node_addresses(state: State, direct: DirectDriver) -> None:
     """Pass the addresses of all nodes to the driver whenever they change. If this host is a node
     too, packets from the other nodes have passed a gateway already."""
     logged: set[tuple[str, str]] = set()
-    await state.whole.wait()
+    await state.has_synced.wait()
     with state.subscribers.subscription() as dirty:
         while True:
             nodes = {

@@ -39,7 +39,7 @@ class HostSettings(Component):
                     for component in self._view.components
                     for need in await component.requirements()
                 ]
-                self._host.look(needs)
+                self._host.check(needs)
             except FairleadError as problem:
                 log.warning("cannot check the settings of the host", problem=str(problem))
             await asyncio.sleep(LOOK_S)

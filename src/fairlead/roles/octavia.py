@@ -41,7 +41,7 @@ class OctaviaServices:
     must not wait for a cloud."""
 
     def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
-        self.whole: asyncio.Event = state.whole
+        self.has_synced: asyncio.Event = state.has_synced
         self.subscribers = Subscribers[ServiceKey]()
         self._state = state
         self._config = config

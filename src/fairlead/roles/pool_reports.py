@@ -30,7 +30,7 @@ class PoolStates(Component):
     name = "pool states"
 
     def __init__(self, state: State, ledger: Ledger, limits: KeepLimits) -> None:
-        self.whole = asyncio.Event()
+        self.has_synced = asyncio.Event()
         self.services: dict[str, Wanted] = {}
         """The desired state of each pool by its name. The field is called `services` in every
         source."""
@@ -61,7 +61,7 @@ class PoolStates(Component):
                 },
             )
             names = before.keys() | self.services.keys()
-            self.whole.set()
+            self.has_synced.set()
             self.subscribers.mark(
                 [name for name in names if before.get(name) != self.services.get(name)]
             )

@@ -49,7 +49,7 @@ class StartupPrefetch:
 
     async def run(self, state: State) -> None:
         """Probe the nodes of planned Services and precompute their tables."""
-        await state.whole.wait()
+        await state.has_synced.wait()
         left = set(state.services)
         while left:
             await self._some.wait()
@@ -72,7 +72,7 @@ class StartupPrefetch:
             return
         await self._prober.apply(changes)
         starts = (each for each in changes if isinstance(each, StartProbes))
-        asked = {target.address for each in starts for target in each.targets}
-        if not asked <= self._probed:
-            self._probed |= asked
+        addresses = {target.address for each in starts for target in each.targets}
+        if not addresses <= self._probed:
+            self._probed |= addresses
             self.last_first_probe_s = asyncio.get_running_loop().time()

@@ -115,7 +115,7 @@ class Feed(Component):
         self._state = state
         self._freshness = freshness
         self._keep = keep
-        self._started = started or state.whole
+        self._started = started or state.has_synced
 
     async def run(self) -> None:
         client, state, keep, fresh = self._client, self._state, self._keep, self._freshness
@@ -139,8 +139,8 @@ class Feed(Component):
 
 class AddressFeed(Component):
     """The reflectors that keep the ADDRESS_SOURCES of `state` equal to the cluster, for the role
-    that assigns addresses. It is a component of its own because the other roles have no right to
-    list these objects."""
+    that assigns addresses. It is a component of its own because the other roles have no
+    permission to list these objects."""
 
     name = "address feed"
 
@@ -182,7 +182,7 @@ async def tune_garbage_collector(
         pass
     finally:
         gc.enable()
-    await state.whole.wait()
+    await state.has_synced.wait()
     gc.freeze()
     youngest, _, _ = gc.get_threshold()
     gc.set_threshold(youngest, SECOND_GENERATION_THRESHOLD, FULL_THRESHOLD)
@@ -216,4 +216,4 @@ async def _follow(
     async for changed in reflector.changes():
         update(changed)
         if reflector.synced:
-            state.synced(resource.plural)
+            state.mark_synced(resource.plural)

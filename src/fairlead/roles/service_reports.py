@@ -17,12 +17,12 @@ from fairlead.state import Subscribers
 
 
 class ServiceReports:
-    """The `report` of one loop. `whole`, `services` and `subscribers` make it the source of another
-    loop."""
+    """The `report` of one loop. `has_synced`, `services` and `subscribers` make it the source of
+    another loop."""
 
     def __init__(self, newest: ServiceCache) -> None:
-        self.whole = asyncio.Event()
-        self.whole.set()
+        self.has_synced = asyncio.Event()
+        self.has_synced.set()
         self.services: dict[ServiceKey, Conditions] = {}
         self._newest = newest
         self.subscribers = Subscribers[ServiceKey]()

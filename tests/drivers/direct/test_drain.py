@@ -39,7 +39,7 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
         state.update_services({ObjectKey("default", "web"): service})
         loop = Loop("forwarding", state, plan, [made], report)
         task = asyncio.ensure_future(loop.run())
-        state.synced("services")
+        state.mark_synced("services")
         await loop.settled.wait()
         await retained("node1", "node2")
         drains = load_balancer(NODE1, NODE2_DRAINS)[WEB]

@@ -151,7 +151,7 @@ def test_a_service_with_an_unreachable_node_still_reaches_the_next_driver(run: R
         )
         loop = Loop("forwarding", state, plan, [made, announcement], report)
         task = asyncio.ensure_future(loop.run())
-        state.synced("services")
+        state.mark_synced("services")
         await loop.settled.wait()
         assert {key.name for key in announcement.shown} == {"well", "partly"}
         assert {name: each.state for name, each in told.items()} == {

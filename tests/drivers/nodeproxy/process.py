@@ -76,7 +76,7 @@ async def main() -> None:
     state = a_state()
     driver = msgspec.json.decode(sys.stdin.readline(), type=Settings).driver(state)
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
-    state.synced("")
+    state.mark_synced("")
     await driver.open()
     loop = Loop[ServiceKey, NodeService](
         "proxy",

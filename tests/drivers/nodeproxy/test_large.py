@@ -97,7 +97,7 @@ async def running(driver: NodeProxyDriver, *services: NodeService) -> AsyncItera
     cluster = Cluster(driver)
     for each in services:
         cluster.show(each)
-    cluster.state.synced("services")
+    cluster.state.mark_synced("services")
     task = asyncio.create_task(cluster.loop.run())
     try:
         async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""A Site at the cloud that has both providers, Neutron and OVN."""
+"""A Site at the cloud with both providers, Neutron and OVN."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ Fields = dict[str, Any]
 
 
 class CloudSite(Site):
-    """Load balancers are on the nodes' subnet."""
+    """A Site whose load balancers are on the nodes' subnet."""
 
     def __init__(self, fronts: Fronts, cloud: Cloud, folder: Path, recorder: Recorder) -> None:
         super().__init__(fronts.octavia, folder, recorder, fronts.neutron)
         self.neutron: Front = fronts.neutron
         self.at = cloud
         self.client: Connection = cloud.client()
-        """Calls of this one are not counted."""
+        """A client whose calls are not counted."""
 
     def settings(self, provider: str = "ovn", **fields: object) -> OctaviaSettings:
         asking = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
@@ -38,17 +38,17 @@ class CloudSite(Site):
         return settings(**given | fields)
 
     def outside(self, provider: str = "ovn", **wish: Any) -> OctaviaSettings:
-        """With a floating IP."""
+        """Return settings with a floating IP."""
         return self.settings(
             provider, floating=FloatingWish(**{"network_id": self.at.external_network, **wish})
         )
 
     def make_floating(self, **fields: object) -> Any:
-        """Somebody's, in the same project."""
+        """Create another user's floating IP in the same project."""
         client = clients.without_auth(neutron=self.neutron.url)
         return client.network.create_ip(floating_network_id=self.at.external_network, **fields)
 
     @property
     def floating(self) -> list[Any]:
-        """Of the project."""
+        """Return the floating IPs of the project."""
         return list(self.client.network.ips(project_id=self.front.project))

@@ -1,4 +1,4 @@
-"""A driver before the real Octavia."""
+"""Fixtures: a driver connected to the real Octavia."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from fairlead.model import ServiceKey
 
 
 class Heard:
-    """An event recorder that keeps what it is told."""
+    """An event recorder that stores the Events it receives."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []

@@ -1,7 +1,7 @@
-"""Histories of one Service at a real Octavia, by chance: what is wanted of it from step to step,
-and what goes wrong then.
+"""Random histories of one Service at a real Octavia: what is desired at each step, and what fails
+then.
 
-In: a source of chance, a Site. Out: Steps, and means to go through them. Equal seeds give equal
+In: a source of randomness, a Site. Out: Steps, and functions to run them. Equal seeds give equal
 steps."""
 
 import asyncio
@@ -33,9 +33,9 @@ from fairlead.model import (
 )
 
 EDITS = 2
-"""So often it is changed, between being made and being deleted."""
+"""The number of changes between creation and deletion."""
 NUMBERS = range(1, 5)
-"""Of nodes."""
+"""The addresses of nodes."""
 
 ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
@@ -76,12 +76,12 @@ TROUBLES: Mapping[Trouble, int] = {
     "meddling": 2,
     "twin": 1,
 }
-"""With their weights."""
+"""Return members with random weights."""
 
 
 class Step(NamedTuple):
-    """What is wanted from now on (None: nothing), and the trouble at the `at`th call of the kind
-    that it is about."""
+    """The desired state from this step on (None: no Service), and the fault at the `at`th call of
+    the kind that the fault concerns."""
 
     wanted: LoadBalancer | None
     trouble: Trouble
@@ -106,7 +106,7 @@ class Step(NamedTuple):
 
 
 def history(chance: random.Random) -> Iterator[Step]:
-    """Made, changed, deleted."""
+    """Return a history in which the Service is created, changed and deleted."""
     wanted: LoadBalancer | None = service(*_listeners(chance))
     for number in range(EDITS + 2):
         if number:
@@ -118,8 +118,8 @@ def history(chance: random.Random) -> Iterator[Step]:
 
 
 def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
-    """At a cloud with a Neutron: with the cluster's security group, and most often with a floating
-    IP."""
+    """Return a history at a cloud with Neutron: with the cluster's security group, and most often
+    with a floating IP."""
     if step.wanted is None:
         return step
     octavia = step.wanted.settings
@@ -143,12 +143,13 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
 
 
 def _at_cloud(one: Member) -> str:
-    """As of the cloud's nodes; the last one has no port there."""
+    """Return the Service with the cloud's nodes as members. The last node has no port in the
+    project."""
     return NODES.get(one.node, "10.1.0.14")
 
 
 def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
-    """With one or two things otherwise."""
+    """Return the Service with one or two random edits."""
     octavia, asking = before.settings, chance.choice(ASKING)
     assert isinstance(octavia, OctaviaSettings)
     edits: list[Mapping[str, object]] = [
@@ -205,8 +206,8 @@ def _members(chance: random.Random) -> tuple[Member, ...]:
 
 
 class Going:
-    """Through a history, step by step. After each step what is wanted is there, and nothing else;
-    and whenever a load balancer is made there is none."""
+    """Runs a history step by step. After each step exactly the desired state exists, and whenever a
+    load balancer is created, there was none before."""
 
     def __init__(self, site: Site, octavia: Octavia, chance: random.Random) -> None:
         self._site = site
@@ -218,14 +219,14 @@ class Going:
             each for each in (site.front, site.neutron) if each is not None
         ]
         self._client = clients.without_auth(octavia=site.front.url)
-        """Of others in the project."""
+        """Objects of other users in the project."""
         self._direct = clients.without_auth(octavia=octavia.url)
         self._in_the_way: list[str] = []
-        """Load balancers that were there when another one was asked for."""
+        """Load balancers that existed when another one was created."""
         site.front.before = self._watch
 
     async def through(self, step: Step) -> None:
-        """Raises AssertionError if it comes to anything else."""
+        """Run the history. Raise AssertionError if a step ends in another state."""
         site = self._site
         wanted = (
             [msgspec.structs.replace(step.wanted, addresses=self._shown)]
@@ -238,7 +239,7 @@ class Going:
             await self._pass(*wanted)
         await site.bring(*wanted)
         assert (len(site.everything()), self._in_the_way) == (len(wanted), []), step
-        # One who knows nothing reads everything, and finds nothing to do.
+        # A driver without memory reads everything, and finds nothing to do.
         site.forget()
         site.anew()
         await site.driver.read(None)
@@ -249,7 +250,8 @@ class Going:
         self._shown = site.planned(wanted[0]).addresses if wanted else ()
 
     async def _pass(self, *wanted: LoadBalancer) -> None:
-        """Once or twice: what a death or a failure leaves is there for the next one."""
+        """Make one or two passes: the next driver inherits the state that a crash or a failure
+        leaves."""
         for _ in range(2):
             self._pass_now = asyncio.create_task(self._site.once(*wanted))
             try:
@@ -260,7 +262,8 @@ class Going:
                 self._site.anew()
 
     def _watch(self, call: Call) -> None:
-        """There is never a second one, be it for a moment; but for a twin that somebody makes."""
+        """Check that there is never a second load balancer, not even briefly, except for a twin
+        that another user creates."""
         if (
             call.method == "POST"
             and call.path.endswith("/loadbalancers")
@@ -292,8 +295,8 @@ class Going:
         front.pass_on()
 
     async def _meddle(self, *, twin: bool) -> bool:
-        """Somebody else deletes or changes a part, or makes a load balancer with the Service's
-        marks. False: nothing is there."""
+        """As another user, delete or change a part, or create a load balancer with the Service's
+        marks. Return False if there is nothing to change."""
         trees = (await self._site.found()).balancers
         if not trees:
             return False

@@ -29,8 +29,8 @@ def make(
     subnet: str = SUBNET,
     address: str = "198.51.100.77",
 ) -> str:
-    """Its id, when it works. Members have weight 1, and no monitor port; the monitor asks over
-    TCP."""
+    """Create the load balancer, wait until it is ACTIVE, and return its id. Members have weight 1
+    and no monitor port; the monitor checks over TCP."""
     listeners = []
     for number, port in enumerate(ports):
         members = [
@@ -88,7 +88,7 @@ def make(
 
 
 def ids(tree: BalancerState) -> dict[str, Any]:
-    """What must not change."""
+    """Return the ids that adoption must not change."""
     return {
         "load balancer": (tree.id, tree.address, tree.name),
         "listeners": sorted(each.id for each in tree.listeners),

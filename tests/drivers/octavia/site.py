@@ -1,8 +1,8 @@
-"""A driver of class octavia before the real Octavia, without a Kubernetes: Services are given as
-the values that are planned.
+"""A driver of class octavia connected to the real Octavia, without Kubernetes: tests pass Services
+as planned values.
 
-In: a Front before Octavia. Out: Services served by a driver, as the loop would do it, and what is
-at Octavia then."""
+In: a Front for Octavia. Out: Services that the driver serves, with passes as the loop would make
+them, and the resulting state at Octavia."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ from fairlead.sections import OctaviaConfig
 WEB = ServiceKey("default", "web")
 SUBNET = "0f1a7c1e-0000-4000-8000-000000000001"
 QUICK = Pace(first_s=0.1, last_s=1.0, patience_s=180.0)
-"""Each look costs Octavia as much as a tenth of what is looked for."""
+"""The interval between polls. A poll costs Octavia a tenth of the work that is waited for."""
 CHECKS = OctaviaChecks()
 MOST_PASSES = 60
 Seen = dict[ServiceKey, ExistingLoadBalancer | None]
@@ -87,7 +87,8 @@ def service(
 
 
 def planned(wanted: LoadBalancer, existing: ExistingLoadBalancer | None = None) -> LoadBalancer:
-    """As the plan has it: `addresses` of what a test gives are those that the Service shows."""
+    """Return the planned value. The `addresses` of the test's argument are the addresses that the
+    Service shows."""
     asked = wanted.settings
     assert isinstance(asked, OctaviaSettings)
     held = asked.held if asked.existing is not None else wanted.addresses
@@ -96,7 +97,7 @@ def planned(wanted: LoadBalancer, existing: ExistingLoadBalancer | None = None) 
 
 
 def clouds_file(folder: Path, url: str, neutron: str = "") -> Path:
-    """A clouds.yaml for an Octavia, and a Neutron, that ask for no token."""
+    """Write a clouds.yaml for an Octavia and a Neutron without authentication."""
     cloud = {
         "auth_type": "none",
         "auth": {"endpoint": url},
@@ -110,12 +111,13 @@ def clouds_file(folder: Path, url: str, neutron: str = "") -> Path:
 
 
 class Site:
-    """One cluster, of a name that nobody else has."""
+    """One cluster with a unique name."""
 
     def __init__(
         self, front: Front, folder: Path, recorder: Recorder, neutron: Front | None = None
     ) -> None:
-        """`neutron`: where it is, it is seen to as well: floating IPs and security groups."""
+        """Create the site. `neutron`: the URL of Neutron; if given, floating IPs and security
+        groups are managed."""
         self.front, self.neutron = front, neutron
         self.owner = Owner(front.project, "test")
         file = clouds_file(folder, front.url, neutron.url if neutron is not None else "")
@@ -123,15 +125,15 @@ class Site:
         self._recorder = recorder
         self.cloud = Cloud(self.config)
         self.client = clients.without_auth(octavia=front.url)
-        """A test's own."""
+        """A client for the test itself."""
         self.later_s = 0.0
-        """So much time has passed beside what really has."""
+        """Seconds that are added to the real time."""
         self._wanted: dict[ServiceKey, LoadBalancer | None] = {}
         self._seen: dict[OctaviaDriver, Seen] = {}
         self.driver = self.anew()
 
     def anew(self) -> OctaviaDriver:
-        """A driver that knows nothing, as after a restart."""
+        """Return a new driver without memory, as after a restart."""
         self.driver = self._driver()
         return self.driver
 
@@ -153,11 +155,11 @@ class Site:
 
     @property
     def seen(self) -> Mapping[ServiceKey, ExistingLoadBalancer | None]:
-        """What the driver has told of load balancers that are there."""
+        """The load balancers that the driver has reported to the plan."""
         return self._seen[self.driver]
 
     def planned(self, wanted: LoadBalancer) -> LoadBalancer:
-        """With what a plan reads of the load balancer that is there."""
+        """Return the planned value with what a plan knows of the existing load balancer."""
         return planned(wanted, self.seen.get(wanted.service))
 
     def _claimant_of(self, key: ServiceKey) -> Claimant | None:
@@ -174,8 +176,8 @@ class Site:
     async def once(
         self, *services: LoadBalancer, key: ServiceKey = WEB
     ) -> Mapping[ServiceKey, Outcome]:
-        """One pass, for the Service of this name, or for the absence of it; and those that follow
-        it at once, to compare what came of its writes."""
+        """Make one pass for the Service of this name or for its absence, and the passes that follow
+        it at once to compare the results of its writes."""
         self._wanted[key] = next((each for each in services if each.service == key), None)
         while True:
             desired = self.driver.render({each.service: self.planned(each) for each in services})
@@ -185,7 +187,7 @@ class Site:
                 return outcomes
 
     async def tried(self, wanted: LoadBalancer) -> str:
-        """What the Service's owner is told of it; nothing: it is done."""
+        """Make a pass, and return the message to the Service's owner; "" if the Service is done."""
         for _ in range(5):
             try:
                 outcomes = await self.once(wanted, key=wanted.service)
@@ -197,7 +199,7 @@ class Site:
         raise AssertionError
 
     async def bring(self, *services: LoadBalancer, key: ServiceKey = WEB) -> list[str]:
-        """Pass after pass until it is done; what kept it from being done before."""
+        """Make passes until the Service is done. Return the messages of the earlier passes."""
         told: list[str] = []
         for _ in range(MOST_PASSES):
             try:
@@ -216,7 +218,7 @@ class Site:
         raise AssertionError(told)
 
     async def found(self, key: ServiceKey = WEB) -> Found:
-        """What a driver finds that knows nothing."""
+        """Return the state that a driver without memory reads."""
         return (await self._driver().read(None)).get(key, Found(()))
 
     async def tree(self) -> BalancerState:
@@ -224,7 +226,7 @@ class Site:
         return tree
 
     async def left(self, *services: LoadBalancer) -> Sequence[Change]:
-        """The steps that a driver sees who knows nothing."""
+        """Return the steps that a driver without memory finds necessary."""
         self._wanted[WEB] = next(iter(services), None)
         fresh = self._driver()
         found = (await fresh.read(None)).get(WEB, Found(()))
@@ -234,17 +236,18 @@ class Site:
         return fresh.diff(fresh.render(desired), {WEB: found})
 
     async def audit(self, *services: LoadBalancer) -> Sequence[Change]:
-        """The steps that an audit sees, of a plan that knows what this driver knows."""
+        """Return the steps that an audit finds necessary, for a plan with this driver's
+        knowledge."""
         found = await self.driver.read(None)
         desired = {each.service: self.planned(each) for each in services}
         return self.driver.diff(self.driver.render(desired), found)
 
     async def is_whole(self, *services: LoadBalancer) -> bool:
-        """It is as wanted, and there is nothing else."""
+        """Return whether exactly the desired state exists."""
         return not await self.left(*services) and len(self.everything()) == len(services)
 
     def everything(self) -> list[str]:
-        """The project's load balancers, whoever made them."""
+        """Return the ids of all load balancers of the project."""
         return [
             each.id
             for each in self.client.load_balancer.load_balancers(project_id=self.front.project)
@@ -258,12 +261,12 @@ class Site:
 
     @property
     def writes(self) -> list[str]:
-        """What was written, without ids: `PUT pools/_/members`."""
+        """The writes to Octavia without ids: `PUT pools/_/members`."""
         return [told(each) for each in self.front.writes]
 
     @property
     def neutron_writes(self) -> list[str]:
-        """The same at Neutron: `PUT floatingips/_`."""
+        """The writes to Neutron without ids: `PUT floatingips/_`."""
         assert self.neutron is not None
         return [told(each) for each in self.neutron.writes]
 
@@ -273,7 +276,7 @@ class Site:
 
 
 def told(call: Call) -> str:
-    """Without ids."""
+    """Return method and path of a call, without ids."""
     path = call.path.partition("?")[0]
     parts = path.partition("/lbaas/" if "/lbaas/" in path else "/v2.0/")[2].split("/")
     return f"{call.method} {'/'.join('_' if len(part) == 36 else part for part in parts)}"

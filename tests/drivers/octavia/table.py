@@ -1,10 +1,9 @@
-"""What becomes of each wish of a Service at each provider: asked of the plan, carried out at the
-real Octavia, told as a table.
+"""Generates the table of annotations in docs/octavia.md: plans each request of a Service for each
+provider, and carries it out at the real Octavia.
 
-In: both providers of a real Octavia. Out: the rows of the table in docs/octavia.md. Each wish is
-added to a Service that has a load balancer, and taken away again; at the end one load balancer is
-made with all wishes that go together. `python -m tests.drivers.octavia.table` writes the table
-anew, in some minutes."""
+In: both providers of a real Octavia. Out: the rows of the table. Each request is added to a Service
+with a load balancer, and removed again; at the end one load balancer is created with all compatible
+requests. `python -m tests.drivers.octavia.table` writes the table, which takes some minutes."""
 
 import asyncio
 import os
@@ -52,11 +51,11 @@ class Wish(NamedTuple):
     name: str
     value: str
     spec: Mapping[str, object] = {}
-    """Fields of the Service that say it; then it is no annotation."""
+    """Fields of the Service that express the request; if set, it is not an annotation."""
 
     @property
     def annotations(self) -> dict[str, str]:
-        # By `fairlead.io/class` the controller marks which class serves a Service.
+        # With `fairlead.io/class` the controller marks the class that serves a Service.
         prefix = "loadbalancer.openstack.org/" if self.name == "class" else "fairlead.io/"
         return {} if self.spec else {prefix + self.name: self.value}
 
@@ -113,7 +112,8 @@ WISHES = (
     ),
 )
 APART = frozenset({"x-forwarded-for", "enable-health-monitor", "lb-method"})
-"""Wishes that the load balancer with everything is made without: they exclude others."""
+"""Requests that are excluded from the load balancer with all requests, because they exclude others.
+"""
 AT_NEUTRON = frozenset(
     {
         "internal",
@@ -123,7 +123,7 @@ AT_NEUTRON = frozenset(
         "spec.loadBalancerIP",
     }
 )
-"""Wishes about floating IPs, which are described apart."""
+"""Requests about floating IPs, which are documented separately."""
 IN_PLACE = "in place"
 ON_THE_SERVICE = "at once, on the Service alone"
 
@@ -144,7 +144,7 @@ def written(document: str) -> str:
 
 
 async def column(site: Site, provider: Provider, subnet: str) -> list[str]:
-    """What became of each wish."""
+    """Return the result of each request."""
     planner = Planner(provider, subnet)
     base = planner.planned(())
     assert isinstance(base, LoadBalancer)
@@ -163,7 +163,7 @@ async def column(site: Site, provider: Provider, subnet: str) -> list[str]:
 
 
 async def _changed(site: Site, base: LoadBalancer, asked: LoadBalancer) -> str:
-    """Carry it out there and back, and see what stayed."""
+    """Apply the request and remove it again, and return what changed."""
     whole = await site.tree()
     site.forget()
     await site.bring(asked)
@@ -185,7 +185,7 @@ def _how(before: BalancerState, after: BalancerState, writes: Iterable[str]) -> 
 
 
 async def _make_with(site: Site, planner: "Planner", wishes: Sequence[Wish]) -> None:
-    """One call makes a load balancer with all of them."""
+    """Create a load balancer with all of these requests in one call."""
     await site.bring()
     asked = planner.planned(wishes)
     assert isinstance(asked, LoadBalancer)
@@ -233,7 +233,7 @@ class Planner:
         return plan_cloud(state, self._config, [service.key])[service.key]
 
     def told(self, wish: Wish) -> str:
-        """What the plan says of it; nothing if there is something to be carried out."""
+        """Return the plan's message about the request; "" if the request is to be carried out."""
         if wish.name in AT_NEUTRON:
             return "see [octavia-network.md](octavia-network.md#annotations)"
         base, asked = self.planned(()), self.planned([wish])
@@ -256,7 +256,8 @@ class Planner:
         if after == msgspec.structs.replace(before, place=after.place):
             return "when it is made; one that is there stays as it is"
         if wish.name == "member-subnet-id":
-            return "for members that come later"  # where a member is nobody can change
+            # The subnet of a member cannot be changed.
+            return "for members that come later"
         return ""
 
 
@@ -272,7 +273,7 @@ class _Deaf:
     """An event recorder."""
 
     def event(self, service: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        """Of no interest here."""
+        """Discard the Event."""
 
 
 async def columns_of(front: Front, subnet: str, folder: Path) -> dict[Provider, list[str]]:

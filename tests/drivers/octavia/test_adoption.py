@@ -1,5 +1,5 @@
-"""Load balancers made by cloud-provider-openstack are taken over at a real Octavia: as they are,
-and only if that is wished."""
+"""Load balancers of cloud-provider-openstack are adopted at a real Octavia without other changes,
+and only if the configuration requests it."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
     ids = occm.ids(await before(site, id_))
     site.forget()
     await site.bring(wanted())
-    # Marks are all that changes: one write for each thing that can have one.
+    # Only marks change: one write for each object that can have tags.
     parts = ["PUT pools/_", "PUT healthmonitors/_", "PUT listeners/_"]
     assert site.writes == [*parts, *parts, "PUT loadbalancers/_"]
     tree = await site.tree()
@@ -52,7 +52,7 @@ async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
     assert occm.NAME in tree.tags
     assert site.planned(wanted()).addresses == ("198.51.100.77",)
     assert [reason for reason, _ in heard.events] == ["AdoptingLoadBalancer"]
-    # From then on it is a load balancer like others: known by its marks, whatever the configuration
+    # From now on Fairlead recognizes the load balancer by its marks, whatever the configuration
     # says.
     site.anew()
     await site.driver.read(None)
@@ -87,13 +87,13 @@ async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) 
     client = clients.without_auth(octavia=site.front.url)
     theirs = occm.make(client)
     untouched = await before(site, theirs)
-    # By name, but not made for it: somebody else's by that name.
+    # It has the name, but was made by another user and not for this Service.
     client.load_balancer.update_load_balancer(theirs, description="ours", tags=["x"])
     clients.settled(client, theirs)
     await site.bring(wanted())
     assert (await site.tree()).id != theirs
     await site.bring()
-    # It says what it is, and nobody wishes to have it.
+    # It was made for the Service, but its adoption is not configured.
     client.load_balancer.update_load_balancer(
         theirs, description=occm.DESCRIPTION, tags=[occm.NAME]
     )
@@ -109,7 +109,7 @@ async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) 
 async def test_two_of_one_name_are_told(site: Site) -> None:
     client = clients.without_auth(octavia=site.front.url)
     first, second = occm.make(client, ()), occm.make(client, ())
-    with pytest.raises(Refused, match="are all called"):
+    with pytest.raises(Refused, match="all have the name"):
         await site.once(wanted())
     asked = wanted(elsewhere=SharedOrAdopted(second, NAMES))
     await site.bring(asked)
@@ -118,14 +118,15 @@ async def test_two_of_one_name_are_told(site: Site) -> None:
 
 
 async def test_a_take_over_that_is_cut_short_goes_on(site: Site) -> None:
-    """At every write of it: the answer is lost, and so is the process."""
+    """At each write of the adoption the answer is lost and the process ends."""
     id_ = occm.make(clients.without_auth(octavia=site.front.url), (80,))
     ids = occm.ids(await before(site, id_))
     asked = service(octavia=like_occm())
     for number in (1, 2, 3, 4):
         site.front.at(1, Cut(after=number % 2 == 0))
         site.anew()
-        for _ in range(50):  # it may be at work at what was done before
+        # Octavia may still be working on the previous write
+        for _ in range(50):
             try:
                 outcome = (await site.once(asked))[WEB]
             except Conflict:

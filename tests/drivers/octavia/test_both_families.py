@@ -28,7 +28,7 @@ SIXTH_OF = {name: f"fd00:1::{name[-1]}" for name in NODES}
 
 @pytest.fixture
 def subnet_v6(cloud_site: CloudSite) -> Iterator[str]:
-    """Of the nodes' network; nodes have addresses of it, too."""
+    """An IPv6 subnet of the nodes' network, in which the nodes have addresses too."""
     network = cloud_site.client.network
     made = network.create_subnet(
         network_id=cloud_site.at.network, ip_version=6, cidr=SIXTH, project_id=PROJECT
@@ -89,7 +89,7 @@ async def test_one_load_balancer_has_an_address_of_each(
     assert site.seen[WEB] == ExistingLoadBalancer(
         "uid-web", provider, (tree.address, sixth), (outside,)
     )
-    # Over TCP provider amphora makes connections of its own, to nodes of one family.
+    # For TCP, provider amphora opens its own connections, to nodes of one family.
     members = {
         pool.protocol: sorted(each.member.address for each in pool.members) for pool in tree.pools
     }
@@ -124,7 +124,7 @@ async def test_one_load_balancer_has_an_address_of_each(
 
 
 async def test_one_that_is_there_keeps_its_addresses(cloud_site: CloudSite, subnet_v6: str) -> None:
-    """Octavia gives it no other; the Service is planned for what there is."""
+    """Octavia cannot add an address; the Service is planned for the existing ones."""
     site = cloud_site
     await site.bring(service(listener(80), octavia=site.settings()))
     place = OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6)
@@ -135,5 +135,5 @@ async def test_one_that_is_there_keeps_its_addresses(cloud_site: CloudSite, subn
     (left,) = await site.left(asked)
     assert isinstance(left, Blocked)
     assert left.outcome.state == "waiting"
-    assert "it is planned anew" in left.outcome.message
+    assert "the Service is planned again" in left.outcome.message
     assert "with addresses of IPv4" in left.outcome.message

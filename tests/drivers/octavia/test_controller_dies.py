@@ -1,9 +1,9 @@
 """A real `fairlead controller` is killed at every write to a real Octavia and a real Neutron, and
-its successor ends the work.
+its successor completes the work.
 
-One life of a Service with a floating IP: made, given a port more, deleted. At each write the
-process is killed (SIGKILL) before the cloud hears of it, and again, when a successor makes the same
-write, after the cloud has done it. `test_cuts` has lives with more writes, and drivers within the
+A Service with a floating IP is created, gets another port, and is deleted. At each write the
+process is killed (SIGKILL) before the cloud receives the request, and again, when a successor makes
+the same write, after the cloud has done it. `test_cuts` covers more writes, with drivers within the
 process of the test."""
 
 import asyncio
@@ -29,7 +29,8 @@ STEP_WITHIN_S = 300.0
 
 
 class Step(NamedTuple):
-    """What a user does, the ports that the Service shows then, and the writes that it takes."""
+    """A user's action, the ports that the Service shows afterwards, and the writes that it
+    takes."""
 
     act: Callable[[Client], Awaitable[object]]
     ports: list[int]
@@ -62,7 +63,7 @@ LIFE = (
 
 
 async def fill(client: Client) -> None:
-    """A node with a pod of the Service, and the namespace by which a cluster is known."""
+    """Create a node with a pod of the Service, and the namespace that identifies the cluster."""
     if SYSTEM not in (await client.request("GET", "/api/v1/namespaces")).decode():
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": SYSTEM}})
     node = {
@@ -83,7 +84,7 @@ async def fill(client: Client) -> None:
 
 
 class Killing:
-    """A controller that is killed at every write, and started anew."""
+    """A controller that is killed at every write and restarted."""
 
     def __init__(self, one: Trial, site: CloudSite) -> None:
         self._one = one
@@ -109,13 +110,13 @@ class Killing:
         assert len(site.everything()) == len(site.floating) == bool(step.ports)
 
     def _kill(self) -> None:
-        """In a thread of the front."""
+        """Kill the controller. Called in a thread of the front."""
         assert self._one.controller is not None
         self._one.controller.send(signal.SIGKILL)
         self._killed = True
 
     async def _shown(self) -> list[int]:
-        """The ports that the Service shows; none: it is gone."""
+        """Return the ports that the Service shows; none if the Service is deleted."""
         try:
             service = await self._one.client.get(SERVICES, WEB)
         except NotFound:
@@ -124,7 +125,7 @@ class Killing:
         return sorted(port.port for each in shown for port in each.ports) if shown else [0]
 
     def _at_octavia(self) -> list[int]:
-        """The ports that have a pool with a member."""
+        """Return the ports whose pool has a member."""
         lb = self._site.client.load_balancer
         found = lb.listeners(project_id=self._site.front.project)
         return sorted(

@@ -1,4 +1,5 @@
-"""The driver is let in by the real Keystone, and says what is wrong when it is not."""
+"""The driver authenticates at the real Keystone, and reports what is wrong if Keystone rejects
+it."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.openstack import clients
 from tests.openstack.front import Answer, Front
 from tests.openstack.keystone import BALANCERS, Keystone
 
-from fairlead.drivers.octavia.cloud import Cloud, NotLetIn
+from fairlead.drivers.octavia.cloud import AccessDenied, Cloud
 from fairlead.errors import Refused, Unavailable
 from fairlead.sections import OctaviaConfig
 
@@ -21,7 +22,7 @@ SECRET = "application_credential_secret"
 
 @pytest.fixture
 def tenant(keystone: Keystone, tmp_path: Path, heard: Heard) -> Iterator[Site]:
-    """A driver with the application credential, which finds Octavia behind a front."""
+    """A driver with the application credential, which reaches Octavia through a front."""
     client = keystone.connect("member")
     with Front(keystone.octavia.url, project=str(client.current_project_id)).listen() as front:
         site = Site(front, tmp_path, heard)
@@ -50,8 +51,8 @@ async def test_a_full_quota_is_told_and_nothing_is_left_of_the_attempts(tenant: 
     for _ in range(3):
         with pytest.raises(
             Unavailable,
-            match=r"of region R .*Quota has been met.*raise the project's quota, or delete what "
-            r"nobody needs",
+            match=r"of region R .*Quota has been met.*raise the project's quota, or delete "
+            r"unused objects",
         ):
             await tenant.once(service())
     assert sorted(tenant.everything()) == sorted(others)
@@ -76,9 +77,9 @@ async def test_a_wrong_secret_is_told_and_a_right_one_is_taken_up(
     write(tenant, right | {"auth": right["auth"] | {SECRET: "stolen"}})
     for _ in range(2):
         with pytest.raises(
-            NotLetIn,
-            match=r"of region R: .*requires authentication.*see that the credentials in "
-            r"clouds.yaml are valid",
+            AccessDenied,
+            match=r"of region R: .*requires authentication.*check the credentials in "
+            r"clouds.yaml",
         ):
             await tenant.once(service())
     write(tenant, right)
@@ -109,7 +110,7 @@ async def test_a_clouds_yaml_that_lacks_something_is_told(
     file.write_text(yaml.safe_dump({"clouds": {"test": entry}}))
     cloud = Cloud(OctaviaConfig(cloud="test", clouds_file=str(file)))
     with pytest.raises(
-        NotLetIn, match=f"the cloud 'test' cannot be called: .*{said}.*see octavia.cloud"
+        AccessDenied, match=f"the cloud 'test' cannot be called: .*{said}.*check octavia.cloud"
     ):
         await cloud.get("loadbalancers")
     cloud.close()

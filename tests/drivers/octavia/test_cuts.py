@@ -1,10 +1,10 @@
-"""At every write to a real Octavia the line breaks, or who wrote dies: before Octavia hears of it,
-and after it was done.
+"""At every write to a real Octavia the connection breaks or the writer dies: before Octavia
+receives the request, and after it was carried out.
 
-One life of a Service, written twice. Each write is cut when it is first made, before Octavia has
-it, and again when it is made the next time, after Octavia has done it; so all that can be there
-between two writes is somebody's beginning. In one life the driver lives on and knows what failed;
-in the other it dies with the line, and its successor knows nothing."""
+One Service is created, changed and deleted. Each write is cut when it is made first, before Octavia
+receives it, and again when it is repeated, after Octavia has carried it out. Thus every state that
+can exist between two writes is the start of a pass. In one test the driver survives and knows what
+failed; in the other it dies with the connection, and its successor has no memory."""
 
 import asyncio
 from collections.abc import Callable
@@ -69,8 +69,8 @@ LIFE: list[tuple[str, list[LoadBalancer], list[str]]] = [
 
 
 class Cuts:
-    """The fate of every write: lost when it is first made, lost again when it is done. `lost`: the
-    writes, each once."""
+    """The fate of every write: lost when it is made first, and lost again after it was carried out.
+    `lost`: the writes, each once."""
 
     def __init__(self, die: Callable[[], None] = lambda: None) -> None:
         self.lost: list[str] = []
@@ -105,7 +105,8 @@ async def _bring(site: Site, wanted: list[LoadBalancer]) -> Cuts:
 
 
 async def _bring_dying(site: Site, wanted: list[LoadBalancer]) -> Cuts:
-    """After each death there is a new driver, and never more than one load balancer."""
+    """Make passes with a new driver after each death; check that there is never more than one load
+    balancer."""
     loop = asyncio.get_running_loop()
 
     def die() -> None:

@@ -1,4 +1,4 @@
-"""Steps that a real Octavia makes hard to see: what is in ERROR, what is at work, what belongs to
+"""Steps that are hard to provoke at a real Octavia: objects in ERROR, pending objects, objects of
 another Service."""
 
 import msgspec
@@ -14,7 +14,7 @@ from fairlead.drivers.octavia.balancers import (
     Member,
 )
 from fairlead.drivers.octavia.changes import Blocked, Call
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS, diff, existing_of
+from fairlead.drivers.octavia.diff import MAX_ATTEMPTS, diff, existing_of
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.members import members_step
 from fairlead.drivers.octavia.render import specs_of
@@ -53,7 +53,7 @@ def steps(*trees: BalancerState, attempts: int = 0, wanted: bool = True) -> list
 
 
 def pool(*nodes: int, weight: int = 1, status: str = ACTIVE) -> FoundPool:
-    """Of port 80, as it is when members on these nodes are there."""
+    """Return the pool of port 80 with members on these nodes."""
     (of,) = (each.pool for each in WANTED.listeners)
     members = tuple(
         FoundMember(
@@ -65,7 +65,7 @@ def pool(*nodes: int, weight: int = 1, status: str = ACTIVE) -> FoundPool:
 
 
 def members(found: FoundPool, *nodes: int) -> tuple[str, list[str]] | None:
-    """The write that brings such members of weight 1 there, and those that it lists."""
+    """Return the write that sets members of weight 1, and the nodes that it lists."""
     step = members_step(WEB, tree(), found, [each.member for each in pool(*nodes).members])
     if step is None:
         return None
@@ -104,12 +104,12 @@ def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
     broken = tree(status=ERROR)
     assert steps(broken) == ["PUT loadbalancers/a/failover"]
     assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE]
-    (told,) = steps(broken, attempts=MOST_ATTEMPTS)
+    (told,) = steps(broken, attempts=MAX_ATTEMPTS)
     assert told.startswith("unavailable: load balancer a is in ERROR, 5 attempts to repair it")
-    (told,) = steps(attempts=MOST_ATTEMPTS)
-    assert told.startswith("unavailable: Octavia has failed 5 times to make a load balancer")
+    (told,) = steps(attempts=MAX_ATTEMPTS)
+    assert told.startswith("unavailable: Octavia has failed 5 times to create a load balancer")
     assert steps(attempts=1, wanted=False) == []
-    assert steps(broken, wanted=False, attempts=MOST_ATTEMPTS) == [
+    assert steps(broken, wanted=False, attempts=MAX_ATTEMPTS) == [
         "DELETE loadbalancers/a?cascade=true"
     ]
 
@@ -129,7 +129,7 @@ def test_it_is_made_anew_with_its_address() -> None:
 
 def test_while_octavia_is_at_work_nothing_is_done() -> None:
     at_work = tree("b", status="PENDING_UPDATE")
-    told = ["waiting: Octavia is at work on load balancer b, which is in PENDING_UPDATE"]
+    told = ["waiting: Octavia is working on load balancer b (PENDING_UPDATE)"]
     assert steps(tree(), at_work) == told
     assert steps(at_work, wanted=False) == told
 
@@ -149,11 +149,14 @@ def test_what_a_service_of_the_same_name_had_goes_first() -> None:
 
 def test_a_plan_for_another_provider_is_made_anew() -> None:
     (told,) = steps(tree(provider="ovn"))
-    assert told.startswith("waiting: it is planned anew, as its load balancer a is of provider ovn")
+    assert told.startswith(
+        "waiting: the Service is planned again, because its load balancer a is of provider ovn"
+    )
 
 
 def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
-    """Though nothing is left to do: drivers that come next rely on the plan."""
+    """The Service is planned again although no write is left, because the next drivers rely on the
+    plan."""
     (wanted,) = specs_of(
         {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
     ).values()
@@ -161,7 +164,7 @@ def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
     bare = msgspec.structs.replace(wanted, listeners=())
     (left,) = diff({WEB: bare}, {WEB: Found((found,))})
     assert isinstance(left, Blocked)
-    assert "it is planned anew" in left.outcome.message
+    assert "the Service is planned again" in left.outcome.message
     known = msgspec.structs.replace(bare, existing=existing_of(found))
     assert diff({WEB: known}, {WEB: Found((found,))}) == []
 
@@ -171,4 +174,4 @@ def test_a_write_that_changed_nothing_is_told_and_not_repeated_at_once() -> None
     (left,) = diff({WEB: WANTED}, {WEB: Found((), after=(write,))})
     assert isinstance(left, Blocked)
     assert left.outcome.state == "unavailable"
-    assert left.outcome.message == f"Octavia has not carried out all: what is left is {write}"
+    assert left.outcome.message == f"Octavia accepted a write without effect: {write}"

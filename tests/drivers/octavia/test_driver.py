@@ -1,5 +1,5 @@
-"""Load balancers of a real Octavia (API and worker, provider amphora) come to be, change in place
-and go; calls are counted."""
+"""Load balancers of a real Octavia (API and worker, provider amphora) are created, changed in place
+and deleted; calls are counted."""
 
 import asyncio
 
@@ -112,7 +112,7 @@ async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(
 
 
 async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site) -> None:
-    """A write about one member says all that may change of it."""
+    """A write of one member contains all its settings that can change."""
     for number, checks in enumerate((settings(), settings(asking=(("TCP", "TCP"),)), settings())):
         site.forget()
         wanted = service(listener(80, member(1)), octavia=checks)
@@ -127,7 +127,7 @@ async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site)
 
 
 async def test_a_member_that_somebody_else_has_deleted_is_gone(site: Site) -> None:
-    """Between the last look and the write."""
+    """The member is deleted between the last read and the write."""
     await site.bring(service(listener(80, member(1), member(2))))
     tree = await site.tree()
     (pool,) = tree.pools
@@ -153,13 +153,14 @@ async def test_a_member_that_somebody_else_has_made_is_taken_as_it_is(site: Site
     clients.settled(site.client, tree.id)
     site.forget()
     wanted = service(listener(80, member(1), member(2)))
-    assert len(await site.bring(wanted)) == 1  # Octavia says that it is there
+    # Octavia reports it as existing.
+    assert len(await site.bring(wanted)) == 1
     assert site.writes == ["POST pools/_/members", "PUT pools/_/members/_"]
     assert await site.left(wanted) == []
 
 
 async def test_load_balancers_are_asked_for_one_at_a_time(site: Site) -> None:
-    """And the first may still be worked on when the next one is asked for."""
+    """The first load balancer may still be pending when the next one is requested."""
     services = [
         msgspec.structs.replace(
             service(), service=ServiceKey("default", f"web-{number}"), uid=str(number)
@@ -249,7 +250,7 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
 
 
 async def test_changes_are_made_in_place(site: Site) -> None:
-    """One after the other, each by as few writes as can be; the load balancer, its address and its
+    """Each change is made with as few writes as possible; the load balancer, its address and its
     listener stay."""
     await site.bring(BEFORE)
     before = await site.tree()

@@ -1,5 +1,5 @@
-"""What goes wrong at a real Octavia, or on the way to it, ends with one load balancer that is as
-wanted, and nothing else."""
+"""After any fault at a real Octavia, or on the way to it, exactly one load balancer exists, as
+desired."""
 
 import pytest
 from tests.drivers.octavia.conftest import Heard
@@ -9,8 +9,8 @@ from tests.openstack.front import Answer, Cut
 from tests.openstack.octavia import Octavia
 
 from fairlead.drivers.octavia.balancers import ACTIVE, ERROR
-from fairlead.drivers.octavia.blocked import RARELY_S
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
+from fairlead.drivers.octavia.blocked import GIVEN_UP_RETRY_S
+from fairlead.drivers.octavia.diff import MAX_ATTEMPTS
 from fairlead.errors import Conflict, Refused, Unavailable
 
 
@@ -48,7 +48,7 @@ async def test_a_part_in_error_is_written_again(site: Site, octavia: Octavia) ->
 
 
 async def test_one_that_served_is_failed_over(site: Site, octavia: Octavia) -> None:
-    """Its machine is lost, and its successor could not be had: somebody else's attempt."""
+    """The machine of the load balancer is lost, and another user's failover failed."""
     await site.bring(service())
     tree = await site.tree()
     with octavia.failing("boot"):
@@ -66,44 +66,44 @@ async def test_one_that_served_is_failed_over(site: Site, octavia: Octavia) -> N
 async def test_a_broken_cloud_is_left_alone_after_some_attempts(
     site: Site, octavia: Octavia, heard: Heard
 ) -> None:
-    """It cannot make machines for a while: there is one load balancer at any time, and at last
-    nobody tries any more."""
+    """While the cloud cannot create machines, there is one load balancer at any time, and finally
+    Fairlead stops trying."""
     wanted = service()
     with octavia.failing("boot"):
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             with pytest.raises(Unavailable, match="went to ERROR"):
                 await site.once(wanted)
             assert len(site.everything()) == 1
         for _ in range(3):
             outcome = (await site.once(wanted))[WEB]
-            assert (outcome.state, outcome.again_s) == ("unavailable", RARELY_S / 10)
-            assert f"is in ERROR, {MOST_ATTEMPTS} attempts to repair it failed" in outcome.message
+            assert (outcome.state, outcome.again_s) == ("unavailable", GIVEN_UP_RETRY_S / 10)
+            assert f"is in ERROR, {MAX_ATTEMPTS} attempts to repair it failed" in outcome.message
     assert site.writes == ["POST loadbalancers"] + [
         "DELETE loadbalancers/_",
         "POST loadbalancers",
-    ] * (MOST_ATTEMPTS - 1)
+    ] * (MAX_ATTEMPTS - 1)
     assert heard.events == []
-    site.later_s = RARELY_S
+    site.later_s = GIVEN_UP_RETRY_S
     await site.bring(wanted)
     assert await site.is_whole(wanted)
     assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer"]
 
 
 async def test_what_octavia_cannot_make_is_not_asked_for_without_end(site: Site) -> None:
-    """Each 500 may have left something behind. A Service that is gone and comes back begins
-    anew."""
+    """Each 500 may have left an object behind. A Service that is deleted and created again starts
+    from zero."""
     site.front.fate = lambda call: (
         Answer(500, "Provider 'ovn' reports error") if call.writes else None
     )
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         with pytest.raises(Unavailable, match="reports error"):
             await site.once(service())
     for _ in range(3):
         assert (
-            "has failed 5 times to make a load balancer"
+            "has failed 5 times to create a load balancer"
             in (await site.once(service()))[WEB].message
         )
-    assert site.writes == ["POST loadbalancers"] * MOST_ATTEMPTS
+    assert site.writes == ["POST loadbalancers"] * MAX_ATTEMPTS
     site.front.pass_on()
     await site.bring()
     assert await site.bring(service()) == []
@@ -120,7 +120,7 @@ async def test_what_is_refused_is_not_asked_for_again_unless_it_changes(site: Si
     assert site.writes == ["POST loadbalancers"]
     with pytest.raises(Refused, match="does not support"):
         await site.once(service(listener(443)))
-    site.later_s = RARELY_S
+    site.later_s = GIVEN_UP_RETRY_S
     with pytest.raises(Refused, match="does not support"):
         await site.once(service(listener(443)))
     assert site.writes == ["POST loadbalancers"] * 3

@@ -1,5 +1,5 @@
-"""Floating IPs at a real Neutron, for load balancers of a real Octavia: had, led, kept, given back;
-calls are counted."""
+"""Floating IPs at a real Neutron, for load balancers of a real Octavia: allocated, attached, kept
+and deleted; calls are counted."""
 
 from contextlib import suppress
 from typing import Any
@@ -12,7 +12,7 @@ from tests.openstack import clients
 from tests.openstack.cloud import PROJECT
 from tests.openstack.front import Cut
 
-from fairlead.drivers.octavia.attach import is_described
+from fairlead.drivers.octavia.attach import subnet_matches
 from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
@@ -24,7 +24,7 @@ def outside(site: CloudSite, **wish: Any) -> LoadBalancer:
 
 
 async def shown(site: CloudSite, wanted: LoadBalancer) -> tuple[str, ...]:
-    """What is published; all is as wanted."""
+    """Return the published addresses; check that everything is as desired."""
     assert await site.left(wanted) == []
     return site.planned(wanted).addresses
 
@@ -40,7 +40,7 @@ async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
     site.forget()
     assert await site.audit(wanted) == []
     assert (site.writes, site.neutron_writes) == ([], [])
-    # Internal, and back again: the load balancer stays.
+    # The Service becomes internal and external again: the load balancer stays.
     tree = await site.tree()
     inside = service(listener(80), octavia=site.settings())
     await site.bring(inside)
@@ -61,7 +61,7 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
     await site.bring(outside(site))
     theirs = site.make_floating(description="mine")
     site.forget()
-    # Ours goes when theirs is there.
+    # Fairlead's floating IP is deleted when the user's is attached.
     named = outside(site, address=theirs.floating_ip_address)
     await site.bring(named)
     assert site.neutron_writes == ["PUT floatingips/_", "PUT floatingips/_", "DELETE floatingips/_"]
@@ -70,7 +70,7 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
     assert [(each.id, each.port_id, each.description) for each in site.floating] == [
         (theirs.id, None, "mine")
     ]
-    # What OCCM made for the Service is the Service's.
+    # A floating IP that OCCM created for the Service belongs to the Service.
     occms = site.make_floating(
         port_id=(await site.tree()).port_id,
         description=f"Floating IP for Kubernetes external service {WEB} from cluster kubernetes",
@@ -81,7 +81,7 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
     assert await shown(site, kept) == (occms.floating_ip_address,)
     await site.bring()
     assert {each.id: each.port_id for each in site.floating} == {theirs.id: None, occms.id: None}
-    # After a restart it holds up nothing, and is found again.
+    # After a restart it causes no wait, and is found again.
     await site.anew().read(None)
     assert not site.driver.knows(WEB)
     site.forget()
@@ -93,13 +93,13 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
 
 
 async def test_what_cannot_be_had_is_told_and_costs_nothing(cloud_site: CloudSite) -> None:
-    """What there is stays until its successor is there."""
+    """The attached floating IP stays until its replacement exists."""
     site = cloud_site
     await site.bring(outside(site))
     (mine,) = site.floating
     elsewhere = site.make_floating(port_id=site.at.nodes["node1"])
     for address, told in (
-        (elsewhere.floating_ip_address, r"leads to 10\.1\.0\.11 \(port .*free it there"),
+        (elsewhere.floating_ip_address, r"attached to 10\.1\.0\.11 \(port .*detach it there"),
         ("192.0.2.7", "no floating IP 192.0.2.7 in this project and region R, and it cannot"),
     ):
         with pytest.raises((Refused, Unavailable), match=told):
@@ -109,7 +109,7 @@ async def test_what_cannot_be_had_is_told_and_costs_nothing(cloud_site: CloudSit
 
 
 async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site: CloudSite) -> None:
-    """Two subnets of one address each, named by a pattern or by tags."""
+    """Two subnets with one address each, selected by a pattern or by tags."""
     site, network = cloud_site, cloud_site.client.network
     await site.bring(service(listener(80), octavia=site.settings()))
     subnets = []
@@ -128,7 +128,7 @@ async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site:
     try:
         with pytest.raises(
             Refused,
-            match="has no subnet of name 'nosuch'; it has external, pool-1, pool-2; name one",
+            match="no subnet with name 'nosuch'; it has external, pool-1, pool-2; name a subnet",
         ):
             await site.once(outside(site, subnet="nosuch"))
         held = site.make_floating(subnet_id=subnets[0].id)
@@ -152,8 +152,8 @@ async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site:
 
 
 async def test_it_outlives_load_balancers_in_error(cloud_site: CloudSite) -> None:
-    """Failed over in vain, made anew in vain, and then as it should be: with the one floating IP
-    that there is."""
+    """The load balancer is failed over and recreated without success, and finally works, with the
+    floating IP that already exists."""
     site = cloud_site
     wanted = service(listener(80), octavia=site.outside("amphora"))
     await site.bring(wanted)
@@ -185,8 +185,8 @@ async def test_it_outlives_load_balancers_in_error(cloud_site: CloudSite) -> Non
 
 
 async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) -> None:
-    """One at a time, through a life: had, another in its place, internal, had again, kept, gone.
-    Nothing is left over, and what is somebody's is as it was."""
+    """Each write is lost in turn: allocation, replacement, internal, allocation again, keep,
+    deletion. Nothing is left over, and other users' floating IPs are unchanged."""
     site = cloud_site
     theirs = site.make_floating(description="mine")
     inside = service(listener(80), octavia=site.settings())
@@ -227,7 +227,8 @@ async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) ->
 async def test_one_that_was_moved_to_another_machine_stays_there(
     cloud_site: CloudSite, named: bool
 ) -> None:
-    """Since the driver has looked. Neutron holds to the state that was seen, in deletes as well."""
+    """The floating IP is moved after the driver has read it. Neutron rejects writes at an old
+    revision, deletions included."""
     site, network = cloud_site, cloud_site.client.network
     wanted = (
         outside(site, address=site.make_floating().floating_ip_address) if named else outside(site)
@@ -242,8 +243,8 @@ async def test_one_that_was_moved_to_another_machine_stays_there(
 
 
 async def test_one_without_our_mark_outlives_the_load_balancer(cloud_site: CloudSite) -> None:
-    """A user has led it there. The Service shows it, and by that it is found, as long as nobody
-    else has it."""
+    """A user has attached it. It is recognized by the address that the Service shows, unless
+    another Service has it."""
     site, network = cloud_site, cloud_site.client.network
     await site.bring(service(listener(80), octavia=site.settings()))
     one = site.make_floating(port_id=(await site.tree()).port_id, description="mine")
@@ -264,7 +265,7 @@ async def test_one_without_our_mark_outlives_the_load_balancer(cloud_site: Cloud
 
 
 async def lose(site: CloudSite) -> None:
-    """The load balancer is deleted by hand, and the driver knows."""
+    """Delete the load balancer by hand, and let the driver read that."""
     tree = await site.tree()
     site.client.load_balancer.delete_load_balancer(tree.id, cascade=True)
     clients.settled(site.client, tree.id)
@@ -274,7 +275,8 @@ async def lose(site: CloudSite) -> None:
 async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
     cloud_site: CloudSite,
 ) -> None:
-    """Whatever its Service says then: it may be another one of the same name."""
+    """It stays whatever the Service requests later, which may be another Service with the same
+    name."""
     site = cloud_site
     await site.bring(outside(site, keep=True))
     (kept,) = site.floating
@@ -303,4 +305,4 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
 def test_subnets_are_described_as_to_occm(
     name: str, tags: list[str], wish: dict[str, Any], described: bool
 ) -> None:
-    assert is_described(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described
+    assert subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described

@@ -1,5 +1,5 @@
-"""`fairlead status` names what the Kubernetes API calls ready and the real Octavia does not, as its
-amphora has it."""
+"""`fairlead status` lists members that are ready according to the Kubernetes API, but not according
+to the real Octavia, as its amphora reports them."""
 
 import asyncio
 import sys
@@ -38,11 +38,11 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
         each.id for each in sorted(pool.members, key=lambda each: each.member.address)
     )
     (amphora,) = site.client.load_balancer.amphorae(loadbalancer_id=tree.id)
-    doubt = (
-        "default/web: pods are ready, and Octavia calls the load balancer OFFLINE (load "
+    mismatch = (
+        "default/web: pods are ready, but Octavia reports the load balancer as OFFLINE (load "
         f"balancer {tree.id})"
     )
-    assert doubt in await status(site)  # no amphora has reported yet
+    assert mismatch in await status(site)  # no amphora has reported yet
 
     octavia.heartbeat(
         amphora.id, {(pool.id, front.id): {first: "UP", second: "DOWN", third: "DOWN"}}
@@ -51,8 +51,9 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
         lambda: site.client.load_balancer.get_member(second, pool.id).operating_status == "ERROR"
     )
     lines = await status(site)
-    assert [line for line in lines if "are ready, and" in line] == [
-        "default/web: TCP/80: pods on 10.1.0.2 are ready, and Octavia calls it ERROR (load "
+    assert [line for line in lines if "are ready, but" in line] == [
+        "default/web: TCP/80: pods on 10.1.0.2 are ready, but Octavia reports the member as ERROR "
+        "(load "
         f"balancer {tree.id})"
     ]
     (row,) = (line for line in lines if line.startswith("default/web   "))
@@ -63,5 +64,5 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
 async def test_members_that_nobody_asks_are_in_no_doubt(site: Site) -> None:
     await site.bring(service(octavia=settings(checks=None, asking=())))
     lines = await status(site)
-    assert not any("are ready, and" in line for line in lines)
+    assert not any("are ready, but" in line for line in lines)
     assert any("10.1.0.1:30080=1 NO_MONITOR" in line for line in lines)

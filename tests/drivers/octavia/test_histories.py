@@ -1,8 +1,8 @@
-"""Whatever a Service is asked to be, and whatever goes wrong meanwhile at a real Octavia, it ends
-with what was asked for.
+"""Whatever a Service requests, and whatever fails meanwhile at a real Octavia, it ends in the
+desired state.
 
-Random histories, each of a number of its own, that lead to the same anew: `--histories 200` goes
-through more of them than a run of all tests does, and `--histories 200 -k "[117]"` through one."""
+The histories are random, each with a number that reproduces it: `--histories 200` runs more of them
+than a run of all tests, and `--histories 200 -k "[117]"` runs one."""
 
 import random
 
@@ -27,7 +27,7 @@ async def test_a_history_ends_as_wanted_and_leaves_nothing(
 async def test_so_does_one_with_a_floating_ip_and_a_security_group(
     cloud_site: CloudSite, network_seed: int
 ) -> None:
-    """Things go wrong at Neutron, too."""
+    """Faults occur at Neutron, too."""
     site, chance = cloud_site, random.Random(network_seed)
     going = Going(site, site.at.octavia, chance)
     for step in history(chance):

@@ -1,5 +1,5 @@
-"""`fairlead octavia gc`, as users run it, at a real Octavia: what is listed, what goes, and what
-stays."""
+"""`fairlead octavia gc`, as users run it, at a real Octavia: what is listed, deleted and left
+alone."""
 
 import asyncio
 import json
@@ -28,8 +28,8 @@ from fairlead.roles.octavia import SYSTEM
 
 
 class Place:
-    """A cluster of which only its objects are there, and ways to have what its controller would
-    have made."""
+    """A cluster without a controller, and functions that create what its controller would have
+    created."""
 
     def __init__(self, site: Site, client: Client, access: Access, folder: Path, uid: str) -> None:
         self.site = site
@@ -42,7 +42,8 @@ class Place:
         self.config.write_text(yaml.safe_dump({"octavia": octavia}))
 
     async def make(self, name: str, uid: str, *, of: str = "", on: str = "", port: int = 80) -> str:
-        """A load balancer of the Service of this name; its id. `on`: listeners on this one."""
+        """Create a load balancer for the Service of this name, and return its id. `on`: create its
+        listeners on this load balancer instead."""
         self.site.owner = Owner(of or self.uid, "test")
         self.site.anew()
         key = ServiceKey("default", name)
@@ -55,7 +56,7 @@ class Place:
         return tree.id
 
     async def live(self, name: str) -> str:
-        """A Service that there is; its uid."""
+        """Create a Service, and return its uid."""
         body = {
             "apiVersion": "v1",
             "kind": "Service",
@@ -66,7 +67,7 @@ class Place:
         return (await self.client.get(SERVICES, ObjectKey("default", name))).metadata.uid
 
     async def gc(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit status, output, errors."""
+        """Run the command. Return exit status, output and errors."""
         program = str(Path(sys.executable).with_name("fairlead"))
         pipe = asyncio.subprocess.PIPE
         ways = ("--config", str(self.config)) + (
@@ -107,8 +108,8 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
-    """One Service lives, one is gone, one has a new Service of its name, one is gone from a load
-    balancer that it shared."""
+    """One Service exists, one is deleted, one was recreated under its name, and one is deleted from
+    a load balancer that it shared."""
     client = clients.without_auth(octavia=place.site.front.url)
     by_hand = client.load_balancer.create_load_balancer(
         name="by hand", vip_subnet_id=SUBNET, tags=["theirs"]
@@ -141,8 +142,8 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
 
 
 async def test_a_cluster_that_is_gone(place: Place) -> None:
-    """The host's listeners and the guest's are both left: what is last on the load balancer takes
-    it away."""
+    """The listeners of the host and of the guest are both left: the last deletion on the load
+    balancer deletes it."""
     dead = str(uuid.uuid4())
     living = await place.make("lives", await place.live("lives"))
     host = await place.make("web", "uid-web", of=dead)

@@ -1,4 +1,4 @@
-"""The lines to the cloud."""
+"""Connections to the cloud."""
 
 import os
 from contextlib import suppress
@@ -9,7 +9,7 @@ from tests.openstack.clients import until
 
 
 def sockets() -> int:
-    """So many this process has."""
+    """Return the number of this process's sockets."""
     found = 0
     for each in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

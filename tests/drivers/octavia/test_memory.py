@@ -19,35 +19,35 @@ def write(path: str) -> Call:
 
 
 def test_a_look_at_everything_does_not_undo_what_was_written_meanwhile() -> None:
-    """What it saw of that Service may be from before the write."""
+    """The result for that Service may be from before the write."""
     memory = Memory(lambda: 0.0)
-    memory.take(WEB, found("before"))
+    memory.store(WEB, found("before"))
     memory.begin()
-    memory.doubt(WEB)
-    memory.take(WEB, found("after"))
-    assert set(memory.take_all({WEB: found("before"), MAIL: found("mail")})) == {MAIL}
+    memory.invalidate(WEB)
+    memory.store(WEB, found("after"))
+    assert set(memory.store_all({WEB: found("before"), MAIL: found("mail")})) == {MAIL}
     assert memory.known == {WEB: found("after"), MAIL: found("mail")}
     memory.begin()
-    memory.take_all({})
+    memory.store_all({})
     assert memory.known == {}
 
 
 def test_a_doubt_that_is_older_than_a_look_at_everything_outlives_it() -> None:
     memory = Memory(lambda: 0.0)
-    memory.doubt(WEB)
+    memory.invalidate(WEB)
     memory.begin()
-    memory.take_all({WEB: found("a")})
-    assert memory.is_doubted(WEB)
-    memory.take(WEB, None)
-    assert not memory.is_doubted(WEB)
+    memory.store_all({WEB: found("a")})
+    assert memory.is_invalid(WEB)
+    memory.store(WEB, None)
+    assert not memory.is_invalid(WEB)
 
 
 def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
     memory = Memory(lambda: 0.0)
-    assert memory.is_doubted(WEB)
+    assert memory.is_invalid(WEB)
     memory.begin()
-    memory.take_all({})
-    assert not memory.is_doubted(WEB)
+    memory.store_all({})
+    assert not memory.is_invalid(WEB)
 
 
 def test_writes_count_until_a_pass_writes_nothing() -> None:

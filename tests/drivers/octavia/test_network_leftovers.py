@@ -1,5 +1,5 @@
-"""`fairlead octavia gc` at a real Neutron: floating IPs and rules of Services and clusters that are
-gone go, what is kept, or is somebody's, stays."""
+"""`fairlead octavia gc` at a real Neutron: floating IPs and rules of deleted Services and clusters
+are deleted; kept floating IPs and other users' objects stay."""
 
 import uuid
 from pathlib import Path
@@ -15,8 +15,8 @@ from tests.openstack.front import Held
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
 from fairlead.drivers.octavia.network_leftovers import (
     delete,
-    everything_at_neutron,
-    judged_at_neutron,
+    find_network_leftovers,
+    read_marked_at_neutron,
 )
 from fairlead.model import Member, ServiceKey
 
@@ -24,8 +24,8 @@ from fairlead.model import Member, ServiceKey
 async def make(
     site: CloudSite, cluster: str, name: str, uid: str, port: int, *, keep: bool = False
 ) -> ServiceKey:
-    """A Service with a load balancer, a floating IP and a rule. `port`: no two have node ports in
-    common."""
+    """Create a Service with a load balancer, a floating IP and a rule. `port`: must be unique,
+    because two Services cannot share a node port."""
     site.owner = Owner(cluster, "test")
     site.anew()
     key = ServiceKey("default", name)
@@ -37,7 +37,7 @@ async def make(
 
 
 def lose_balancer(site: CloudSite, key: ServiceKey) -> None:
-    """It is deleted by hand."""
+    """Delete the load balancer by hand."""
     lb = site.client.load_balancer
     for each in lb.load_balancers(
         project_id=site.front.project, tags=[f"fairlead-service={key}", site.owner.tag]
@@ -47,7 +47,8 @@ def lose_balancer(site: CloudSite, key: ServiceKey) -> None:
 
 
 def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
-    """Of this cluster: floating IPs, kept ones aside, security groups, and the rules in them."""
+    """Count the cluster's objects: floating IPs without kept ones, security groups, and their
+    rules."""
     network = site.client.network
     groups = list(network.security_groups(description=Owner(cluster, "").tag))
     rules = [
@@ -91,7 +92,7 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
         assert await gone_things(place) == []
         assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((1, 1, 1), (1, 1, 1))
 
-        # A group in which nobody has a rule any more is of no use to a cluster that lives.
+        # An existing cluster does not need a group without rules.
         key = ServiceKey("default", "lives")
         await site.anew().read(None)
         await site.bring(key=key)
@@ -105,14 +106,15 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
         of_dead = [("default/web", "floating IP"), ("default/web", "1 security-group rules")]
         assert await gone_things(place, "--cluster", dead, "--delete") == of_dead
         assert at_neutron(site, dead) == (0, 0, 0)
-        # Of a cluster that is gone everything goes, but for what is kept, and what is somebody's.
+        # Of a deleted cluster everything is deleted, except kept floating IPs and other users'
+        # objects.
         everything = [("default/lives", goes) for _, goes in things]
         assert await gone_things(place, "--cluster", place.uid, "--delete") == everything
         assert at_neutron(site, place.uid) == (0, 0, 0)
         left = {each.id: each.description for each in site.floating}
         assert left.pop(theirs.id) == "mine"
         assert [each.endswith(" fairlead-keep") for each in left.values()] == [True]
-        # Unless that is asked for.
+        # With --kept, kept floating IPs are deleted too.
         assert await gone_things(place, "--kept", "--delete") == [
             ("default/kept", "floating IP, kept")
         ]
@@ -122,8 +124,8 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
 async def test_one_that_is_led_elsewhere_at_the_same_moment_stays(cloud_site: CloudSite) -> None:
     site, network, machine = cloud_site, cloud_site.client.network, cloud_site.at.nodes["node1"]
     one = site.make_floating(description=site.owner.network_mark(ServiceKey("default", "gone")))
-    (leftover,) = judged_at_neutron(
-        await everything_at_neutron(site.cloud, site.owner), site.owner, (), ()
+    (leftover,) = find_network_leftovers(
+        await read_marked_at_neutron(site.cloud, site.owner), site.owner, (), ()
     )
     site.neutron.at(1, Held(lambda: network.update_ip(one, port_id=machine)))
     assert "412" in await delete(site.cloud, leftover)

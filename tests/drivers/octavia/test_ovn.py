@@ -1,4 +1,4 @@
-"""What provider ovn writes into a real OVN for load balancers of ours."""
+"""What provider ovn writes into a real OVN for Fairlead's load balancers."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def nodes(*names: str) -> list[Member]:
 
 
 def checked(site: CloudSite, balancer: str) -> dict[str, tuple[str, bool]]:
-    """By where clients connect: the members, and whether OVN asks them on behalf of that
-    address."""
+    """Return, for each address to which clients connect, the members, and whether OVN checks them
+    on behalf of that address."""
     asking = {row["_uuid"]: row["vip"] for row in site.at.ovn.rows("Load_Balancer_Health_Check")}
     found: dict[str, tuple[str, bool]] = {}
     for row in site.at.ovn.rows("Load_Balancer"):
@@ -32,9 +32,8 @@ def checked(site: CloudSite, balancer: str) -> dict[str, tuple[str, bool]]:
 
 
 async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSite) -> None:
-    """Launchpad 1956035: a monitor that covers one address alone leaves clients of the other with
-    members that are dead. Whether the floating IP comes with the load balancer or to one that is
-    there."""
+    """Launchpad 1956035: with a monitor that covers only one address, clients of the other address
+    reach failed members. The floating IP is attached at creation or later."""
     site = cloud_site
     two, three = nodes("node1", "node2"), nodes("node1", "node2", "node3")
     for start in ([], [service(listener(80, *two), octavia=site.settings())]):
@@ -42,7 +41,7 @@ async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSi
             await site.bring(each)
         site.forget()
         await site.bring(service(listener(80, *two), octavia=site.outside()))
-        # The address comes last, and monitors stay as they were made.
+        # The floating IP is attached last, and monitors stay as they were created.
         assert (site.writes, site.neutron_writes) == (
             [] if start else ["POST loadbalancers"],
             ["POST floatingips"],
@@ -53,7 +52,7 @@ async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSi
         assert len(expected) == 2
         clients.until(lambda tree=tree, expected=expected: checked(site, tree.id) == expected)  # type: ignore[misc]
         site.forget()
-        # One more node is one write, and both addresses have it.
+        # Adding a node is one write, which covers both addresses.
         await site.bring(service(listener(80, *three), octavia=site.outside()))
         assert (site.writes, site.neutron_writes) == (["POST pools/_/members"], [])
         more = {f"{address}:80": (f"{members},10.1.0.13:30080", True) for address in tree.shown}
@@ -63,7 +62,8 @@ async def test_members_are_asked_for_the_floating_ip_as_well(cloud_site: CloudSi
 
 
 def forget_floating(site: CloudSite, balancer: str, address: str) -> None:
-    """As provider ovn of before 2023 leaves it: nobody asks members on behalf of this address."""
+    """Leave OVN as a provider ovn of before 2023 does: members are not checked on behalf of this
+    address."""
     for row in site.at.ovn.rows("Load_Balancer_Health_Check"):
         if row["vip"].startswith(address):
             holder = next(
@@ -80,7 +80,7 @@ def forget_floating(site: CloudSite, balancer: str, address: str) -> None:
 
 
 async def is_covered_once(site: CloudSite, wanted: LoadBalancer) -> None:
-    """Monitors are made anew, one for each of two listeners, and never again."""
+    """Check that monitors are recreated, one for each of two listeners, and only once."""
     tree = await site.tree()
     assert [write for write in site.writes if "healthmonitors" in write] == [
         "DELETE healthmonitors/_",
@@ -101,8 +101,8 @@ async def is_covered_once(site: CloudSite, wanted: LoadBalancer) -> None:
 async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip(
     cloud_site: CloudSite,
 ) -> None:
-    """By the version of the API it is one of before 2023. What it makes later, when the address is
-    there, covers it."""
+    """According to its API version the release is of before 2023. Monitors that are created after
+    the address cover it."""
     site = cloud_site
     links = [{"rel": "self", "href": f"{site.front.url}/v2"}]
     versions = [{"id": id_, "status": "CURRENT", "links": links} for id_ in ("v2.0", "v2.26")]
@@ -126,7 +126,7 @@ async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip
         "POST healthmonitors",
         "POST listeners",
     ]
-    # A cloud that has a newer release from now on covers it as before.
+    # After an upgrade to a newer release, the address is covered as before.
     await site.bring(wanted)
     site.front.pass_on()
     site.anew()
@@ -139,7 +139,8 @@ async def test_monitors_are_made_anew_where_the_provider_forgets_the_floating_ip
 async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_ip(
     cloud_site: CloudSite,
 ) -> None:
-    """Nobody knows by which release of provider ovn they were made, whatever the cloud has now."""
+    """It is unknown which release of provider ovn created the monitors, whatever the cloud runs
+    now."""
     site = cloud_site
     id_ = occm.make(
         clients.without_auth(octavia=site.front.url),
@@ -168,7 +169,7 @@ async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_
 
 
 async def test_nothing_stays_pending_when_a_monitor_changes(cloud_site: CloudSite) -> None:
-    """As it would where a monitor that is there were written."""
+    """It would stay pending if an existing monitor were updated."""
     site = cloud_site
     await site.bring(service(listener(80, *nodes("node1")), octavia=site.settings()))
     site.forget()
@@ -195,8 +196,8 @@ async def test_nothing_stays_pending_when_a_monitor_changes(cloud_site: CloudSit
 
 
 async def test_affinity_reaches_ovn(cloud_site: CloudSite) -> None:
-    """Over UDP with its time, over TCP by the method; on a load balancer that is made with it and
-    on one that is there."""
+    """UDP has a time-out, TCP uses the algorithm; on a load balancer that is created with affinity
+    and on an existing one."""
     site, members = cloud_site, nodes("node1", "node2")
     listeners = [listener(80, *members), listener(53, *members, protocol="UDP")]
 

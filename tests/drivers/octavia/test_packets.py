@@ -1,5 +1,5 @@
-"""Packets through a load balancer of provider ovn and a real OVN: who gets them, and whose address
-pods see."""
+"""Packets through a load balancer of provider ovn and a real OVN: which pod receives them, and
+which client address pods see."""
 
 from collections import Counter
 from functools import partial
@@ -19,8 +19,8 @@ QUICK = OctaviaChecks(delay_s=4, timeout_s=3, fall=2)
 
 
 def counted(packets: Packets, address: str) -> Counter[str]:
-    """How many connections of many each node's pod has had; one that led to none is in it under ``,
-    and is the last. Pods see the caller."""
+    """Return how many of several connections each node's pod has received. A failed connection is
+    counted under `` and ends the run. Pods see the client's address."""
     found: Counter[str] = Counter()
     for _ in range(CALLS):
         answer = packets.call(address, 80) or {"node": "", "peer": CALLER}
@@ -39,7 +39,7 @@ def counts_only(packets: Packets, address: str, nodes: set[str]) -> bool:
 async def test_packets_reach_pods_that_live_and_see_who_calls(
     cloud_site: CloudSite, packets: Packets
 ) -> None:
-    """By VIP and by floating IP alike (Launchpad 1956035)."""
+    """By VIP and by floating IP (Launchpad 1956035)."""
     site = cloud_site
     settings = msgspec.structs.replace(site.outside(), checks=QUICK, secured=True)
     await site.bring(service(listener(80, *nodes("node1", "node2", "node3")), octavia=settings))

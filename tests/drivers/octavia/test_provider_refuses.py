@@ -1,6 +1,8 @@
-"""The story of clusters whose provider knew no HTTP monitor: the load balancer counted as broken,
-another one was made, and the next, until the project's quota was used up. Here with the real
-provider `ovn`, whose Service is planned as if it had one."""
+"""A provider that does not support HTTP monitors does not exhaust the quota.
+
+In some clusters the load balancer counted as broken, another one was created, and then the next,
+until the project's quota was used up. Here a Service is planned for the real provider `ovn` as if
+it supported HTTP monitors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,7 @@ def web(cloud: Cloud, asking: OctaviaAsking, *, port: int = 80) -> LoadBalancer:
 
 
 def ports(cloud: Cloud, site: Site) -> int:
-    """Of load balancers of provider ovn, as the project's quota counts them."""
+    """Return the ports of load balancers of provider ovn that count against the project's quota."""
     found = cloud.client().network.ports(project_id=site.front.project)
     return sum(each.device_owner == "ovn-lb:vip" for each in found)
 

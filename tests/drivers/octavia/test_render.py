@@ -1,4 +1,4 @@
-"""What Octavia is told for a Service."""
+"""The desired state at Octavia for a Service."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from tests.drivers.octavia.site import listener, member, service, settings
 from fairlead.drivers.octavia import bodies
 from fairlead.drivers.octavia.balancers import BalancerSpec
 from fairlead.drivers.octavia.marks import Owner, service_of
-from fairlead.drivers.octavia.render import HEAVIEST, NOBODY, specs_of
+from fairlead.drivers.octavia.render import MAX_WEIGHT, NO_SOURCE, specs_of
 from fairlead.model import LoadBalancer, ServiceKey
 
 OWNER = Owner("cluster-uid", "test")
@@ -29,8 +29,8 @@ def test_ranges_are_those_of_the_family_as_octavia_writes_them() -> None:
     (found,) = tree(service(source_ranges=("10.1.2.3/8", "2001:db8::/32", "10.0.0.0/8"))).listeners
     assert found.cidrs == ("10.0.0.0/8",)
     (found,) = tree(service(source_ranges=("2001:db8::/32",))).listeners
-    assert found.cidrs == (NOBODY["IPv4"],)
-    assert bodies.listener(found, ())["allowed_cidrs"] == [NOBODY["IPv4"]]
+    assert found.cidrs == (NO_SOURCE["IPv4"],)
+    assert bodies.listener(found, ())["allowed_cidrs"] == [NO_SOURCE["IPv4"]]
     (found,) = tree(service()).listeners
     assert "allowed_cidrs" not in bodies.listener(found, ())
 
@@ -70,7 +70,7 @@ def test_weights_are_such_as_octavia_takes(weights: list[int]) -> None:
     for given_, made in zip(
         weights, sorted(found.pool.members, key=lambda each: int(each.address[7:])), strict=True
     ):
-        assert 0 <= made.weight <= HEAVIEST
+        assert 0 <= made.weight <= MAX_WEIGHT
         assert bool(given_) == bool(made.weight)
         assert made.weight <= given_
 

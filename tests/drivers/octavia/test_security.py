@@ -1,5 +1,5 @@
-"""Who is let in to nodes, at a real Neutron: one group, rules for each Service; what is somebody's
-stays."""
+"""Access to nodes at a real Neutron: one group, with rules for each Service; other users' objects
+stay."""
 
 from contextlib import suppress
 from typing import Any
@@ -28,7 +28,7 @@ def balancer(
 
 
 def rules(site: CloudSite) -> list[tuple[str, int, str]]:
-    """Of the cluster's group."""
+    """Return the rules of the cluster's group."""
     groups = site.client.network.security_groups(description=site.owner.tag)
     found = [
         each
@@ -43,7 +43,7 @@ def rules(site: CloudSite) -> list[tuple[str, int, str]]:
 
 
 def guarded(site: CloudSite) -> set[str]:
-    """Nodes with a group of ours, beside what they had."""
+    """Return the nodes that have the cluster's group beside their other groups."""
     ours = {group.id for group in site.client.network.security_groups(description=site.owner.tag)}
     ports = {name: site.client.network.get_port(id_) for name, id_ in site.at.nodes.items()}
     assert all(set(port.security_group_ids) - ours for port in ports.values())
@@ -67,14 +67,14 @@ async def test_nodes_let_in_whom_they_should(cloud_site: CloudSite) -> None:
     site.anew()
     site.forget()
     assert await site.audit(wanted) == []
-    # Another node: its port gets the group, once.
+    # A node is added: its port gets the group, once.
     more = balancer(site, "node1", "node2", source_ranges=ranges)
     await site.bring(more)
     await site.bring(wanted)
     await site.bring(more)
     assert site.neutron_writes == ["PUT ports/_"]
     assert guarded(site) == {"node1", "node2"}
-    # Everybody, at one more Service as well; each has its own.
+    # Another Service admits everyone; each Service has its own rules.
     other = balancer(site, "node1", port=81, uid="uid-other", service=OTHER)
     await site.bring(other, key=OTHER)
     everybody = balancer(site, "node1", "node2")
@@ -94,8 +94,8 @@ async def test_nodes_let_in_whom_they_should(cloud_site: CloudSite) -> None:
 async def test_a_node_that_is_nobodys_member_for_long_loses_the_group(
     cloud_site: CloudSite,
 ) -> None:
-    """For two looks at everything; one that is a member again in between keeps it, or has it
-    again."""
+    """After two reads of everything. A node that becomes a member in between keeps the group, or
+    gets it again."""
     site = cloud_site
     both, one = balancer(site, "node1", "node2"), balancer(site, "node1")
     await site.bring(both)
@@ -126,8 +126,8 @@ async def test_an_amphora_reaches_nodes_from_its_own_networks(cloud_site: CloudS
 
 
 async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: CloudSite) -> None:
-    """Members of policy Cluster are asked at the node port, and where there is no monitor nobody
-    asks at all."""
+    """With policy Cluster, members are checked at the node port; without a monitor, they are not
+    checked."""
     site = cloud_site
     asked = balancer(site, "node1", provider="amphora")
     assert isinstance(asked.settings, OctaviaSettings)
@@ -152,8 +152,8 @@ async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: Clo
 
 
 async def test_rules_that_are_in_the_way(cloud_site: CloudSite) -> None:
-    """Neutron takes each once. What was left behind by others of the cluster makes way, what is
-    somebody's is named."""
+    """Neutron accepts each rule once. Leftover rules of the cluster are deleted; other users' rules
+    are reported."""
     site, network = cloud_site, cloud_site.client.network
     web = balancer(site, "node1", provider="amphora")
     group = network.create_security_group(description=site.owner.tag)
@@ -169,9 +169,11 @@ async def test_rules_that_are_in_the_way(cloud_site: CloudSite) -> None:
         )
     for _ in range(2):
         with suppress(Conflict, Unavailable):
-            await site.once(web)  # it makes the balancer, and finds what is in its way
+            # it creates the load balancer, and finds the conflicting rules
+            await site.once(web)
     with pytest.raises(
-        Unavailable, match=rf"somebody has made rules in security group .*: {made.id}; delete them"
+        Unavailable,
+        match=rf"another client has created rules in security group .*: {made.id}; delete them",
     ):
         await site.once(web)
     network.delete_security_group_rule(made.id)
@@ -184,7 +186,7 @@ async def test_rules_that_are_in_the_way(cloud_site: CloudSite) -> None:
 async def test_it_is_told_where_source_ranges_hold_nobody_off(
     cloud_site: CloudSite, heard: Heard
 ) -> None:
-    """As another group of the nodes lets everybody in."""
+    """Another group of the nodes admits every source."""
     site, network = cloud_site, cloud_site.client.network
     group = network.create_security_group(name="everybody")
     rule = network.create_security_group_rule(
@@ -218,8 +220,8 @@ async def test_it_is_told_where_source_ranges_hold_nobody_off(
 async def test_the_last_one_leaves_nothing_whichever_write_fails(
     cloud_site: CloudSite, fate: Fate
 ) -> None:
-    """A node's port, another one's, the group: at each the driver dies, and its successor knows
-    nothing."""
+    """The process dies at the write to a node's port, to another node's port and to the group; its
+    successor has no memory."""
     site = cloud_site
     wanted = balancer(site, "node1", "node2")
     for number in (1, 2, 3):
@@ -228,8 +230,8 @@ async def test_the_last_one_leaves_nothing_whichever_write_fails(
         await site.anew().read(None)
         await site.bring()
         assert list(site.client.network.security_groups(description=site.owner.tag)) == []
-    # The same driver, and a Service that comes before it looks at everything: every node has the
-    # group.
+    # With the same driver, a Service whose pass comes before the read of everything: every node has
+    # the group.
     await site.bring(wanted)
     await lose(site, 2, fate)
     await site.bring(balancer(site, "node1", "node2", uid="uid-again"))

@@ -1,5 +1,5 @@
-"""Several Services on one load balancer of a real Octavia: each has its own listeners there, and
-goes without the others."""
+"""Several Services on one load balancer of a real Octavia: each has its own listeners, which are
+deleted independently."""
 
 import msgspec
 import pytest
@@ -53,7 +53,7 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
     assert ports(site, id_) == [25, 80]
     assert site.planned(guest(id_)).addresses == site.planned(web).addresses
     assert [reason for reason, _ in heard.events] == ["CreatedLoadBalancer", "SharingLoadBalancer"]
-    # Each changes what is its own, and a look at everything finds both as they are.
+    # Each Service changes its own parts, and a read of everything finds both as they are.
     site.anew()
     await site.driver.read(None)
     site.forget()
@@ -63,7 +63,7 @@ async def test_two_services_on_one(site: Site, heard: Heard) -> None:
     await site.bring(service(listener(80, member(5))))
     assert site.writes == ["PUT pools/_/members"]
     assert (await mail(site)).ownership == "guest"
-    # The guest goes, and the host does not notice.
+    # The guest is deleted without effect on the host.
     site.forget()
     await site.bring(key=MAIL)
     assert site.writes == ["DELETE listeners/_", "DELETE pools/_"]
@@ -78,14 +78,14 @@ async def test_the_host_goes_first_and_the_last_one_takes_it_away(site: Site) ->
     other = msgspec.structs.replace(
         guest(id_, 26, uid="uid-other"), service=ServiceKey("default", "other")
     )
-    # Another process has put them there: the driver that deletes has not seen them come.
+    # Another process has added them: the driver that deletes has not seen them.
     first = site.driver
     site.anew()
     await site.bring(guest(id_), key=MAIL)
     await site.bring(other, key=other.service)
     second, site.driver = site.driver, first
     site.forget()
-    assert any("others than was thought" in told for told in await site.bring())
+    assert any("have changed" in told for told in await site.bring())
     assert site.writes == ["DELETE listeners/_", "DELETE pools/_", "PUT loadbalancers/_"]
     assert ports(site, id_) == [25, 26]
     assert (await site.found()).balancers == ()
@@ -107,8 +107,8 @@ def stranger(id_: str, *ports: int, uid: str = "uid-stranger") -> LoadBalancer:
 
 
 async def test_without_consent_nothing_is_made_on_it(site: Site, heard: Heard) -> None:
-    """Another namespace may use the load balancer once the owner has set the tag, and goes on when
-    the tag is gone."""
+    """Another namespace may use the load balancer after the owner has set the tag, and keeps it
+    when the tag is removed."""
     client = clients.without_auth(octavia=site.front.url)
     await site.bring(service(listener(80)))
     id_, tags = (await site.tree()).id, (await site.tree()).tags
@@ -247,14 +247,14 @@ async def test_one_that_a_user_has_made_stays(site: Site) -> None:
     )
     clients.settled(client, made.id)
     await site.bring(guest(made.id, 25, 26), key=MAIL)
-    # In place, as on one of its own.
+    # Changes are made in place, as on a load balancer of its own.
     site.forget()
     await site.bring(guest(made.id, 25, 26, header="v2"), key=MAIL)
     new = ["POST pools", "PUT pools/_/members", "POST healthmonitors", "PUT listeners/_"]
     assert site.writes == [*new, *new, "DELETE pools/_", "DELETE pools/_"]
     await site.bring(guest(made.id, 26), key=MAIL)
     assert ports(site, made.id) == [26, 443]
-    # A Service of the same name that is another one.
+    # A recreated Service with the same name.
     await site.bring(guest(made.id, 26, uid="uid-again"), key=MAIL)
     assert (await mail(site)).uid == "uid-again"
     site.anew()
@@ -273,15 +273,15 @@ async def test_a_port_that_is_taken_is_told_and_nothing_is_made(site: Site) -> N
     wanted = guest(id_, 25, 80)
     told = await site.tried(wanted)
     assert "port 80/TCP of load balancer" in told
-    assert f"is taken by Service {WEB}; give the Service another port" in told
+    assert f"is in use by Service {WEB}; give the Service another port" in told
     assert site.writes == []
-    # It is free some time later.
+    # The port becomes free later.
     await site.bring()
-    assert "there is no load balancer" in await site.tried(wanted)
+    assert "does not exist" in await site.tried(wanted)
 
 
 async def test_to_one_of_others_and_back(site: Site) -> None:
-    """The address changes, and what was there before goes when the other is there."""
+    """The address changes; the former parts are deleted when the new ones exist."""
     await site.bring(service(listener(80)))
     host = (await site.tree()).id
     own = msgspec.structs.replace(guest(""), octavia=settings())

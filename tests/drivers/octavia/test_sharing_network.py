@@ -1,5 +1,5 @@
-"""Services on one load balancer of a real Octavia, and what they have at a real Neutron: rules of
-the security group, floating IPs. Owners and guests come and go at the same moment."""
+"""Services on one load balancer of a real Octavia, with their objects at a real Neutron: security
+group rules and floating IPs. Owners and guests are created and deleted concurrently."""
 
 import asyncio
 import threading
@@ -18,11 +18,11 @@ from fairlead.model import LoadBalancer, Member, OctaviaSettings, ServiceKey, Sh
 
 MAIL = ServiceKey("default", "mail")
 A_WHILE_S = 5.0
-"""It would be done by then, if it did not have to wait."""
+"""The operation would be done within this time if it did not have to wait."""
 
 
 def mail(octavia: OctaviaSettings, on: str = "", **fields: Any) -> LoadBalancer:
-    """`on`: the load balancer on which it is to be a guest."""
+    """Return the guest Service. `on`: the load balancer that it is to share."""
     if on:
         octavia = msgspec.structs.replace(octavia, elsewhere=SharedOrAdopted(on))
     made = service(
@@ -35,7 +35,7 @@ def mail(octavia: OctaviaSettings, on: str = "", **fields: Any) -> LoadBalancer:
 
 
 def wished(site: CloudSite, provider: str, *ranges: str) -> list[tuple[str, int, str]]:
-    """The rules of a Service with these source ranges."""
+    """Return the rules that a Service with these source ranges needs."""
     if provider == "amphora":
         return [("tcp", 30025, "10.1.0.0/24"), ("tcp", 32000, "10.1.0.0/24")]
     asking = site.client.network.ports(name=f"ovn-lb-hm-{site.at.subnet}")
@@ -44,7 +44,7 @@ def wished(site: CloudSite, provider: str, *ranges: str) -> list[tuple[str, int,
 
 
 def ports(site: CloudSite) -> list[int]:
-    """Of all listeners."""
+    """Return the ports of all listeners."""
     return sorted(
         each.protocol_port
         for each in site.client.load_balancer.listeners(project_id=site.front.project)
@@ -58,7 +58,7 @@ async def test_nodes_let_in_whom_a_guest_wants(cloud_site: CloudSite, provider: 
     host = (await site.tree()).id
     secured = site.settings(provider, secured=True)
     wide, narrow = mail(secured, on=host), mail(secured, on=host, source_ranges=("192.0.2.0/24",))
-    # One that it was made for, shared, and with ranges; they come and go.
+    # The owner of the load balancer, a guest, and a guest with ranges are created and deleted.
     await site.bring(mail(secured), key=MAIL)
     assert rules(site) == wished(site, provider)
     for wanted, ranges in ((narrow, ["192.0.2.0/24"]), (wide, []), (narrow, ["192.0.2.0/24"])):
@@ -69,7 +69,7 @@ async def test_nodes_let_in_whom_a_guest_wants(cloud_site: CloudSite, provider: 
     site.forget()
     await site.bring(narrow, key=MAIL)
     assert site.neutron_writes == []
-    # Before there is a member, too, if it never was elsewhere.
+    # The rules exist before a member also if the Service was never elsewhere.
     await site.bring(key=MAIL)
     assert (rules(site), guarded(site)) == ([], set())
     await site.bring(narrow, key=MAIL)
@@ -94,22 +94,23 @@ async def test_a_guest_gives_its_own_floating_ip_back_unless_it_is_kept(
     await site.bring(mail(given, on=host), key=MAIL)
     assert [each.port_id for each in site.floating] == [
         None
-    ]  # once kept it is for somebody to give back by name
+        # a kept floating IP is deleted only by an explicit command
+    ]
 
 
 async def test_what_a_guest_has_elsewhere_stays_until_there_is_room(cloud_site: CloudSite) -> None:
-    """Its port is taken there."""
+    """Its port is in use on the shared load balancer."""
     site = cloud_site
     await site.bring(service(listener(25), octavia=site.settings()))
     host = (await site.tree()).id
     await site.bring(mail(site.outside()), key=MAIL)
-    assert "is taken by Service default/web" in await site.tried(mail(site.outside(), on=host))
+    assert "is in use by Service default/web" in await site.tried(mail(site.outside(), on=host))
     assert (ports(site), len(site.everything()), len(site.floating)) == ([25, 25], 2, 1)
 
 
 async def test_no_guest_comes_while_the_owner_goes(cloud_site: CloudSite) -> None:
-    """The owner's floating IP is on its way back. Were the guest served by then, it would lose its
-    listener with all else."""
+    """The owner's floating IP is being detached. A guest that were served at that moment would lose
+    its listener with the load balancer."""
     site = cloud_site
     await site.bring(service(listener(80), octavia=site.outside()))
     host = (await site.tree()).id
@@ -120,7 +121,7 @@ async def test_no_guest_comes_while_the_owner_goes(cloud_site: CloudSite) -> Non
     await asyncio.wait([coming], timeout=A_WHILE_S)
     go_on.set()
     await going
-    assert "there is no load balancer" in await coming
+    assert "does not exist" in await coming
     assert (site.everything(), site.floating) == ([], [])
 
 
@@ -139,7 +140,7 @@ async def test_an_owner_that_goes_while_a_guest_comes_leaves_it_the_load_balance
     assert await coming == ""
     await going
     assert (ports(site), site.everything()) == ([25], [host])
-    # With the last one on it all goes, at the next look at everything.
+    # With the last Service everything is deleted, at the next read of everything.
     await site.bring(key=MAIL)
     await site.driver.read(None)
     await site.bring()
@@ -147,7 +148,7 @@ async def test_an_owner_that_goes_while_a_guest_comes_leaves_it_the_load_balance
 
 
 def hold(front: Front, what: str) -> threading.Event:
-    """Until that is set, such a call is not passed on."""
+    """Hold such calls until the event is set."""
     go_on = threading.Event()
 
     def fate(call: Call) -> Fate:

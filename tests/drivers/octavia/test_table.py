@@ -1,5 +1,5 @@
-"""The table of annotations in docs/octavia.md is that of this version, as far as plans tell; what
-is carried out, the command that writes it tries at the real Octavia."""
+"""The table of annotations in docs/octavia.md matches the plans of this version. Its other cells
+are verified at the real Octavia by the command that writes the table."""
 
 from tests.drivers.octavia import table
 

@@ -1,4 +1,4 @@
-"""A cloud gets no more calls in a second than its configuration allows."""
+"""A cloud gets at most as many calls per second as its configuration allows."""
 
 import asyncio
 import selectors
@@ -11,7 +11,7 @@ from fairlead.sections import OctaviaConfig
 
 
 class _Selector(selectors.SelectSelector):
-    """Time passes only while everybody waits for it."""
+    """A selector by which time passes only while all tasks wait."""
 
     now_s = 1000.0
 
@@ -21,7 +21,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """With a clock of its own."""
+    """An event loop with a clock of its own."""
 
     def __init__(self) -> None:
         self._clock = _Selector()
@@ -32,7 +32,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 async def turns_of(calls_per_s: float, at_s: Mapping[float, int]) -> list[float]:
-    """When each call has its turn, if so many ask for it at these times."""
+    """Return the start of each call, for calls that are requested at these times."""
     cloud, clock = Cloud(OctaviaConfig(calls_per_s=calls_per_s)), asyncio.get_running_loop().time
     begun_s, turns_s = clock(), []
 
@@ -50,7 +50,7 @@ async def turns_of(calls_per_s: float, at_s: Mapping[float, int]) -> list[float]
 
 @pytest.mark.parametrize("calls_per_s", [20.0, 7.5, 0.5])
 def test_no_second_has_more_calls_than_it_may(calls_per_s: float) -> None:
-    """At once after quiet, and again after more of it; and none waits longer than it has to."""
+    """Calls start at once after a quiet time, and no call waits longer than necessary."""
     number = int(calls_per_s * 10)
     with asyncio.Runner(loop_factory=Loop) as runner:
         turns_s = runner.run(turns_of(calls_per_s, {0.0: number, 60.5: number, 61.0: number}))

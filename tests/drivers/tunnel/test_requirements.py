@@ -88,11 +88,11 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
         assert arrives()
         sysctl.write(name, "1")
         assert not arrives()
-        found = Host("node", adjust=False, directory=tmp_path).look(
+        found = Host("node", adjust=False, directory=tmp_path).check(
             asyncio.run(requirements([NODE], []))
         )
         assert [each.remedy for each in found] == ["sysctl -w net/ipv4/conf/front/rp_filter=2"]
-        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
+        Host("node", adjust=True, directory=tmp_path).check(asyncio.run(requirements([NODE], [])))
         assert arrives()
         Host("node", adjust=False, directory=tmp_path).restore()
         assert not arrives()
@@ -171,7 +171,7 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         sysctl.write("net/ipv4/conf/all/arp_ignore", "0")
         sysctl.write("net/ipv4/conf/all/arp_announce", "0")
         assert VIP in neighbours()
-        found = Host("node", adjust=False, directory=tmp_path).look(
+        found = Host("node", adjust=False, directory=tmp_path).check(
             asyncio.run(requirements([NODE], []))
         )
         assert {each.remedy for each in found if "/front/" in each.subject} == {
@@ -180,10 +180,10 @@ def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_
         }
         sysctl.write("net/ipv4/conf/front/arp_ignore", "1")
         assert VIP in neighbours()  # the node's ARP requests have the address as their source
-        Host("node", adjust=True, directory=tmp_path).look(asyncio.run(requirements([NODE], [])))
+        Host("node", adjust=True, directory=tmp_path).check(asyncio.run(requirements([NODE], [])))
         assert VIP not in neighbours()
         assert (
-            Host("node", adjust=False, directory=tmp_path).look(
+            Host("node", adjust=False, directory=tmp_path).check(
                 asyncio.run(requirements([NODE], []))
             )
             == ()

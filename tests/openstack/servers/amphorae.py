@@ -1,11 +1,11 @@
-"""Amphorae and hypervisors that can fail or be slow: upstream's drivers without effect, with the
-test's word before each step.
+"""Amphorae and hypervisors that can fail or be slow: upstream's no-op drivers, which a test
+controls at each step.
 
-In: files in Octavia's directory, looked for at each step. `fail-STEP`: the driver raises;
-`hold-STEP`: it waits until the file is gone; `slow-STEP`: it takes as many seconds as the file
-says. Steps: `boot` (a machine is asked for: failing, a new balancer ends in ERROR) and `configure`
-(an amphora is given what it should do: failing, what was changed ends in ERROR while its balancer
-is ACTIVE). All that follows a failure is Octavia's own doing."""
+In: files in Octavia's directory, which are read at each step. `fail-STEP`: the driver raises;
+`hold-STEP`: it waits until the file is deleted; `slow-STEP`: it takes as many seconds as the file
+says. Steps: `boot` (a machine is requested; after a failure a new load balancer ends in ERROR) and
+`configure` (an amphora gets its configuration; after a failure the changed object ends in ERROR
+while its load balancer is ACTIVE). Everything that follows a failure is Octavia's own behaviour."""
 
 import time
 from collections.abc import Callable

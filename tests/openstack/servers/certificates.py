@@ -1,8 +1,7 @@
-"""An authority for the certificates of amphorae, which Octavia signs though nobody will ever show
+"""An authority for the certificates of amphorae, which Octavia signs although no amphora presents
 one.
 
-In: a directory. Out: `ca.pem` and `ca.key` in it.
-"""
+In: a directory. Out: `ca.pem` and `ca.key` in it."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,8 @@ from cryptography.x509.oid import NameOID
 
 
 def share_key() -> None:
-    """All amphorae have one key: to make another for each is a tenth of what a balancer costs."""
+    """Let all amphorae share one key: a key for each would take a tenth of the cost of a load
+    balancer."""
     key = rsa.generate_private_key(65537, 2048)
     rsa.generate_private_key = lambda *_, **__: key
 

@@ -1,4 +1,4 @@
-"""octavia-driver-agent, through which provider `ovn` writes what became of its balancers.
+"""octavia-driver-agent, through which provider `ovn` writes the status of its load balancers.
 
 In: an octavia.conf. Runs in OpenStack's environment: `python -m
 tests.openstack.servers.driver_agent CONF`."""

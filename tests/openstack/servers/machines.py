@@ -1,9 +1,6 @@
-"""The one thing that Nova would do to Neutron's ports, for amphorae that are no machines: a port
-that is plugged into a machine has its id, and goes, or is free again, with it. Octavia looks for
-that afterwards.
-
-Upstream's compute driver without effect does the rest.
-"""
+"""The one effect that Nova would have on Neutron's ports, for amphorae without machines: a port
+that is plugged into a machine has its id, and is deleted or freed together with the machine.
+Octavia checks this. Upstream's no-op compute driver does the rest."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,7 +8,7 @@ from typing import Any
 
 
 def plug_into_neutron() -> None:
-    """Where Octavia's network is Neutron."""
+    """Install the effect if Octavia's network driver uses Neutron."""
     from octavia.common import clients
     from octavia.compute.drivers.noop_driver import driver
     from oslo_config import cfg

@@ -16,8 +16,8 @@ def main() -> None:
     sys.argv = ["neutron-server"]
     from neutron.common import wsgi_utils
 
-    # It asks the server that it expects to run in, and OVN's events are for nobody when that is not
-    # there.
+    # Neutron would query the server that it expects to run in, and without that server OVN's events
+    # have no receiver.
     wsgi_utils.get_api_worker_count = lambda: 1
     from neutron.wsgi.api import application
 
@@ -25,8 +25,8 @@ def main() -> None:
 
 
 def _of_a_project(application: Any) -> Any:
-    """Where no token is asked for, Neutron makes all callers one project. Here they say which they
-    are of, as to Octavia."""
+    """Take the project from the request. Without authentication, Neutron puts all callers into one
+    project; here they name their project, as they do to Octavia."""
     from neutron_lib import context
 
     def with_context(environ: dict[str, Any], start_response: Any) -> Any:

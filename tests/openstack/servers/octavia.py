@@ -19,7 +19,7 @@ def main() -> None:
     directory = conf.parent
     _keep_within(directory)
     certificates.make(directory)
-    # Only now: these modules make use of what was redirected above when they are imported.
+    # These imports come after the redirection above, which the modules use when they are imported.
     from octavia.api import app
 
     amphorae.can_fail(directory)
@@ -32,8 +32,8 @@ def main() -> None:
 
 
 def _keep_within(directory: Path) -> None:
-    """Two places that upstream has written into its code: the drivers without effect keep ports in
-    a file in /tmp, and providers look for the driver agent in /var/run."""
+    """Redirect two paths that are fixed in upstream's code: the no-op drivers keep ports in a file
+    in /tmp, and providers look for the driver agent in /var/run."""
     make_engine = sqlalchemy.create_engine
 
     def make_engine_here(url: str, **settings: object) -> sqlalchemy.Engine:
@@ -45,7 +45,7 @@ def _keep_within(directory: Path) -> None:
 
 
 def _work() -> None:
-    """As octavia-worker does."""
+    """Run the worker as octavia-worker does."""
     import oslo_messaging
     from octavia.common import constants, rpc
     from octavia.controller.queue.v2 import endpoints
@@ -61,7 +61,8 @@ def _work() -> None:
 
 
 def _listen_to_heartbeats() -> None:
-    """As octavia-health-manager does, which hands each on to a pool of processes."""
+    """Receive heartbeats as octavia-health-manager does, which passes each to a pool of
+    processes."""
     from octavia.amphorae.drivers.health import heartbeat_udp
 
     receiver = heartbeat_udp.UDPStatusGetter()

@@ -1,3 +1,4 @@
-"""The word between a server and who started it. Apart, for one of them has no OpenStack."""
+"""The line by which a server reports that it is ready. It has a module of its own, because the
+process that waits for it cannot import OpenStack."""
 
 READY = "READY"

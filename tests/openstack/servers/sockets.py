@@ -1,5 +1,5 @@
-"""Where a provider finds the driver agent: in the directory of its Octavia, and not in the one that
-upstream's code names."""
+"""The path where a provider finds the driver agent: in the directory of its Octavia, instead of the
+directory that is fixed in upstream's code."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""Serve a WSGI application on loopback, a thread for each request, and say when it is ready.
+"""Serve a WSGI application on loopback, with a thread for each request, and report when it is
+ready.
 
-The servers that OpenStack's packages bring for trials take one request after another and turn the
-sixth in the queue away. Out: the line `READY` on standard output. Ends with its process."""
+The test servers of OpenStack's packages handle one request at a time, and reject the sixth queued
+one. Out: the line `READY` on standard output. The server ends with its process."""
 
 import gc
 import socketserver
@@ -18,16 +19,16 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 class _Handler(simple_server.WSGIRequestHandler):
     def log_message(self, *arguments: object) -> None:
-        """Who wants to know what was asked stands a front before the server."""
+        """Log nothing: a front records the requests."""
 
     def address_string(self) -> str:
         return str(self.client_address[0])  # no name is looked up
 
 
 def serve(application: Any, port: int) -> None:
-    """Serve for ever."""
+    """Serve forever."""
     server = simple_server.make_server("127.0.0.1", port, application, _Server, _Handler)
-    # What was imported stays for ever, and is much: no use in going through it again and again.
+    # Imported modules stay forever and are many, so the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

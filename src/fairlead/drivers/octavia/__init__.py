@@ -1,27 +1,29 @@
-"""The driver of class `fairlead.io/octavia`: load balancers of OpenStack, by Octavia's API; with
-floating IPs and a security group, by Neutron's.
+"""The driver of class `fairlead.io/octavia`: load balancers of OpenStack through Octavia's API,
+with floating IPs and a security group through Neutron's.
 
 `driver` has the four methods of `fairlead.drivers.Driver`:
 
 * `render` makes a BalancerSpec of a LoadBalancer (`render`, `balancers`, `marks`).
-* `read` finds BalancerStates (`read`, `answers`), locates load balancers that a Service shares or
-  adopts (`locate`), and adds what is at Neutron (`network`, `neutron`, `security_group`).
-* `diff` finds the writes that are missing, each of them a value that prints as a request
-  (`diff`, `parts`, `members`, `floating`, `security`, `bodies`, `changes`). Pure. Where no write
-  helps now (Octavia is at work, a port is taken, attempts have failed), it says so by a `Blocked`,
-  which carries an Outcome (`blocked`).
-* `apply` makes the writes, each after Octavia is done with the one before (`writer`, `apply`,
-  `attach`, `security_group`, `attempts`), and reads back. It never compares: the next pass of the
-  loop does. What was read is kept until it is doubted (`memory`).
+* `read` reads BalancerStates (`read`, `answers`), locates load balancers that a Service shares or
+  adopts (`locate`), and adds the objects at Neutron (`network`, `neutron`, `security_group`).
+* `diff` returns the missing writes, each of them a value that prints as a request (`diff`,
+  `parts`, `members`, `floating`, `security`, `bodies`, `changes`). Pure. Where no write helps now
+  (Octavia is working, a port is in use, attempts have failed), it returns a `Blocked`, which
+  carries an Outcome (`blocked`).
+* `apply` makes the writes, each after Octavia has finished the previous one (`writer`, `apply`,
+  `attach`, `security_group`, `attempts`), and reads the result. It never compares: the next pass
+  of the loop does. The result is kept until it is invalidated (`memory`).
 
-`cloud` makes the calls (`paths`, `failures`). `health` shows what Octavia says of members.
+`cloud` makes the calls (`paths`, `failures`). `health` reports the operating status of members.
 `leftovers` and `network_leftovers` serve `fairlead octavia gc`.
 
-Two traps. Octavia locks a load balancer while it works on any part of it, and answers 409 to every
-write meanwhile: one write at a time goes to one load balancer, also of several Services. And an
-answer that is lost may have been a yes: after an error a look comes before everything else.
+Two traps. First, Octavia locks a load balancer while it works on any part of it, and answers 409 to
+every write meanwhile. Therefore each load balancer gets one write at a time, also when several
+Services share it. Second, a request whose answer was lost may have succeeded. Therefore the driver
+reads again after every error, before it writes.
 
-What is at Neutron has no driver of its own, though it has modules of its own: the writes of one
-Service interleave with those to its load balancer. Rules come before the members that need them and
-go after those; a floating IP is detached before its load balancer goes, under the same lock, so
-that no guest comes in between; monitors of provider ovn are made again when a floating IP comes."""
+Objects at Neutron have modules of their own but no driver of their own, because their writes
+interleave with the writes to the load balancer. Rules are created before the members that need them
+and deleted after these members. A floating IP is detached before its load balancer is deleted,
+under the same lock, so that no other Service joins the load balancer in between. Monitors of
+provider ovn are recreated when a floating IP is attached."""

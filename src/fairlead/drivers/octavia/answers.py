@@ -1,7 +1,8 @@
-"""What Octavia's API answers, as far as it is of use, and the calls that ask it, or Neutron's.
+"""Answers of Octavia's API, with the fields that Fairlead reads, and the calls that read Octavia
+and Neutron.
 
-In: a Cloud, a path. Out: one thing, or all pages of a list: both APIs list a thousand at most. A
-field that the API may leave out, or have as null, has a default. Fields: Octavia API reference,
+In: a Cloud and a path. Out: one object, or all pages of a list: both APIs list 1000 objects at
+most. A field that the API may omit or set to null has a default. Fields: Octavia API reference,
 version 2.30."""
 
 from collections.abc import Mapping
@@ -32,13 +33,13 @@ class Version(msgspec.Struct):
 
 
 class Versions(msgspec.Struct):
-    """Of the API."""
+    """The versions of the API."""
 
     versions: tuple[Version, ...] = ()
 
     @property
     def newest(self) -> tuple[int, ...]:
-        """As (2, 30)."""
+        """The newest version, for example (2, 30); () if no version is listed."""
         texts = [each.id.removeprefix("v") for each in self.versions]
         return max(
             (
@@ -136,9 +137,12 @@ AnyT = TypeVar("AnyT")
 
 
 async def get_one(cloud: Cloud, path: str, type_: type[ItemT]) -> ItemT | None:
-    """None: there is none."""
+    """Return the object at `path`, or None if it does not exist."""
     body = await cloud.get(path)
-    return next(iter(_decoded(path, body, dict[str, type_]).values())) if body is not None else None  # type: ignore[valid-type]
+    if body is None:
+        return None
+    found = _decoded(path, body, dict[str, type_])  # type: ignore[valid-type]
+    return next(iter(found.values()))
 
 
 async def get_versions(cloud: Cloud) -> Versions:
@@ -148,14 +152,14 @@ async def get_versions(cloud: Cloud) -> Versions:
 async def get_list(
     cloud: Cloud, path: str, type_: type[ItemT], of: Params = NOTHING
 ) -> list[ItemT]:
-    """All pages."""
+    """Return the objects of all pages of the list at `path`."""
     name = path.rpartition("/")[2].replace("-", "_")
     found: list[ItemT] = []
     while True:
         params: Params = {"limit": str(PAGE), **of} | ({"marker": found[-1].id} if found else {})
         body = await cloud.get(path, params)
         if body is None:
-            return found  # gone since it was listed
+            return found  # the parent object was deleted meanwhile
         page = _decoded(path, body, dict[str, object]).get(name)
         items = _converted(path, page, list[type_])  # type: ignore[valid-type]
         found += items
@@ -164,19 +168,15 @@ async def get_list(
 
 
 def _decoded(path: str, body: bytes, type_: type[AnyT]) -> AnyT:
-    """Raises Unavailable for an answer that is none of the API's."""
+    """Decode an answer. Raise Unavailable if it does not have the form of the API."""
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Unavailable(
-            f"GET {url_of(path)}: what was answered cannot be read: {error}"
-        ) from error
+        raise Unavailable(f"GET {url_of(path)}: the answer cannot be decoded: {error}") from error
 
 
 def _converted(path: str, found: object, type_: type[AnyT]) -> AnyT:
     try:
         return msgspec.convert(found, type_)
     except msgspec.ValidationError as error:
-        raise Unavailable(
-            f"GET {url_of(path)}: what was answered cannot be read: {error}"
-        ) from error
+        raise Unavailable(f"GET {url_of(path)}: the answer cannot be decoded: {error}") from error

@@ -1,10 +1,10 @@
-"""Carries out the steps of one Service, one after the other.
+"""Carries out the steps of one Service in sequence.
 
-In: Calls in order. Out: they are done, and nothing of the load balancer is being worked on any
-more; or an error that says which step was the last. Octavia locks a load balancer while it works on
-any part of it, for seconds or minutes, so each step is waited for: by its status, asked first when
-it may be done, and rarely where it takes long, as each look is work for Octavia. Invariant: after
-an error nothing more is done; whoever goes on looks first at what is there."""
+In: Calls in order. Out: the Calls are done, and Octavia has finished all work on the load balancer;
+or an error that names the last step. Octavia locks a load balancer while it works on any part of
+it, for seconds or minutes, so each step is waited for by polling the status. The first poll is made
+when the step may be done; later polls are rare, because each costs Octavia work. Invariant: nothing
+is written after an error; the caller reads the actual state before it continues."""
 
 import asyncio
 import contextlib
@@ -20,17 +20,17 @@ from fairlead.drivers.octavia.cloud import Cloud, Failed
 from fairlead.drivers.octavia.read import settled
 from fairlead.errors import Unavailable
 
-SEEN = 8
-"""So many waits of a kind tell what the next one may take."""
-EARLY = 0.8
-"""The first look comes a little before the shortest of them would have ended: so it is seen that
-things go faster now."""
+WAITS_KEPT = 8
+"""The number of recent waits for each HTTP method from which the next wait is estimated."""
+FIRST_POLL_FRACTION = 0.8
+"""The first poll is made after this fraction of the shortest of them, so that a cloud that has
+become faster is noticed."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How often Octavia is asked whether it is done: after `first_s`, then whenever it has taken
-    `growth` times as long, at least every `last_s`; for `patience_s`, then others have their
-    turn."""
+    """The intervals, in seconds, at which Octavia is polled: first after `first_s`, then whenever
+    the elapsed time has grown by the factor `growth`, and at least every `last_s`. After
+    `patience_s` the wait ends, so that other Services get their turn."""
 
     first_s: float = 0.3
     last_s: float = 5.0
@@ -41,20 +41,21 @@ class Pace(msgspec.Struct, frozen=True):
 PATIENT = Pace()
 
 
-class Looks:
-    """When to ask, by a pace and by what Octavia took before for writes of the same kind: a change
-    of a load balancer takes one cloud half a second, and another one a minute."""
+class PollSchedule:
+    """The times of polls, computed from a pace and from the durations of earlier writes with the
+    same HTTP method: a change of a load balancer takes half a second in one cloud and a minute in
+    another."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
-        self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SEEN))
+        self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WAITS_KEPT))
 
     def first_s(self, kind: str) -> float:
-        """The shortest of late: where there are two providers, one takes seconds and the other a
-        minute."""
+        """Return the time until the first poll. It follows the shortest recent duration, because in
+        a cloud with two providers one takes seconds and the other a minute."""
         took_s = self._took_s.get(kind)
         return (
-            min(max(EARLY * min(took_s), self.pace.first_s), self.pace.last_s)
+            min(max(FIRST_POLL_FRACTION * min(took_s), self.pace.first_s), self.pace.last_s)
             if took_s
             else self.pace.first_s
         )
@@ -67,18 +68,18 @@ class Looks:
 
 
 class StillWorking(Exception):
-    """Octavia takes its time."""
+    """Octavia has not finished within `patience_s`."""
 
 
 async def carry_out(
-    cloud: Cloud, steps: Sequence[Call], looks: Looks, fence: Callable[[], None]
+    cloud: Cloud, steps: Sequence[Call], schedule: PollSchedule, fence: Callable[[], None]
 ) -> None:
-    """`fence` is called before each write, and raises if it must not be made. Raises StillWorking,
-    or as `Cloud.write`."""
+    """Make the writes in order, and wait for each. `fence` is called before each write, and raises
+    if the write must not be made. Raise StillWorking, and the errors of `Cloud.write`."""
     names: dict[str, str] = {}
     for step in steps:
         path, body = _named(step.path, names), _filled(step.body, names)
-        async with cloud.making if step.makes else contextlib.nullcontext():
+        async with cloud.creating if step.makes else contextlib.nullcontext():
             fence()
             answer = await cloud.write(step.method, path, body, step.revision)
         if step.at_neutron:
@@ -87,42 +88,48 @@ async def carry_out(
         if step.saves:
             names[f"${step.saves}"] = made
         balancer_id = step.balancer_id or made
-        status = await wait_settled(cloud, balancer_id, looks, step.method)
+        status = await wait_settled(cloud, balancer_id, schedule, step.method)
         if status == ERROR and not step.ends:
-            raise Failed(f"{step}: load balancer {balancer_id} went to ERROR", fix="it is repaired")
+            raise Failed(
+                f"{step}: load balancer {balancer_id} went to ERROR", fix="Fairlead repairs it"
+            )
         if status == DELETED and not step.ends:
             raise Unavailable(f"{step}: load balancer {balancer_id} has vanished")
         if step.ends and status != DELETED:
-            raise Unavailable(f"{step}: Octavia has not deleted it, it is in {status}")
+            raise Unavailable(
+                f"{step}: Octavia has not deleted the load balancer, its status is {status}"
+            )
 
 
-async def wait_settled(cloud: Cloud, balancer_id: str, looks: Looks, kind: str = "") -> str:
-    """Wait until nothing of the load balancer is being worked on; its status. `kind`: of the write
-    that was just made. Raises StillWorking."""
+async def wait_settled(
+    cloud: Cloud, balancer_id: str, schedule: PollSchedule, kind: str = ""
+) -> str:
+    """Wait until Octavia has finished all work on the load balancer, and return its status. `kind`:
+    the HTTP method of the write that was just made, if any. Raise StillWorking."""
     clock = asyncio.get_running_loop().time
-    begun_s, pause_s = clock(), looks.first_s(kind)
+    begun_s, pause_s = clock(), schedule.first_s(kind)
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
         asked_s = clock()
         status = await settled(cloud, balancer_id)
         if not status.startswith("PENDING"):
             if kind:
-                looks.learn(kind, asked_s - begun_s)
+                schedule.learn(kind, asked_s - begun_s)
             return status
-        if clock() - begun_s > looks.pace.patience_s:
+        if clock() - begun_s > schedule.pace.patience_s:
             raise StillWorking
-        pause_s = looks.next_s(clock() - begun_s)
+        pause_s = schedule.next_s(clock() - begun_s)
 
 
 def _named(text: str, names: Mapping[str, str]) -> str:
-    """With the ids of what earlier steps made. A name stands for itself or for a part of a path."""
+    """Replace each part of the path that names an earlier result by the id of that result."""
     return "/".join(names.get(part, part) for part in text.split("/"))
 
 
 def _filled(
     body: Mapping[str, object] | None, names: Mapping[str, str]
 ) -> Mapping[str, object] | None:
-    """The one object of a body, with those ids."""
+    """Replace names of earlier results by their ids in the one object of a body."""
     if body is None:
         return None
     return {
@@ -141,7 +148,7 @@ class _Made(msgspec.Struct):
 
 
 def _id_in(answer: bytes) -> str:
-    """The id of what was made or changed; answers to some writes have no body."""
+    """Return the id of the created or changed object. Answers to some writes have no body."""
     if not answer:
         return ""
     whole = msgspec.json.decode(answer, type=dict[str, _Made])

@@ -1,9 +1,9 @@
-"""Has a floating IP lead to a load balancer.
+"""Attaches floating IPs to load balancers.
 
-In: an AttachFloatingIp, as `floating` has found it necessary. Out: it is carried out: the load
-balancer has a floating IP as wished. Invariant: a floating IP that leads elsewhere is left alone,
-even if it was moved a moment ago: each is written to only in the state in which it was seen. None
-is given up before it is clear that the one that is to come instead can be had."""
+In: an AttachFloatingIp step of `floating`. Out: the load balancer has the requested floating IP.
+Invariants: a floating IP that is attached elsewhere is not moved, even if it was attached a moment
+ago: each write is conditional on the revision that was read. A floating IP is detached only when
+its replacement is available."""
 
 import fnmatch
 import re
@@ -12,7 +12,7 @@ from fairlead.drivers.octavia import neutron
 from fairlead.drivers.octavia.balancers import FloatingIp
 from fairlead.drivers.octavia.changes import AttachFloatingIp
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.failures import Full
+from fairlead.drivers.octavia.failures import NoAddressLeft
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.drivers.octavia.paths import FLOATING_IPS, path_of
@@ -21,34 +21,35 @@ from fairlead.model import FloatingWish
 
 
 async def attach(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> None:
-    """After it the load balancer has a floating IP as wished. Raises Conflict, Refused or
+    """Attach the requested floating IP to the load balancer. Raise Conflict, Refused or
     Unavailable."""
     wish, mark = step.wish, owner.network_mark(step.service, kept=step.wish.keep)
-    one = await _had(cloud, owner, step)
+    one = await _find_existing(cloud, owner, step)
     if step.instead is None:
         if one is not None:
-            await _lead(cloud, one, step, mark)
+            await _associate(cloud, one, step, mark)
         else:
             await _make(cloud, wish, {"port_id": step.port_id, "description": mark})
         return
     if one is None:
-        # The one that is there is given up only when there is another.
+        # The present floating IP is detached only when its replacement exists.
         one = neutron.made(await _make(cloud, wish, {"description": mark}), owner)
     await cloud.write(
         "PUT", path_of(step.instead), {"floatingip": {"port_id": None}}, step.instead.revision
     )
-    await _lead(cloud, one, step, mark)
+    await _associate(cloud, one, step, mark)
 
 
-async def _had(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> FloatingIp | None:
-    """The one to take, if it is there already."""
+async def _find_existing(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> FloatingIp | None:
+    """Return the existing floating IP to attach, if there is one. Raise Unavailable if the
+    requested address is in use."""
     wish = step.wish
     if wish.address:
         one = await neutron.floating_at(cloud, owner, wish.address)
         if one is not None and (reason := _taken(one, step)):
             raise Unavailable(
                 f"floating IP {wish.address} {reason}",
-                fix="free it there, or ask for another address",
+                fix="detach it there, or request another address",
             )
         return one
     for address in filter(None, (wish.again, *step.shown)):
@@ -63,17 +64,17 @@ async def _had(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> FloatingIp
 
 
 def _taken(one: FloatingIp, step: AttachFloatingIp) -> str:
-    """By whom, if it cannot be had."""
+    """Return by what the floating IP is in use; "" if it is free for this step."""
     if one.port_id not in ("", step.port_id):
-        return f"leads to {one.fixed_address or 'another address'} (port {one.port_id})"
+        return f"is attached to {one.fixed_address or 'another address'} (port {one.port_id})"
     if one.service not in (None, step.service):
         return f"is kept for Service {one.service}"
     return ""
 
 
-async def _lead(cloud: Cloud, one: FloatingIp, step: AttachFloatingIp, mark: str) -> None:
-    """To the load balancer; unless it has changed since it was looked at, for Neutron would take it
-    from anybody."""
+async def _associate(cloud: Cloud, one: FloatingIp, step: AttachFloatingIp, mark: str) -> None:
+    """Attach the floating IP to the load balancer, unless it has changed since it was read. Without
+    that condition Neutron would detach it from its present port."""
     body: dict[str, object] = {"port_id": step.port_id}
     if one.service == step.service:
         body["description"] = mark
@@ -91,9 +92,11 @@ async def _make(cloud: Cloud, wish: FloatingWish, fields: dict[str, object]) -> 
             where = f"region {cloud.region}" if cloud.region else "its region"
             message = (
                 f"there is no floating IP {wish.address} in this project and {where}, and "
-                f"it cannot be made: {error}"
+                f"it cannot be created: {error}"
             )
-            raise Refused(message, fix="ask for one that is there, or for none by name") from error
+            raise Refused(
+                message, fix="request a floating IP that exists, or do not request an address"
+            ) from error
     chosen = await _subnets(cloud, wish)
     full: FairleadError | None = None
     for subnet_id in chosen:
@@ -103,17 +106,17 @@ async def _make(cloud: Cloud, wish: FloatingWish, fields: dict[str, object]) -> 
                 FLOATING_IPS,
                 {"floatingip": body | ({"subnet_id": subnet_id} if subnet_id else {})},
             )
-        except Full as error:
+        except NoAddressLeft as error:
             full = error
-    raise full or Conflict("no subnet is left")
+    raise full or Conflict("all subnets have been deleted")
 
 
 async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
-    """Those to try one after the other; an empty id: as Neutron sees fit."""
+    """Return the ids of the subnets to try in order. An empty id leaves the choice to Neutron."""
     if wish.subnet_id or not (wish.subnet or wish.subnet_tags):
         return [wish.subnet_id]
     known = await neutron.subnets(cloud, wish.network_id)
-    chosen = [each.id for each in known if is_described(each, wish)]
+    chosen = [each.id for each in known if subnet_matches(each, wish)]
     if not chosen:
         said = " and ".join(
             f"{what} {text!r}"
@@ -122,19 +125,20 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
         )
         names = (
             ", ".join(sorted(each.name or each.id for each in known))
-            or "none that this project may see"
+            or "no subnet that is visible to this project"
         )
         raise Refused(
-            f"network {wish.network_id} has no subnet of {said}; it has {names}",
-            fix="name one by floating-subnet-id",
+            f"network {wish.network_id} has no subnet with {said}; it has {names}",
+            fix="name a subnet by its id in floating-subnet-id",
         )
     return sorted(chosen)
 
 
-def is_described(subnet: Subnet, wish: FloatingWish) -> bool:
-    """As OCCM reads it. A name: a pattern as of files, or after `~` a regular expression. Tags: a
-    list of which one is enough, after `&` all are needed. After `!` it must not be so. Raises
-    Refused for what is no regular expression."""
+def subnet_matches(subnet: Subnet, wish: FloatingWish) -> bool:
+    """Return whether the subnet matches the request, by the syntax of cloud-provider-openstack. A
+    name is a shell pattern, or after `~` a regular expression. Tags are a comma-separated list of
+    which one must match, or an `&`-separated list of which all must match. A leading `!` negates.
+    Raise Refused if the regular expression is invalid."""
     return _is_named(subnet.name, wish.subnet) and _is_tagged(
         frozenset(subnet.tags), wish.subnet_tags
     )
@@ -148,7 +152,9 @@ def _is_named(name: str, pattern: str) -> bool:
     try:
         return bool(re.search(pattern.removeprefix("~"), name)) == wanted
     except re.error as error:
-        raise Refused(f"floating-subnet {pattern!r} is no regular expression: {error}") from None
+        raise Refused(
+            f"floating-subnet {pattern!r} is not a valid regular expression: {error}"
+        ) from None
 
 
 def _is_tagged(tags: frozenset[str], wanted: str) -> bool:

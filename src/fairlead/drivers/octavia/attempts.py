@@ -1,10 +1,10 @@
-"""How often it was tried in vain to have each Service's load balancer, so that a broken cloud is
-left alone at last.
+"""Counts failed attempts to create or repair the load balancer of each Service, so that Fairlead
+does not retry forever at a broken cloud.
 
-In: what was tried, and what came of it. Out: how often, as `Found` tells it; or the refusal that a
-creation has met before. A load balancer that Octavia could not make or heal may leave things behind
-which count against a project's quota. Invariant: in memory only; after a restart it is tried as if
-for the first time."""
+In: attempts and their results. Out: the number of attempts, as a field of `Found`; or the error
+with which Octavia rejected the same creation before. The limit exists because a load balancer that
+Octavia could not create or repair may leave objects that count against a project's quota.
+Invariant: the counts are in memory only; after a restart the first attempt counts as the first."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.drivers.octavia.balancers import Found
-from fairlead.drivers.octavia.blocked import RARELY_S
+from fairlead.drivers.octavia.blocked import GIVEN_UP_RETRY_S
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.diff import MOST_ATTEMPTS
+from fairlead.drivers.octavia.diff import MAX_ATTEMPTS
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
 
@@ -24,8 +24,8 @@ class _Made(NamedTuple):
     last_s: float
 
 
-class _No(NamedTuple):
-    """A load balancer that Octavia refused to make."""
+class _Refusal(NamedTuple):
+    """A rejected creation of a load balancer."""
 
     body: object
     said: Refused
@@ -33,22 +33,23 @@ class _No(NamedTuple):
 
 
 class Attempts:
-    """`clock`: seconds, that only go on."""
+    """The attempts for all Services. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._made: dict[ServiceKey, _Made] = {}
-        """Repairs, and creations that have failed, since it last was as wanted."""
-        self._no: dict[ServiceKey, _No] = {}
+        """Repairs and failed creations since the load balancer was last as planned."""
+        self._refusals: dict[ServiceKey, _Refusal] = {}
 
     def with_number(self, key: ServiceKey, found: Found) -> Found:
-        """What was found, with the number of attempts."""
+        """Return `found` with the number of attempts. After a rest of GIVEN_UP_RETRY_S the number
+        allows one more attempt."""
         made = self._made.get(key)
         if made is None:
             return found
-        rested = self._clock() - made.last_s >= RARELY_S
+        rested = self._clock() - made.last_s >= GIVEN_UP_RETRY_S
         return msgspec.structs.replace(
-            found, attempts=min(made.times, MOST_ATTEMPTS - 1) if rested else made.times
+            found, attempts=min(made.times, MAX_ATTEMPTS - 1) if rested else made.times
         )
 
     def count(self, key: ServiceKey) -> None:
@@ -56,16 +57,20 @@ class Attempts:
         self._made[key] = _Made(so_far + 1, self._clock())
 
     def forget(self, key: ServiceKey) -> None:
-        """It is as wanted, or gone."""
+        """Reset the count: the load balancer is as planned, or deleted."""
         self._made.pop(key, None)
 
     def refused(self, creation: Call, said: Refused) -> None:
-        self._no[creation.service] = _No(creation.body, said, self._clock())
+        self._refusals[creation.service] = _Refusal(creation.body, said, self._clock())
 
     def stop_if_refused(self, creation: Call) -> None:
-        """The same is not asked for again and again: each time provider ovn leaves a port behind.
-        Raises Refused."""
-        no = self._no.pop(creation.service, None)
-        if no is not None and no.body == creation.body and self._clock() - no.at_s < RARELY_S:
-            self._no[creation.service] = no
+        """Raise the earlier Refused if Octavia has rejected the same creation within
+        GIVEN_UP_RETRY_S. Each rejected creation leaves a Neutron port behind with provider ovn."""
+        no = self._refusals.pop(creation.service, None)
+        if (
+            no is not None
+            and no.body == creation.body
+            and self._clock() - no.at_s < GIVEN_UP_RETRY_S
+        ):
+            self._refusals[creation.service] = no
             raise no.said

@@ -1,9 +1,8 @@
-"""A load balancer of Octavia with all that hangs on it, as it should be and as it was found.
+"""A load balancer of Octavia with everything below it, as it should be and as it was read.
 
-Octavia's tree: a load balancer has listeners, each with its default pool, which has members and a
-monitor that asks them. Invariant: values are normalised as the API normalises them (CIDRs, the one
-way of writing an IPv6 address), and sorted, so that what was found can be compared with what was
-wanted."""
+Octavia's tree: a load balancer has listeners, each with a default pool, which has members and a
+health monitor. Invariant: values are normalized as the API normalizes them (CIDRs, the spelling of
+an IPv6 address) and sorted, so that the actual and the desired state can be compared."""
 
 from typing import Literal
 
@@ -19,7 +18,7 @@ from fairlead.model import (
 )
 
 Status = str
-"""ACTIVE, ERROR, DELETED, or PENDING_ and what is being done."""
+"""A provisioning status: ACTIVE, ERROR, DELETED, or PENDING_ with the operation in progress."""
 ACTIVE, ERROR, DELETED = "ACTIVE", "ERROR", "DELETED"
 
 Explicit = Literal[
@@ -28,8 +27,8 @@ Explicit = Literal[
 
 
 class Member(Value, frozen=True):
-    """A node. `monitor_port`: where it is asked, if not where it serves. `subnet_id`: where it is;
-    empty: as Octavia finds."""
+    """A node as a member. `monitor_port`: the port for health checks, if it is not `port`.
+    `subnet_id`: the subnet of the address; if empty, Octavia determines it."""
 
     address: str
     port: int
@@ -39,7 +38,8 @@ class Member(Value, frozen=True):
 
 
 class Monitor(Value, frozen=True):
-    """How members are asked; times in seconds. `path`: of HTTP alone, where 200 is yes."""
+    """A health monitor; times in seconds. `path` is set for type HTTP only, where status 200 means
+    healthy."""
 
     type: str
     delay_s: int
@@ -50,8 +50,8 @@ class Monitor(Value, frozen=True):
 
 
 class Pool(Value, frozen=True):
-    """`affinity_s`: so long a client stays with a member; 0: as long as the provider sees fit;
-    None: not at all."""
+    """A pool. `affinity_s`: for how many seconds a client stays with a member; 0: the provider
+    decides; None: no affinity."""
 
     protocol: str
     method: str
@@ -61,8 +61,8 @@ class Pool(Value, frozen=True):
 
 
 class Listener(Value, frozen=True):
-    """`timeouts`: those that were asked for, by their names; others are left to the cloud. `cidrs`:
-    who may connect; none: everybody."""
+    """A listener. `timeouts`: the time-outs that the Service sets, by their names in the API; the
+    cloud's defaults apply to the others. `cidrs`: the sources that may connect; if empty, all."""
 
     protocol: str
     port: int
@@ -74,8 +74,8 @@ class Listener(Value, frozen=True):
 
 
 class Rule(Value, frozen=True):
-    """Who may reach a port of nodes. `protocol`: in small letters. `source`: a CIDR; empty: the
-    load balancer itself."""
+    """A source that may reach a port of nodes. `protocol` is lower-case. `source`: a CIDR; if
+    empty, the load balancer itself."""
 
     protocol: str
     port: int
@@ -88,9 +88,10 @@ class FoundRule(Value, frozen=True):
 
 
 class BalancerSpec(Value, frozen=True):
-    """What one Service is to have. `addresses`: what it shows, to be had again. `why`: its
-    provider, for whoever asks. `elsewhere`: the load balancer that it is to be on, if not on one
-    made for it."""
+    """The desired state for one Service. `addresses`: the addresses that the Service shows, to be
+    requested again. `why`: why the load balancer has this provider, for users. `elsewhere`: the
+    shared or adopted load balancer that the Service is to be on; None: a load balancer made for it.
+    """
 
     service: ServiceKey
     uid: str
@@ -105,31 +106,32 @@ class BalancerSpec(Value, frozen=True):
     why: str = ""
     elsewhere: SharedOrAdopted | None = None
     existing: ExistingLoadBalancer | None = None
-    """The load balancer that was known when this was planned."""
+    """The load balancer that was known when the Service was planned."""
     floating: FloatingWish | None = None
     rules: tuple[Rule, ...] | None = None
-    """None: security groups are left as they are."""
+    """None: security groups are not managed."""
     families: tuple[Family, ...] = ("IPv4",)
-    """Of its addresses."""
+    """The families of the load balancer's addresses."""
     network_marks: tuple[str, str] = ("", "")
-    """The descriptions of what it has at Neutron: that goes with the Service, that is kept."""
+    """The descriptions of the Service's objects at Neutron: first of an object that is deleted with
+    the Service, then of an object that is kept."""
 
     covering: tuple[str, ...] = ()
-    """Tags that tell, on a monitor that is made now, for which floating IPs it asks members."""
+    """Tags for monitors that are created now: the floating IPs for which they check members."""
 
     def network_mark(self, kept: bool) -> str:
         return self.network_marks[kept]
 
     @property
     def monitor_tags(self) -> tuple[str, ...]:
-        """Of a new one."""
+        """The tags of a new monitor."""
         return (*self.child_tags, *self.covering)
 
 
 class FloatingIp(Value, frozen=True):
-    """A floating IP that is there. `port_id`: whose it is; empty: nobody's. `service`: of which it
-    carries the mark; None: it is not ours. `kept`: it carries the mark that it outlives the
-    Service. `revision`: which state of it this is."""
+    """An existing floating IP. `port_id`: the port to which it is attached; empty: none. `service`:
+    the Service whose mark it carries; None: it is not Fairlead's. `kept`: its mark says that it
+    outlives the Service. `revision`: Neutron's revision number of this state."""
 
     id: str
     address: str
@@ -169,7 +171,7 @@ class FoundPool(Value, frozen=True):
 
 
 class FoundListener(Value, frozen=True):
-    """`timeouts`: all of them, as they are."""
+    """An existing listener. `timeouts`: the actual values of all time-outs."""
 
     id: str
     status: Status
@@ -184,12 +186,13 @@ class FoundListener(Value, frozen=True):
 
 
 Ownership = Literal["own", "guest", "foreign"]
-"""What a Service is to a load balancer that it is on: the one for whom it was made; one of several,
-which has listeners on it; or it is to be the Service's own, and does not carry its mark yet."""
+"""The relation of a Service to a load balancer that it is on: `own` (the load balancer was made for
+it), `guest` (the Service has listeners on a shared load balancer), `foreign` (the load balancer is
+being adopted and does not carry the Service's mark yet)."""
 
 
-class Taken(Value, frozen=True):
-    """A port of a load balancer on which somebody else listens."""
+class PortInUse(Value, frozen=True):
+    """A port of a load balancer that a listener of another holder occupies."""
 
     protocol: str
     port: int
@@ -197,9 +200,9 @@ class Taken(Value, frozen=True):
 
 
 class BalancerState(Value, frozen=True):
-    """What one Service has on one load balancer. `listeners` and `pools` are the Service's, by
-    their marks. `others`: how many listeners are not; `taken`: those of them of which more is
-    known."""
+    """The state of one Service on one load balancer. `listeners` and `pools` are the Service's, by
+    their marks. `others`: the number of other listeners; `ports_in_use`: the ports of those that
+    are known."""
 
     id: str
     service: ServiceKey
@@ -214,27 +217,27 @@ class BalancerState(Value, frozen=True):
     operating: str = ""
     port_id: str = ""
     subnet_id: str = ""
-    """Those of `address`."""
+    """The port and the subnet of `address`."""
     further: tuple[tuple[str, str], ...] = ()
-    """Its other addresses, each with its subnet."""
+    """The load balancer's further addresses, each with its subnet."""
     floating: tuple[FloatingIp, ...] = ()
-    """Those that lead to it, whoever made them."""
+    """The floating IPs that are attached to it, also if Fairlead did not create them."""
     sources: tuple[str, ...] = ()
-    """CIDRs from which it speaks to members itself."""
+    """CIDRs from which the load balancer itself connects to members."""
     listeners: tuple[FoundListener, ...] = ()
     pools: tuple[FoundPool, ...] = ()
     ownership: Ownership = "own"
     others: int = 0
-    taken: tuple[Taken, ...] = ()
+    ports_in_use: tuple[PortInUse, ...] = ()
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """All addresses by which it may be known."""
+        """All addresses of the load balancer, with floating IPs."""
         return (*self.own, *(each.address for each in self.floating))
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Without floating IPs."""
+        """The addresses of the load balancer without floating IPs."""
         return (self.address, *(address for address, _ in self.further))
 
     @property
@@ -242,17 +245,18 @@ class BalancerState(Value, frozen=True):
         return tuple(dict.fromkeys(family_of(address) for address in self.own if address))
 
     @property
-    def works_on(self) -> bool:
-        """Octavia is working on it."""
+    def is_pending(self) -> bool:
+        """True while Octavia is working on the load balancer."""
         return self.status not in (ACTIVE, ERROR)
 
 
 class Found(Value, frozen=True):
-    """All load balancers of one Service; there should be one. `attempts`: how often one that had
-    failed was repaired or made anew since it last worked. `located_for`: the shared or adopted load
-    balancer that was last looked for; `located_id`: the id of the one that was found then; empty:
-    there is none. `after`: the writes that were made right before this was read. `look_s`: while
-    Octavia works on one of them, when to look again."""
+    """Everything that was read for one Service. `balancers`: all load balancers of the Service;
+    there should be one. `attempts`: how often a failed load balancer was repaired or recreated
+    since it last worked. `located_for`: the shared or adopted load balancer that was last searched
+    for; `located_id`: the id of the result; empty: none was found. `after`: the writes that were
+    made immediately before this state was read. `look_s`: while Octavia works on a load balancer,
+    the seconds until the next poll."""
 
     balancers: tuple[BalancerState, ...]
     attempts: int = 0
@@ -261,20 +265,21 @@ class Found(Value, frozen=True):
     after: tuple[object, ...] = ()
     look_s: float = 1.0
     covers: bool = False
-    """Monitors that provider ovn makes cover floating IPs that come later."""
+    """True if monitors that provider ovn creates also check members for floating IPs that are
+    attached later."""
     unattached_ips: tuple[FloatingIp, ...] = ()
-    """Floating IPs with the mark of the Service that lead to none of these."""
+    """Floating IPs with the mark of the Service that are attached to no port."""
     rules: tuple[FoundRule, ...] = ()
-    """Of the Service."""
+    """The security group rules of the Service."""
     secured_addresses: frozenset[str] = frozenset()
-    """Addresses of nodes that have the cluster's security group."""
+    """Addresses of the nodes whose ports have the cluster's security group."""
     idle: tuple[str, ...] = ()
-    """Addresses of nodes that have it, and have not been members of any load balancer for long;
-    told with one Service."""
+    """Addresses of nodes that have the group and have not been members of any load balancer for
+    long. The list is attached to one Service only."""
 
 
 class Candidate(Value, frozen=True):
-    """A load balancer that a Service may come to be on, as it was found."""
+    """A load balancer that a Service may share or adopt, as it was read."""
 
     id: str
     name: str
@@ -285,8 +290,8 @@ class Candidate(Value, frozen=True):
 
 
 def pool_name(listener: Listener) -> str:
-    """Unique within a load balancer, and another one for a pool that cannot be made of the one
-    before."""
+    """Return the name of a listener's pool. The name is unique within a load balancer, and it
+    changes with the protocol of the pool, because such a change needs a new pool."""
     return f"{listener.protocol}-{listener.port}-{listener.pool.protocol}"
 
 
@@ -295,12 +300,12 @@ def family_of(address: str) -> Family:
 
 
 def transport(protocol: str) -> str:
-    """What a listener occupies a port of."""
+    """Return the transport protocol whose port a listener of this protocol occupies."""
     return protocol if protocol in ("UDP", "SCTP") else "TCP"
 
 
 def provider_of(name: str) -> Provider | None:
-    """A provider by any of its names; None for one that is neither."""
+    """Return the provider with this name, which may be an alias; None if it is unsupported."""
     if name in ("amphora", "octavia", "amphorav2"):
         return "amphora"
     return "ovn" if name == "ovn" else None

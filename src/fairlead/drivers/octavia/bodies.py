@@ -1,8 +1,8 @@
-"""What is sent to Octavia's API, as its JSON.
+"""The JSON bodies of requests to Octavia's API.
 
-In: values of `balancers`. Out: bodies of requests, without the word around them. Pure. Fields:
-Octavia API reference, version 2.30. What an update leaves out stays as it is, except in a set of
-members, where it goes back to its default; null means the default."""
+In: values of `balancers`. Out: bodies of requests, without the enclosing object name. Pure. Fields:
+Octavia API reference, version 2.30. An update leaves omitted fields as they are, except in a batch
+of members, where an omitted field returns to its default. Null means the default."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,8 +22,9 @@ Body = dict[str, object]
 
 HEADER = "X-Forwarded-For"
 CODES = "200"
-_UNSAID: Body = {"connection_limit": -1, "allowed_cidrs": None, "insert_headers": {}}
-"""Defaults of a listener that are left out, as a provider may refuse even to be told them."""
+_DEFAULTS: Body = {"connection_limit": -1, "allowed_cidrs": None, "insert_headers": {}}
+"""Default values of a listener. They are omitted, because a provider may reject a field even with
+its default value."""
 
 
 def member(one: Member) -> Body:
@@ -36,7 +37,7 @@ def member(one: Member) -> Body:
 
 
 def member_settings(one: Member) -> Body:
-    """Of a member that is there."""
+    """Return the fields of an existing member that can be changed."""
     return {"weight": one.weight, "monitor_port": one.monitor_port}
 
 
@@ -45,7 +46,7 @@ def members(all_: Iterable[Member]) -> Body:
 
 
 def monitor_settings(one: Monitor) -> Body:
-    """Of a monitor that is there."""
+    """Return the fields of an existing monitor that can be changed."""
     body: Body = {
         "delay": one.delay_s,
         "timeout": one.timeout_s,
@@ -60,7 +61,7 @@ def monitor(one: Monitor, tags: Iterable[str]) -> Body:
 
 
 def pool_settings(one: Pool) -> Body:
-    """Of a pool that is there."""
+    """Return the fields of an existing pool that can be changed."""
     persistence: Body | None = None
     if one.affinity_s is not None:
         persistence = {"type": "SOURCE_IP"}
@@ -81,7 +82,8 @@ def pool(listener: Listener, tags: Iterable[str]) -> Body:
 
 
 def listener_settings(one: Listener, tags: Iterable[str], stale: Iterable[str] = ()) -> Body:
-    """Of a listener that is there. `stale`: time-outs that nobody asks for any more."""
+    """Return the fields of an existing listener that can be changed. `stale`: names of time-outs
+    that the Service no longer sets; they return to the defaults."""
     return {
         "connection_limit": one.connection_limit,
         "allowed_cidrs": list(one.cidrs) or None,
@@ -93,26 +95,28 @@ def listener_settings(one: Listener, tags: Iterable[str], stale: Iterable[str] =
 
 
 def listener(one: Listener, tags: Iterable[str]) -> Body:
-    """Of a new one."""
+    """Return the body of a new listener."""
     name: Body = {
         "name": f"{one.protocol}-{one.port}",
         "protocol": one.protocol,
         "protocol_port": one.port,
     }
-    return said(listener_settings(one, tags) | name)
+    return without_defaults(listener_settings(one, tags) | name)
 
 
-def said(body: Body) -> Body:
+def without_defaults(body: Body) -> Body:
     return {
-        name: value for name, value in body.items() if name not in _UNSAID or value != _UNSAID[name]
+        name: value
+        for name, value in body.items()
+        if name not in _DEFAULTS or value != _DEFAULTS[name]
     }
 
 
 def load_balancer(balancer: BalancerSpec) -> Body:
-    """With everything on it, in one call: an answer that is lost leaves nothing half made, and the
-    tags find it again."""
+    """Return the body that creates a load balancer with everything below it in one call. If the
+    answer is lost, no partial load balancer remains, and the tags identify the whole one."""
     place = balancer.place
-    # What is shown is the load balancer's own address only where it has no floating IP.
+    # The shown address is the load balancer's own address only if it has no floating IP.
     before = {family_of(each): each for each in reversed(balancer.addresses)}
     address = place.address or (
         before.get(balancer.families[0], "") if balancer.floating is None else ""

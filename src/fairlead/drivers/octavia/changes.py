@@ -1,7 +1,7 @@
 """The writes of the driver of class octavia; each prints as the request that it stands for. Pure.
 
-Beside them stands `Blocked`: only where wanted and found meet is it known that no write helps, and
-a driver has no other way to tell the loop so."""
+`Blocked` is a change too, although it writes nothing: only the comparison of desired and actual
+state shows that no write helps, and a driver reports to the loop through changes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,24 +12,26 @@ from fairlead.drivers.octavia.paths import NETWORK, url_of
 from fairlead.model import FloatingWish, Outcome, ServiceKey
 
 
-class Company(msgspec.Struct, frozen=True):
-    """Which listeners were on a load balancer: `own`, the ids of the Service's listeners, and how
-    many of `others`."""
+class ExpectedListeners(msgspec.Struct, frozen=True):
+    """The listeners on a load balancer when the change was computed: `own`, the ids of the
+    Service's listeners, and the number of `others`."""
 
     own: tuple[str, ...]
     others: int
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One write. `path`: below /lbaas, or of Neutron's. `words`: what it is about. `balancer_id`:
-    the load balancer that it locks; empty: one is made.
+    """One write. `path`: below /lbaas, or a path of Neutron. `words`: the object, for messages.
+    `balancer_id`: the load balancer that the write locks; empty: the write creates one.
 
-    saves: the id of what is made is what `$NAME` stands for in later steps. ends: the load balancer
-    is gone after it. leaves: others stay there, and the Service does not. company: the write is
-    made only if these listeners are on the load balancer still: the last Service on it takes it
-    away. repairs: it is tried because one has failed. revision: the state over which alone it is
-    written (Neutron's alone). why: of a load balancer that is made, why it is of its provider.
-    """
+    saves: the name that stands for the id of the created object in later steps, as `$NAME`.
+    ends: the load balancer is deleted by this write.
+    leaves: the load balancer stays for other Services, and this Service leaves it.
+    expected_listeners: the write is made only if the load balancer still has these listeners; the
+      last Service on a load balancer deletes it.
+    repairs: the write is an attempt to repair a failed load balancer.
+    revision: the write is made only if the object has this revision (Neutron only).
+    why: if a load balancer is created, the reason for its provider."""
 
     service: ServiceKey
     method: str
@@ -40,7 +42,7 @@ class Call(msgspec.Struct, frozen=True):
     saves: str = ""
     ends: bool = False
     leaves: bool = False
-    company: Company | None = None
+    expected_listeners: ExpectedListeners | None = None
     repairs: bool = False
     revision: int | None = None
     why: str = ""
@@ -54,15 +56,15 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def makes(self) -> bool:
-        """It makes a load balancer."""
+        """True if this call creates a load balancer."""
         return self.path == "loadbalancers"
 
 
 class AttachFloatingIp(msgspec.Struct, frozen=True):
-    """Have a floating IP lead to the load balancer `balancer_id` by its port. `unattached_ips`:
-    the floating IPs of the Service that lead nowhere. `instead`: the one that leads there now, and
-    is to go. `shown`: the addresses that the Service shows and that are not the load balancer's
-    own: a floating IP of such an address is taken again if it is free."""
+    """Attach a floating IP to the port of the load balancer `balancer_id`. `unattached_ips`:
+    floating IPs of the Service that are attached to no port. `instead`: the floating IP that is
+    attached now and is to be replaced. `shown`: addresses that the Service shows and that are not
+    the load balancer's own: a floating IP with such an address is attached again if it is free."""
 
     service: ServiceKey
     balancer_id: str
@@ -81,8 +83,9 @@ class AttachFloatingIp(msgspec.Struct, frozen=True):
 
 
 class AddRules(msgspec.Struct, frozen=True):
-    """Add rules to the cluster's security group, and give the group to these nodes. `mark`: the
-    description of the rules. `narrow`: no other client is to reach the nodes."""
+    """Add rules to the cluster's security group, and assign the group to the ports of these nodes.
+    `mark`: the description of the rules. `narrow`: the Service restricts its clients, so that other
+    security groups of the nodes should not admit everyone."""
 
     service: ServiceKey
     uid: str
@@ -93,7 +96,7 @@ class AddRules(msgspec.Struct, frozen=True):
     narrow: bool = False
 
     def __str__(self) -> str:
-        what = f"{len(self.rules)} rules, and {len(self.nodes)} nodes that are to have them"
+        what = f"{len(self.rules)} rules, the group for {len(self.nodes)} nodes"
         return f"POST /security-group-rules, PUT /ports ({what}) for Service {self.service}"
 
 
@@ -119,19 +122,19 @@ class RemoveSecurityGroup(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"PUT /ports (no group any more for nodes at {', '.join(self.nodes)}), seen to "
-            f"for Service {self.service}"
+            f"PUT /ports (remove the group from nodes at {', '.join(self.nodes)}) in the pass of "
+            f"Service {self.service}"
         )
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """No write brings the Service further now. `outcome` says why, and when to look again."""
+    """No write helps the Service at present. `outcome` has the reason, and when to look again."""
 
     service: ServiceKey
     outcome: Outcome
 
     def __str__(self) -> str:
-        return f"leave Service {self.service} for now: {self.outcome.message}"
+        return f"no write for Service {self.service}: {self.outcome.message}"
 
 
 Write = Call | AttachFloatingIp | AddRules | DeleteRules | RemoveSecurityGroup

@@ -1,11 +1,11 @@
-"""Calls to Octavia's API, and to Neutron's; the only module that knows openstacksdk.
+"""Calls to the APIs of Octavia and Neutron. No other module uses openstacksdk.
 
-In: a path below /lbaas, or one of Neutron's after `network/`, what to send. Out: JSON as bytes, or
-an error of ours that says what was tried, on what, and what was answered. openstacksdk finds the
-cloud (clouds.yaml, the environment), gets tokens and renews them; it blocks, and so runs in threads
-of its own. It takes most of a second to import, and is, when the first call is made. Invariant: no
-call is ever repeated here. An answer that is lost may have been a yes: whoever called looks first.
-A cloud gets no more calls in a second than its configuration allows."""
+In: a path below /lbaas, or a path of Neutron after `network/`, and a body. Out: JSON as bytes, or a
+FairleadError with the request, its object and the answer. openstacksdk finds the cloud
+(clouds.yaml, the environment), and gets and renews tokens. It blocks, and therefore runs in threads
+of its own. Its import takes most of a second, and is deferred to the first call. Invariants: no
+call is repeated here, because a request whose answer was lost may have succeeded; the caller reads
+first. A cloud gets at most `calls_per_s` calls per second."""
 
 import asyncio
 import re
@@ -16,75 +16,75 @@ from typing import Any
 
 import msgspec
 
-from fairlead.drivers.octavia.failures import Answer, neutrons_error, of_region
+from fairlead.drivers.octavia.failures import Answer, neutron_error, of_region
 from fairlead.drivers.octavia.paths import NETWORK, VERSIONS, url_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.sections import OctaviaConfig
 
-MOST_CALLS_AT_ONCE = 8
-ANSWERS_WITHIN_S = 60.0
+MAX_CONCURRENT_CALLS = 8
+TIMEOUT_S = 60.0
 Params = Mapping[str, str | Sequence[str]]
-"""What is asked after the `?`; of several values of a name any is good."""
+"""The query parameters. Of several values for a name, any may match."""
 BUSY = ("is immutable and cannot be updated", "Invalid state")
-"""In the text of a 409: the load balancer is being worked on, or is in ERROR. There are 409s for
-other things."""
+"""Texts of a 409 which mean that Octavia is working on the load balancer, or that it is in ERROR. A
+409 can have other reasons."""
 QUOTA = "Quota has been met"
 POLICY = "Policy does not allow"
 
 
-WRONG_CREDENTIALS = "see that the credentials in clouds.yaml are valid"
+WRONG_CREDENTIALS = "check the credentials in clouds.yaml"
 NO_OCTAVIA = (
-    "see that the region in clouds.yaml is right, and that the cloud's catalogue names "
-    "a load-balancer service"
+    "check the region in clouds.yaml, and that the cloud's service catalogue has a "
+    "load-balancer service"
 )
-NO_RIGHT = "give the credentials a role that may have load balancers, as load-balancer_member"
+NO_RIGHT = "give the credentials a role that may manage load balancers, as load-balancer_member"
 
 
-class NotLetIn(Unavailable):
-    """The cloud is not known by what clouds.yaml says, or does not know our credentials, or no
-    longer."""
+class AccessDenied(Unavailable):
+    """clouds.yaml does not describe a usable cloud, or the cloud rejects the credentials."""
 
 
 class Busy(Conflict):
-    """Octavia is working on the load balancer, or cannot: look at it before anything else."""
+    """Octavia is working on the load balancer, or cannot change it. Read its state before another
+    write."""
 
 
 class Failed(Unavailable):
-    """Octavia took the request up, and could not carry it out. What it leaves behind may count
-    against a quota."""
+    """Octavia accepted the request and could not carry it out. Objects that it leaves behind may
+    count against a quota."""
 
 
 class Cloud:
-    """One cloud, from its first call until `close`."""
+    """The connection to one cloud, from the first call until `close`."""
 
     def __init__(self, config: OctaviaConfig) -> None:
         self._config = config
-        self._threads = ThreadPoolExecutor(MOST_CALLS_AT_ONCE, thread_name_prefix="octavia")
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="octavia")
         self._connection: Any = None
         self._connecting = asyncio.Lock()
-        self.making = asyncio.Lock()
-        """To be held while a load balancer is asked for. Octavia keeps a project's quotas locked
-        until it has taken one in with all that is on it; of several at once all but one are in each
-        other's way, and turned away after a minute."""
+        self.creating = asyncio.Lock()
+        """Held while a load balancer is created. Octavia keeps a project's quotas locked until it
+        has accepted a load balancer with everything below it. Concurrent creations would block each
+        other, and all but one would be rejected after a minute."""
         most = max(int(config.calls_per_s), 1)
         self._window_s = most / config.calls_per_s
         self._turns_s: deque[float] = deque(maxlen=most)
-        """When the last calls had their turn: as many as there may be within the window."""
+        """The start times of the last calls, as many as are allowed within the window."""
 
     def close(self) -> None:
-        """No call after this; none is waited for."""
+        """Close the connection without waiting for calls. No call may follow."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._connection is not None:
             self._connection.close()
 
     @property
     def region(self) -> str:
-        """Where it is, for people; empty: clouds.yaml does not say it, or nothing was called
-        yet."""
+        """The region of the cloud, for messages; empty if clouds.yaml does not set it, or before
+        the first call."""
         return _region(self._connection) if self._connection is not None else ""
 
     async def get(self, path: str, params: Params | None = None) -> bytes | None:
-        """What is there; None if nothing is. Raises Unavailable or Refused."""
+        """Return the body of the answer, or None for a 404. Raise Unavailable or Refused."""
         answer = await self._ask("GET", path, params=params)
         if answer.status == 404:
             return None
@@ -95,9 +95,9 @@ class Cloud:
     async def write(
         self, method: str, path: str, body: Mapping[str, object] | None, revision: int | None = None
     ) -> bytes:
-        """Change something. Raises Busy, Conflict, Refused or Unavailable; after the last one it
-        may have been done or not. `revision`: do it only if that is the state of it still; else
-        Conflict (Neutron's alone)."""
+        """Make a write, and return the body of the answer. With `revision` the write is made only
+        if the object still has that revision (Neutron only), else Conflict. Raise Busy, Conflict,
+        Refused or Unavailable; after Unavailable the write may or may not have been made."""
         answer = await self._ask(method, path, body=body, revision=revision)
         if answer.status == 404 and method == "DELETE":
             return b""
@@ -124,18 +124,16 @@ class Cloud:
             return await loop.run_in_executor(
                 self._threads, _call, connection, method, path, params, body, revision
             )
-        except NotLetIn:
+        except AccessDenied:
             if self._connection is connection:
-                self._connection = (
-                    None  # the next call reads clouds.yaml, which may say something else by then
-                )
-                # lines that are at rest: calls of other threads end as they would
+                self._connection = None  # the next call reads clouds.yaml, which may have changed
+                # This closes idle connections only; calls of other threads finish.
                 connection.close()
             raise
 
     async def _turn(self) -> None:
-        """Wait until the cloud may be called again. After quiet a second's worth of calls may come
-        at once."""
+        """Wait until the rate limit allows a call. After a quiet second, a second's worth of calls
+        may start at once."""
         now_s = mine_s = asyncio.get_running_loop().time()
         if len(self._turns_s) == self._turns_s.maxlen:
             mine_s = max(now_s, self._turns_s[0] + self._window_s)
@@ -146,13 +144,13 @@ class Cloud:
 
 def _error(method: str, path: str, answer: Answer) -> FairleadError:
     if path.startswith(NETWORK):
-        return neutrons_error(method, path.removeprefix(NETWORK), answer)
+        return neutron_error(method, path.removeprefix(NETWORK), answer)
     return error_of(method, path, answer)
 
 
 def error_of(method: str, path: str, answer: Answer) -> FairleadError:
-    """What an answer that is no success means. 400 and 501 are the wish's fault, and so may 500 be;
-    of others the cloud's."""
+    """Return the error for an answer with an error status. 400 and 501 mean that the request is
+    wrong, and 500 may mean this; other statuses are problems of the cloud."""
     said = _text(answer.body)
     message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {said}"
     match answer.status:
@@ -161,9 +159,7 @@ def error_of(method: str, path: str, answer: Answer) -> FairleadError:
         case 404:
             return Conflict(message)
         case 403 if QUOTA in said:
-            return Unavailable(
-                message, fix="raise the project's quota, or delete what nobody needs"
-            )
+            return Unavailable(message, fix="raise the project's quota, or delete unused objects")
         case 403 if POLICY in said:
             return Refused(message, fix=NO_RIGHT)
         case 400 | 403 | 501:
@@ -186,7 +182,7 @@ def _text(body: bytes) -> str:
 
 
 def _connect(config: OctaviaConfig) -> Any:
-    """A connection by what the configuration names. Nothing is called yet. Raises NotLetIn."""
+    """Return a connection to the configured cloud. No call is made yet. Raise AccessDenied."""
     try:
         import openstack.config
         import openstack.connection
@@ -205,13 +201,14 @@ def _connect(config: OctaviaConfig) -> Any:
         connection = openstack.connection.Connection(
             config=found.get_one(cloud=config.cloud or None)
         )
-        _ = (
-            connection.session
-        )  # it closes the lines of that one alone, and of none before it was asked for
+        # `close` of the connection closes its session only if the session exists.
+        _ = connection.session
         return connection
     except (ClientException, SDKException) as error:
-        fix = "see octavia.cloud in the configuration, and clouds.yaml"
-        raise NotLetIn(f"the cloud {config.cloud!r} cannot be called: {error}", fix=fix) from error
+        fix = "check octavia.cloud in the configuration, and clouds.yaml"
+        raise AccessDenied(
+            f"the cloud {config.cloud!r} cannot be called: {error}", fix=fix
+        ) from error
 
 
 def _region(connection: Any) -> str:
@@ -226,9 +223,9 @@ def _call(
     body: Mapping[str, object] | None,
     revision: int | None,
 ) -> Answer:
-    """Made once: keystoneauth would repeat a call whose connection broke, even one that makes
-    something. What it does repeat is a call that was turned away because its token had run out,
-    with a new one."""
+    """Make one call. keystoneauth's retries are disabled, because it would repeat a call whose
+    connection broke, even a call that creates an object. It still repeats a call with a new token
+    if the call was rejected because the token had expired."""
     from keystoneauth1.exceptions import ClientException, Unauthorized
     from openstack.exceptions import SDKException
 
@@ -237,8 +234,8 @@ def _call(
     what = f"{method} {url}{of_region(region)}"
     try:
         if path == VERSIONS:
-            # One level above all else; an API that has its own host and port is found there as well
-            # as one below a path.
+            # The versions are listed one level above the versioned endpoint. This also holds for an
+            # API below a path, as well as for one with a host and port of its own.
             url = re.sub(r"/v2(\.\d+)?/?$", "", connection.load_balancer.get_endpoint() or "") + "/"
         response = (
             connection.network if path.startswith(NETWORK) else connection.load_balancer
@@ -251,16 +248,17 @@ def _call(
             raise_exc=False,
             connect_retries=0,
             status_code_retries=0,
-            timeout=ANSWERS_WITHIN_S,
+            timeout=TIMEOUT_S,
         )
     except Unauthorized as error:
-        raise NotLetIn(f"{what}: no token: {error}", fix=WRONG_CREDENTIALS) from error
+        raise AccessDenied(f"{what}: no token: {error}", fix=WRONG_CREDENTIALS) from error
     except ClientException as error:
         raise Unavailable(f"{what}: {error}") from error
-    except SDKException as error:  # it found no Octavia, and would not look again
-        raise NotLetIn(f"{what}: {error}", fix=NO_OCTAVIA) from error
+    # The connection found no Octavia endpoint, and caches this result.
+    except SDKException as error:
+        raise AccessDenied(f"{what}: {error}", fix=NO_OCTAVIA) from error
     if response.status_code == 401:
-        raise NotLetIn(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
+        raise AccessDenied(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
     return Answer(
         response.status_code, response.content, response.headers.get("Retry-After", ""), region
     )

@@ -1,15 +1,22 @@
-"""The steps from what was found to what is wanted: as few writes as can be, and nothing goes before
-what replaces it is made.
+"""The steps from the actual to the desired state, with as few writes as possible, and with the
+replacement of an object created before the object is deleted.
 
-In: BalancerSpecs, and what was found of each Service. Out: Changes in order. Pure. Invariant: of
-one Service there is never a step that makes a load balancer while another one is there, be it
-broken: it goes first, or nothing happens. While Octavia works on a load balancer, nothing is
-written to it. A listener's traffic goes to its new pool only when that has its members and its
-monitor. Nothing to do: no step. A load balancer with listeners of others on it is neither deleted
-nor made anew: the Service's own parts go, and its marks; whoever is the last on one that was made
-by us takes it away. One that is taken over is marked last, when all its parts are. What is broken
-below a load balancer that works is written again, which repairs it; the load balancer itself is
-failed over, if it has served somebody and can be, or else made anew with the same address."""
+In: BalancerSpecs, and what was Found for each Service. Out: Changes in order. Pure. If nothing is
+to be done, there is no step.
+
+Invariants:
+
+- A load balancer is created for a Service only after every other one of it is deleted, also a
+  broken one.
+- Nothing is written to a load balancer while Octavia works on it.
+- A listener is switched to a new pool only when the pool has its members and its monitor.
+- A load balancer with listeners of others is neither deleted nor recreated: the Service's own
+  parts and marks are removed. The last Service on a load balancer that Fairlead created deletes it.
+- An adopted load balancer is marked last, after all its parts are marked.
+
+A broken object below a working load balancer is written again, which repairs it. A broken load
+balancer is failed over if clients may know it (a Service shows its address, or it is adopted or
+shared) and its provider supports failover; otherwise it is recreated with the same address."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,25 +38,25 @@ from fairlead.drivers.octavia.blocked import (
     obstacle,
     planned_for_another,
 )
-from fairlead.drivers.octavia.changes import Blocked, Call, Change, Company
+from fairlead.drivers.octavia.changes import Blocked, Call, Change, ExpectedListeners
 from fairlead.drivers.octavia.marks import OCCM, ownerless, without_service
 from fairlead.drivers.octavia.parts import drop_listener, drop_pool, part_steps
 from fairlead.model import ExistingLoadBalancer, Outcome, ServiceKey, SharedOrAdopted
 
-MOST_ATTEMPTS = 5
-"""So often one that fails is repaired or made anew, one time after the other; then rarely."""
+MAX_ATTEMPTS = 5
+"""The number of repairs or creations in a row; after these, attempts are rare."""
 
 
 def diff(
     wanted: Mapping[ServiceKey, BalancerSpec], found: Mapping[ServiceKey, Found]
 ) -> list[Change]:
-    """The steps for each Service, Service by Service."""
+    """Return the steps of all Services, grouped by Service."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
         there = found.get(key, Found(()))
         own = _service_steps(key, wanted.get(key), there)
         if (left := next((step for step in own if step in there.after), None)) is not None:
-            message = f"Octavia has not carried out all: what is left is {left}"
+            message = f"Octavia accepted a write without effect: {left}"
             own = [Blocked(key, Outcome("unavailable", message))]
         steps += own
     return steps
@@ -61,9 +68,9 @@ def chosen(
     addresses: Sequence[str] = (),
     located_id: str = "",
 ) -> BalancerState | None:
-    """The one to keep, of several load balancers of one Service: the one that was located for it;
-    else, of those that were made for it, one that works, then the one whose address is shown, then
-    the oldest."""
+    """Return the load balancer to keep, of several of one Service: the one that was located for the
+    Service; otherwise, of those that were made for it, a working one before one in ERROR, then the
+    one whose address the Service shows, then the oldest."""
     shown = set(addresses)
     own = [
         balancer
@@ -86,8 +93,8 @@ def chosen(
 def is_located(
     found: Found, uid: str, addresses: Sequence[str], wish: SharedOrAdopted | None
 ) -> bool:
-    """Whether the last look was for the shared or adopted load balancer that is wished for, and
-    what it found is there still; or no look is necessary to know which one it is."""
+    """Return whether the load balancer that the Service requests is known: the last search was for
+    this request and its result still exists, or no search is necessary."""
     keep = chosen(found.balancers, uid, addresses, found.located_id)
     if keep is None and found.located_id:
         return False
@@ -95,14 +102,14 @@ def is_located(
 
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
-    if pending := [balancer for balancer in found.balancers if balancer.works_on]:
+    if pending := [balancer for balancer in found.balancers if balancer.is_pending]:
         return [at_work(key, balancer, found.look_s) for balancer in pending]
     if wanted is None:
         gone: list[Change] = [step for balancer in found.balancers for step in _leave(balancer)]
         return [
             *gone,
             *security.all_rules_of(key, found),
-            *floating.given_back(key, found.unattached_ips),
+            *floating.delete_unattached(key, found.unattached_ips),
         ]
     if not is_located(found, wanted.uid, wanted.addresses, wanted.elsewhere):
         return [not_located(wanted)]
@@ -110,7 +117,7 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
     if keep is not None and keep.ownership == "guest":
         return _guest_steps(wanted, keep, found)
     wanted = floating.covering(wanted, keep, found.covers)
-    # What was to be taken over, and is not any more, stays as it is.
+    # A load balancer whose adoption was cancelled stays as it is.
     steps: list[Change] = []
     steps += [
         step
@@ -119,8 +126,8 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
         for step in drop(balancer)
     ]
     if keep is None:
-        tired = found.attempts >= MOST_ATTEMPTS
-        return [*steps, given_up(key, "", found.attempts) if tired else _create(wanted)]
+        exhausted = found.attempts >= MAX_ATTEMPTS
+        return [*steps, given_up(key, "", found.attempts) if exhausted else _create(wanted)]
     if keep.status == ERROR:
         return [*steps, *_repair(wanted, keep, found.attempts)]
     if _is_other(wanted, keep):
@@ -140,21 +147,23 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
 
 
 def _is_other(wanted: BalancerSpec, balancer: BalancerState) -> bool:
-    """It is nothing that the one could become."""
+    """Return whether no write can turn this load balancer into the desired one: the provider
+    differs, or an address family is missing."""
     lacks = len(wanted.families) > 1 and not set(wanted.families) <= set(balancer.families)
     return lacks or provider_of(balancer.provider) != wanted.provider
 
 
 def _is_at(balancer: BalancerState, wish: SharedOrAdopted | None) -> bool:
-    """Whether it is where it is to be, as far as that is known without a look."""
+    """Return whether the load balancer is the requested one, as far as this is known without a
+    search."""
     if wish is None:
         return balancer.ownership == "own"
     return balancer.id == wish.id or (not wish.id and balancer.ownership == "own")
 
 
 def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
-    # What the Service has elsewhere goes when this is there; what a Service of the same name had
-    # here is in the way.
+    # Parts on other load balancers are removed after the parts here are complete. Parts here of an
+    # earlier Service with the same name block the ports, and are removed first.
     before = [
         step
         for other in found.balancers
@@ -173,8 +182,9 @@ def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
     opened = security.rules_to_add(wanted, balancer, found)
     if steps:
         return [*opened, *steps]
-    # It shows what the load balancer has, and needs no floating IP of its own.
-    back = floating.given_back(wanted.service, found.unattached_ips)
+    # The Service shows the addresses of the shared load balancer, and needs no floating IP of its
+    # own.
+    back = floating.delete_unattached(wanted.service, found.unattached_ips)
     last = [
         *opened,
         *back,
@@ -185,7 +195,7 @@ def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
 
 
 def existing_of(balancer: BalancerState) -> ExistingLoadBalancer:
-    """What plans have to know of it."""
+    """Return what the plan needs to know of the load balancer."""
     floating = tuple(each.address for each in balancer.floating)
     shared = balancer.ownership == "guest"
     return ExistingLoadBalancer(
@@ -194,43 +204,50 @@ def existing_of(balancer: BalancerState) -> ExistingLoadBalancer:
 
 
 def _unless_planned_for(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
-    """All is as wanted. Drivers that come next rely on what the plan says of the load balancer."""
+    """Everything is as desired. Return a Blocked if the plan does not know the load balancer as it
+    is, because the next drivers in the chain rely on the plan."""
     return (
         [] if wanted.existing == existing_of(balancer) else [planned_for_another(wanted, balancer)]
     )
 
 
 def _obstacle(wanted: BalancerSpec, balancer: BalancerState) -> Blocked | None:
-    """Why a guest cannot be there, or not as it was planned."""
+    """Return why a guest cannot be on this load balancer, or not as it was planned."""
     fix = "remove fairlead.io/load-balancer-id, or name another one"
     if balancer.status == ERROR:
-        message = f"load balancer {balancer.id} is in ERROR, and it is not this Service's"
+        message = f"load balancer {balancer.id} is in ERROR, and was not made for this Service"
         return obstacle(wanted.service, message, fix)
     if _is_other(wanted, balancer):
         return planned_for_another(wanted, balancer)
-    taken = {(transport(each.protocol), each.port): each.holder for each in balancer.taken}
+    ports_in_use = {
+        (transport(each.protocol), each.port): each.holder for each in balancer.ports_in_use
+    }
     for listener in wanted.listeners:
-        if holder := taken.get((transport(listener.protocol), listener.port)):
+        if holder := ports_in_use.get((transport(listener.protocol), listener.port)):
             message = (
                 f"port {listener.port}/{listener.protocol} of load balancer {balancer.id} is "
-                f"taken by {holder}"
+                f"in use by {holder}"
             )
             return obstacle(wanted.service, message, f"give the Service another port; or {fix}")
     return None
 
 
 def _leave(balancer: BalancerState) -> list[Change]:
-    """For a Service that goes, or goes elsewhere."""
+    """Return the steps for a Service that is deleted or moves to another load balancer."""
     steps = drop(balancer)
     return [
-        *(floating.parted(balancer.service, balancer) if any(step.ends for step in steps) else []),
+        *(
+            floating.detach_all(balancer.service, balancer)
+            if any(step.ends for step in steps)
+            else []
+        ),
         *steps,
     ]
 
 
 def drop(balancer: BalancerState) -> list[Call]:
-    """What of a load balancer was the Service's goes; all of it, if nobody else is on it and it was
-    made by us."""
+    """Return the steps that remove the Service's parts; the whole load balancer, if no other
+    listener is on it and Fairlead created it."""
     key = balancer.service
     if not balancer.others and (balancer.ownership != "guest" or ownerless(balancer.tags)):
         return [_delete(key, balancer)]
@@ -246,16 +263,19 @@ def drop(balancer: BalancerState) -> list[Call]:
                 "PUT",
                 f"loadbalancers/{balancer.id}",
                 body,
-                "its marks, as others are on it",
+                "remove its marks, as other Services use it",
                 balancer.id,
             )
         )
-    company = _company(balancer)
-    return [msgspec.structs.replace(step, leaves=True, company=company) for step in steps]
+    expected_listeners = _expected_listeners(balancer)
+    return [
+        msgspec.structs.replace(step, leaves=True, expected_listeners=expected_listeners)
+        for step in steps
+    ]
 
 
-def _company(balancer: BalancerState) -> Company:
-    return Company(tuple(each.id for each in balancer.listeners), balancer.others)
+def _expected_listeners(balancer: BalancerState) -> ExpectedListeners:
+    return ExpectedListeners(tuple(each.id for each in balancer.listeners), balancer.others)
 
 
 def _create(wanted: BalancerSpec) -> Call:
@@ -281,13 +301,13 @@ def _delete(key: ServiceKey, balancer: BalancerState, state: str = "") -> Call:
         words,
         balancer.id,
         ends=True,
-        company=_company(balancer),
+        expected_listeners=_expected_listeners(balancer),
         repairs=bool(state),
     )
 
 
 def _repair(wanted: BalancerSpec, keep: BalancerState, attempts: int) -> list[Change]:
-    if attempts >= MOST_ATTEMPTS:
+    if attempts >= MAX_ATTEMPTS:
         return [given_up(wanted.service, keep.id, attempts)]
     shown = (
         not set(keep.shown).isdisjoint(wanted.addresses)
@@ -317,7 +337,8 @@ def _balancer_steps(wanted: BalancerSpec, balancer: BalancerState) -> list[Chang
     body: dict[str, object] = {}
     if not set(wanted.tags) <= set(balancer.tags):
         body["tags"] = sorted({*balancer.tags, *wanted.tags})
-    # By its name cloud-provider-openstack would find again what was taken over from it.
+    # An adopted load balancer keeps its name, by which cloud-provider-openstack would find it
+    # again.
     if not balancer.name.startswith(OCCM) and (balancer.name, balancer.description) != (
         wanted.name,
         wanted.description,

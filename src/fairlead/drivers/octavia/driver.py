@@ -1,14 +1,17 @@
 """The driver of class `fairlead.io/octavia`: load balancers of OpenStack.
 
-In: LoadBalancers with OctaviaSettings. Out: at Octavia a load balancer for each, with listeners,
-pools, members and monitors as wanted; and for plans what each load balancer is. `read` looks at
+In: LoadBalancers with OctaviaSettings. Out: for each a load balancer at Octavia, with the desired
+listeners, pools, members and monitors; and for the plan what each load balancer is. `read` reads
 Octavia, and locates load balancers that a Service shares or adopts. `diff` is pure. `apply` makes
-the writes that it is given, reads back what came of them, and asks the loop for another pass, which
-compares. What was found last is kept in memory and believed until the next audit, or until a write
-fails: then a look comes first. Made to be run with many Services at once, each in a pass of its
-own: Octavia takes seconds to minutes for each load balancer. Invariant: what does not carry this
-cluster's mark is neither seen nor touched. No load balancer is made without a look whether there is
-one, be it broken; of several the one that works stays."""
+the given writes, reads the result, and requests another pass of the loop, which compares.
+
+The state that was read last is kept in memory and used until the next audit or until a write fails;
+then it is read again first. The driver is run with many Services at once, each in a pass of its
+own, because Octavia takes seconds to minutes for each load balancer.
+
+Invariants: objects without this cluster's mark are neither listed nor changed. No load balancer is
+created before a read has shown that the Service has none, not even a broken one. Of several load
+balancers of one Service, the working one stays."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -17,7 +20,7 @@ import structlog
 
 from fairlead.drivers import Component
 from fairlead.drivers.octavia import diff as differences
-from fairlead.drivers.octavia.apply import PATIENT, Looks, Pace, StillWorking
+from fairlead.drivers.octavia.apply import PATIENT, Pace, PollSchedule, StillWorking
 from fairlead.drivers.octavia.attempts import Attempts
 from fairlead.drivers.octavia.balancers import (
     ACTIVE,
@@ -49,7 +52,7 @@ Observe = Callable[[ServiceKey, ExistingLoadBalancer | None], None]
 
 CREATED = "CreatedLoadBalancer"
 AGAIN_S = 0.01
-"""After writes the loop compares at once."""
+"""The delay after writes until the loop compares again."""
 NOTHING = Found(())
 
 
@@ -73,29 +76,30 @@ class OctaviaDriver(Component):
         network: bool = False,
         secured: bool = False,
     ) -> None:
-        """`claimant_of`: the Service of this name as it is now. `observe` is told the load balancer
-        of each Service whenever the driver has looked. `fence` is called before each write, and
-        raises if it must not be made: we do not lead any more. `clock`: seconds, that only go on.
-        `network`: see to floating IPs too; `secured`: and to the security group of the nodes."""
+        """Create the driver. `claimant_of` returns the present Service of this name. `observe`
+        receives the load balancer of a Service after each read. `fence` is called before each
+        write, and raises if this process is no longer the leader. `clock` returns monotonic
+        seconds. `network`: manage floating IPs; `secured`: manage the security group of the nodes.
+        """
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
         self._claimant_of = claimant_of
         self._observe = observe
         self._clock = clock
-        self._looks = Looks(pace)
+        self._schedule = PollSchedule(pace)
         self._network = Network(cloud, owner, recorder, floats=network, secures=secured)
         self._locator = Locator(cloud, owner, recorder)
         self._attempts = Attempts(clock)
-        self._writer = Writer(cloud, self._network, self._attempts, self._looks, fence)
+        self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
         self._memory = Memory(clock)
         self._rounds = Rounds()
         self._at_work_since_s: dict[ServiceKey, float] = {}
-        """When Octavia was first seen working on a load balancer of the Service."""
+        """The time at which Octavia was first seen working on a load balancer of the Service."""
 
     @property
     def read_incomplete(self) -> bool:
-        """Nothing is known yet: Octavia could not be read."""
+        """True until Octavia has been read as a whole."""
         return not self._memory.whole
 
     def render(
@@ -111,8 +115,9 @@ class OctaviaDriver(Component):
         return differences.diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Found]:
-        """What is there. With keys: what is known, or a look where that is not enough. Raises
-        Refused if a load balancer that a Service shares or adopts cannot be had."""
+        """Read everything, or the state of these Services: from memory, or from Octavia where
+        memory is not sufficient. Raise Refused if a load balancer that a Service requests to share
+        or adopt cannot be used."""
         if keys is None:
             await self._read_all()
             return {key: self._found(key) for key in self._memory.known}
@@ -127,7 +132,7 @@ class OctaviaDriver(Component):
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """Make the writes, Service by Service. A Service that was written to is `waiting`, unless
-        nothing of it is left: another pass compares what came of it with what is wanted then."""
+        nothing of it is left: another pass compares the result with the plan of that time."""
         outcomes: dict[ServiceKey, Outcome] = {}
         for key in dict.fromkeys(change.service for change in changes):
             own = [change for change in changes if change.service == key]
@@ -137,15 +142,14 @@ class OctaviaDriver(Component):
         return outcomes
 
     def knows(self, key: ServiceKey) -> bool:
-        """Whether there is something to do about it, were there no such Service, as far as is
-        known."""
+        """Return whether objects of the Service are known that must be deleted together with it."""
         found = self._memory.known.get(key, NOTHING)
         return bool(found.balancers or found.rules) or any(
             not each.kept for each in found.unattached_ips
         )
 
     def addresses(self, key: ServiceKey) -> Collection[str]:
-        """Those of the Service's load balancers, as far as is known."""
+        """Return the known addresses of the Service's load balancers."""
         return {
             address
             for balancer in self._memory.known.get(key, NOTHING).balancers
@@ -153,12 +157,12 @@ class OctaviaDriver(Component):
         }
 
     def health(self) -> list[LoadBalancerHealth]:
-        """How all are by Octavia's account, when they were seen last. May be called from any
-        thread."""
+        """Return the operating status of all load balancers, as it was last read. May be called
+        from any thread."""
         return healths(self._memory.known.copy(), self._memory.ages_s())
 
     def status(self) -> OctaviaState:
-        """For `/state`. May be called from any thread."""
+        """Return the state of this driver for `/state`. May be called from any thread."""
         return OctaviaState(tuple(self.health()))
 
     async def _read_all(self) -> None:
@@ -168,31 +172,31 @@ class OctaviaDriver(Component):
         except FairleadError as error:
             if self._memory.whole:
                 raise
-            # At the start each Service is to tell its owner, by failing in its turn.
+            # At the start, each Service reports the problem itself, when its own pass fails.
             log.warning("Octavia cannot be read", problem=str(error))
             return
         before = self._memory.known
-        for key in self._memory.take_all(found):
+        for key in self._memory.store_all(found):
             self._locator.remember(key, found[key].balancers)
         for key in before.keys() | self._memory.known.keys():
             self._tell(key)
 
     async def _needs_look(self, key: ServiceKey) -> bool:
-        """Whether what is known of the Service is not enough. Where Octavia is at work it is asked
-        for the status alone."""
+        """Return whether the Service must be read from Octavia. For a load balancer on which
+        Octavia is working, only its status is read."""
         known, claimant = self._memory.known.get(key), self._claimant_of(key)
         if claimant is None:
             self._attempts.forget(key)
-        at_work = [each.id for each in known.balancers if each.works_on] if known else []
+        at_work = [each.id for each in known.balancers if each.is_pending] if known else []
         if at_work:
             statuses = [await settled(self._cloud, id_) for id_ in at_work]
             return not all(status.startswith("PENDING") for status in statuses)
-        if self._memory.is_doubted(key):
+        if self._memory.is_invalid(key):
             return True
         if claimant is None:
             return False
         balancer = self._chosen(key, claimant)
-        # One that is broken may be made anew: never without a look.
+        # A broken load balancer may be recreated, which requires a read.
         return (
             known is None
             or balancer is None
@@ -201,18 +205,19 @@ class OctaviaDriver(Component):
         )
 
     async def _look(self, key: ServiceKey) -> None:
-        """Raises Refused if a load balancer that the Service shares or adopts cannot be had."""
+        """Read the Service from Octavia. Raise Refused if a load balancer that it requests to share
+        or adopt cannot be used."""
         own = await read_one(self._cloud, self._owner, key)
         balancers = await self._locator.add_to(key, own)
         claimant = self._claimant_of(key)
         if claimant is not None and not self._is_located(key, claimant, balancers):
             await self._locator.locate(key, claimant)
             balancers = await self._locator.add_to(key, own)
-        self._memory.take(key, await self._network.with_one(key, balancers))
+        self._memory.store(key, await self._network.with_one(key, balancers))
         self._tell(key)
 
     def _tell(self, key: ServiceKey) -> None:
-        """Tell plans what the Service has."""
+        """Report the Service's load balancer to the plan."""
         claimant = self._claimant_of(key)
         balancer = self._chosen(key, claimant) if claimant is not None else None
         if balancer is not None and balancer.status == ACTIVE:
@@ -222,9 +227,9 @@ class OctaviaDriver(Component):
     def _found(self, key: ServiceKey) -> Found:
         found = self._locator.with_result(key, self._memory.known.get(key, NOTHING))
         found = msgspec.structs.replace(found, covers=self._network.covers)
-        if any(balancer.works_on for balancer in found.balancers):
+        if any(balancer.is_pending for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
-            look_s = self._looks.next_s(self._clock() - since_s)
+            look_s = self._schedule.next_s(self._clock() - since_s)
             found = msgspec.structs.replace(found, look_s=look_s)
         else:
             self._at_work_since_s.pop(key, None)
@@ -248,32 +253,32 @@ class OctaviaDriver(Component):
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)
         writes = [each for each in changes if not isinstance(each, Blocked)]
         if blocked is not None and blocked.state == "unavailable":
-            self._memory.doubt(key)  # others may end it
+            self._memory.invalidate(key)  # other users may remove the obstacle
             self._rounds.end(key)
         if not writes:
             assert blocked is not None
             return blocked
-        self._memory.doubt(key)
+        self._memory.invalidate(key)
         try:
             await self._writer.carry_out(key, writes)
         except StillWorking:
             return Outcome(
                 "waiting",
-                f"Octavia is still at work: {writes[0]}",
-                again_s=self._looks.pace.last_s,
+                f"Octavia is still working: {writes[0]}",
+                again_s=self._schedule.pace.last_s,
             )
-        if blocked is None and self._takes_all(key, writes):
+        if blocked is None and self._deletes_everything(key, writes):
             self._forget(key)
             return DONE
         await self._look(key)
         self._rounds.add(key, tuple(writes))
         self._announce(key, writes)
-        message = f"the load balancer is compared with what is wanted, after {writes[-1]}"
+        message = f"the load balancer is compared with the plan again, after {writes[-1]}"
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
 
-    def _takes_all(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
-        """Whether the Service is gone, and nothing of it is left after these writes. A Service that
-        came back meanwhile is looked at again."""
+    def _deletes_everything(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
+        """Return whether the Service is deleted and these writes delete everything of it. A Service
+        that was recreated meanwhile is read again."""
         calls = [each for each in writes if isinstance(each, Call)]
         left = {each.balancer_id for each in calls if each.ends or each.leaves}
         known = {balancer.id for balancer in self._memory.known.get(key, NOTHING).balancers}
@@ -284,14 +289,14 @@ class OctaviaDriver(Component):
         )
 
     def _forget(self, key: ServiceKey) -> None:
-        self._memory.take(key, None)
+        self._memory.store(key, None)
         self._rounds.end(key)
         self._locator.forget(key)
         self._attempts.forget(key)
         self._observe(key, None)
 
     def _announce(self, key: ServiceKey, writes: Sequence[Write]) -> None:
-        """Tell the user of a load balancer that was made."""
+        """Write an Event for a load balancer that was created."""
         made = next((each for each in writes if isinstance(each, Call) and each.makes), None)
         claimant = self._claimant_of(key)
         if made is None or claimant is None or (balancer := self._chosen(key, claimant)) is None:

@@ -1,7 +1,7 @@
-"""What the answers of Neutron mean that are no success.
+"""The meaning of Neutron's error answers.
 
-In: a request, the answer to it. Out: an error of ours that says what was tried, on what, and what
-was answered. Pure."""
+In: a request and the answer to it. Out: a FairleadError with the request, its object and the
+answer. Pure."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 
 
 class Answer(NamedTuple):
-    """`region`: where it came from, if that is known."""
+    """An HTTP answer. `region`: the region that answered, if it is known."""
 
     status: int
     body: bytes
@@ -28,12 +28,12 @@ def of_region(name: str) -> str:
     return f" of region {name}" if name else ""
 
 
-class Full(Unavailable):
-    """There is no address left where one was asked for."""
+class NoAddressLeft(Unavailable):
+    """The subnet or network has no free address."""
 
 
-class Exists(Unavailable):
-    """There is one like it."""
+class RuleExists(Unavailable):
+    """An equal rule exists already."""
 
 
 class _Problem(msgspec.Struct):
@@ -41,15 +41,15 @@ class _Problem(msgspec.Struct):
     message: str = ""
 
 
-class _Trouble(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     problem: _Problem = msgspec.field(name="NeutronError", default_factory=_Problem)
 
 
-def neutrons_error(method: str, path: str, answer: Answer) -> FairleadError:
-    """409 is for quotas and for what is used up or in use, 412 for what has changed since it was
-    looked at."""
+def neutron_error(method: str, path: str, answer: Answer) -> FairleadError:
+    """Return the error for an answer of Neutron. Neutron answers 409 for quotas, exhausted pools
+    and objects in use, and 412 if the object has changed since the given revision."""
     try:
-        problem = msgspec.json.decode(answer.body, type=_Trouble).problem
+        problem = msgspec.json.decode(answer.body, type=_ErrorBody).problem
     except msgspec.DecodeError:
         problem = _Problem("", answer.body.decode(errors="replace").strip()[:200])
     message = (
@@ -60,19 +60,17 @@ def neutrons_error(method: str, path: str, answer: Answer) -> FairleadError:
         case 412:
             return Conflict(message)
         case 409 if problem.type == "OverQuota":
-            return Unavailable(
-                message, fix="raise the project's quota, or delete what nobody needs"
-            )
+            return Unavailable(message, fix="raise the project's quota, or delete unused objects")
         case 409 if problem.type in ("IpAddressGenerationFailure", "ExternalIpAddressExhausted"):
-            return Full(
+            return NoAddressLeft(
                 message,
-                fix="give back addresses that nobody needs, or choose another subnet or network",
+                fix="release unused addresses, or choose another subnet or network",
             )
         case 409 if problem.type == "SecurityGroupRuleExists":
-            return Exists(message)
+            return RuleExists(message)
         case 404 if problem.type == "ExternalGatewayForFloatingIPNotFound":
             return Unavailable(
-                message, fix="connect the load balancer's subnet to that network by a router"
+                message, fix="connect the load balancer's subnet to that network with a router"
             )
         case 404:
             return Conflict(message)

@@ -1,10 +1,10 @@
-"""Floating IPs of load balancers: one is had, led to the load balancer, kept or given back.
+"""Floating IPs of load balancers: allocated, attached, kept or deleted.
 
-In: a BalancerSpec, the BalancerState that is to be it, floating IPs with the mark of the Service.
-Out: steps; `attach` carries out those that are not one request. Pure. The mark is in the
-description, which is there from the first moment, as tags are not. Invariant: what does not carry
-the mark of the Service is never deleted, and taken only if the Service names or shows it and no
-other Service has it."""
+In: a BalancerSpec, the BalancerState that is to match it, floating IPs with the mark of the
+Service. Out: steps; `attach` carries out the steps that need more than one request. Pure. The mark
+is in the description, because Neutron sets the description when it creates a floating IP, and tags
+only later. Invariant: a floating IP without the mark of the Service is never deleted. It is
+attached only if the Service requests or shows its address, and no other Service has it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,15 +27,18 @@ from fairlead.model import FloatingWish, ServiceKey
 def steps(
     wanted: BalancerSpec, balancer: BalancerState, unattached: Sequence[FloatingIp]
 ) -> list[Change]:
-    """For a load balancer that is otherwise as wanted."""
+    """Return the steps for a load balancer that is otherwise as desired."""
     key, wish = wanted.service, wanted.floating
     if wish is None:
-        return [*(_part(key, each) for each in balancer.floating), *given_back(key, unattached)]
+        return [
+            *(_part(key, each) for each in balancer.floating),
+            *delete_unattached(key, unattached),
+        ]
     current = leading(balancer, wish)
     if current is None:
         instead = balancer.floating[0] if balancer.floating else None
-        # One without our mark, which led to the load balancer that was there before this one, is
-        # known by that alone.
+        # A floating IP without a mark that was attached to the previous load balancer is recognized
+        # only by the address that the Service shows.
         shown = tuple(
             each
             for each in wanted.addresses
@@ -46,19 +49,19 @@ def steps(
         ]
     mine: list[Change] = []
     if _is_of_occm(current, key) or (current.service == key and current.kept != wish.keep):
-        words = f"floating IP {current.address}, {'kept' if wish.keep else 'not kept'} from now on"
+        words = f"mark floating IP {current.address} as {'kept' if wish.keep else 'not kept'}"
         body = {"floatingip": {"description": wanted.network_mark(wish.keep)}}
         mine.append(
             Call(key, "PUT", path_of(current), body, words, balancer.id, revision=current.revision)
         )
-    return [*mine, *given_back(key, unattached)]
+    return [*mine, *delete_unattached(key, unattached)]
 
 
 def covering(wanted: BalancerSpec, balancer: BalancerState | None, covers: bool) -> BalancerSpec:
-    """With the tags of monitors that are made now. Before its release of 2023 provider ovn asked
-    members on behalf of those floating IPs alone that were there before the monitor (Launchpad
-    1956035, 1997418): clients of others were sent to members that are dead. `covers`: it is of that
-    release, or later."""
+    """Return the spec with the tags for monitors that are created now. Provider ovn before its
+    release of 2023 checked members only for floating IPs that were attached before the monitor was
+    created (Launchpad 1956035, 1997418): clients of other floating IPs were sent to failed members.
+    `covers`: the provider has that release or a later one."""
     if wanted.provider != "ovn":
         return wanted
     one = leading(balancer, wanted.floating) if balancer is not None else None
@@ -67,8 +70,8 @@ def covering(wanted: BalancerSpec, balancer: BalancerState | None, covers: bool)
 
 
 def uncovered(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
-    """Monitors that do not say that they cover the floating IP are made anew, once: nobody knows by
-    which release they were made."""
+    """Return the steps that recreate, once, the monitors whose tags do not show that they cover the
+    floating IP. The release that created a monitor cannot be read."""
     one = leading(balancer, wanted.floating)
     if one is None or provider_of(balancer.provider) != "ovn":
         return []
@@ -87,35 +90,36 @@ def uncovered(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
 
 
 def _is_of_occm(one: FloatingIp, key: ServiceKey) -> bool:
-    """It was made for this very Service, by who had its load balancer before."""
+    """Return whether cloud-provider-openstack created the floating IP for this Service."""
     return one.description.startswith(
         f"Floating IP for Kubernetes external service {key} from cluster "
     )
 
 
 def leading(balancer: BalancerState, wish: FloatingWish | None) -> FloatingIp | None:
-    """The floating IP that is as wished."""
+    """Return the attached floating IP that satisfies the request."""
     if wish is None:
         return None
     return next((each for each in balancer.floating if wish.address in ("", each.address)), None)
 
 
-def given_back(key: ServiceKey, unattached: Iterable[FloatingIp]) -> list[Change]:
-    """Those with our mark that nobody needs, but for those that are kept: it may have been another
-    Service of this name that wished so, and an address that is gone is not had again."""
+def delete_unattached(key: ServiceKey, unattached: Iterable[FloatingIp]) -> list[Change]:
+    """Return the deletions of unattached floating IPs with the Service's mark. Kept ones are not
+    deleted: the request to keep may have come from another Service of this name, and a deleted
+    address cannot be recovered."""
     return [_delete(key, each) for each in unattached if each.service == key and not each.kept]
 
 
-def parted(key: ServiceKey, balancer: BalancerState) -> list[Change]:
-    """For a load balancer that goes: what is kept, and what is not ours, must not lead to its port,
-    which may be somebody's."""
+def detach_all(key: ServiceKey, balancer: BalancerState) -> list[Change]:
+    """Return the steps before a load balancer is deleted. Floating IPs that are kept or are not
+    Fairlead's are detached, because the port may belong to a user and outlive the load balancer."""
     return [_part(key, each) for each in balancer.floating]
 
 
 def _part(key: ServiceKey, one: FloatingIp) -> Call:
     if one.service == key and not one.kept:
         return _delete(key, one)
-    words = f"floating IP {one.address} from now on leads nowhere"
+    words = f"detach floating IP {one.address}"
     return Call(
         key, "PUT", path_of(one), {"floatingip": {"port_id": None}}, words, revision=one.revision
     )

@@ -1,10 +1,17 @@
-"""How load balancers and their members are by Octavia's own account, and where that is another than
-the API's.
+"""The operating status of load balancers and members according to Octavia, and where it contradicts
+the Kubernetes API.
 
-In: what was found of each Service. Out: the LoadBalancerHealth of each, for `/state`. Pure.
-operating_status, see Octavia's API: ONLINE, DRAINING (no weight), DEGRADED (some member fails),
-ERROR (a member fails, or all do), NO_MONITOR (nobody asks), OFFLINE (no word has come yet, or it is
-switched off). A member has weight where the Kubernetes API says that pods on its node are ready."""
+In: what was Found for each Service. Out: a LoadBalancerHealth for each load balancer, for `/state`.
+Pure. The values of operating_status in Octavia's API are:
+
+- ONLINE
+- DRAINING: a member has weight 0
+- DEGRADED: some members fail
+- ERROR: a member fails, or all members of a pool fail
+- NO_MONITOR: there is no health monitor
+- OFFLINE: no status has been received yet, or the object is disabled
+
+A member has a weight if, according to the Kubernetes API, pods on its node are ready."""
 
 from collections.abc import Iterator, Mapping
 
@@ -70,10 +77,10 @@ def _discrepancies(
         if each.weight and each.monitored
     ]
     if ready and balancer.operating in FAILS:
-        yield f"pods are ready, and Octavia calls the load balancer {balancer.operating}"
+        yield f"pods are ready, but Octavia reports the load balancer as {balancer.operating}"
     for listener, each in ready:
         if each.operating in FAILS:
             yield (
-                f"{listener}: pods on {each.address} are ready, and Octavia calls it "
+                f"{listener}: pods on {each.address} are ready, but Octavia reports the member as "
                 f"{each.operating}"
             )

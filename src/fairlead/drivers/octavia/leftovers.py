@@ -1,11 +1,12 @@
-"""Finds at Octavia what was made for Services and clusters that are no more, and takes it away; for
+"""Finds objects at Octavia of Services and clusters that no longer exist, and deletes them; for
 Neutron see `network_leftovers`.
 
-In: a Cloud, a cluster, the Services that it has. Out: Leftovers; and whether each could be deleted.
-A controller that runs takes leftovers of its cluster away by itself. What stays is of one that was
-ended, or lost its cloud, before its Services went, and of clusters that were deleted as a whole.
-Invariant: nothing is named, or touched, that does not carry the mark of the cluster in question. On
-a load balancer with listeners of others only the Service's own parts go."""
+In: a Cloud, a cluster, the Services of the cluster. Out: Leftovers; and whether each could be
+deleted. A running controller deletes leftovers of its own cluster itself. Leftovers remain after a
+controller that was stopped, or lost its cloud, before its Services were deleted, and after clusters
+that were deleted as a whole. Invariant: objects without the mark of the given cluster are neither
+listed nor changed. On a load balancer with listeners of others only the Service's own parts are
+deleted."""
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -14,8 +15,8 @@ from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.apply import (
     PATIENT,
-    Looks,
     Pace,
+    PollSchedule,
     StillWorking,
     carry_out,
     wait_settled,
@@ -35,9 +36,9 @@ from fairlead.model import ServiceKey, Value
 
 
 class Leftover(Value, frozen=True):
-    """What one Service has left on one load balancer. `whole`: the load balancer itself; otherwise
-    its listeners and pools there, on one of others. `service` and `uid`: empty where only the
-    cluster is known."""
+    """The objects of one Service on one load balancer. `whole`: the load balancer itself; otherwise
+    the Service's listeners and pools on a load balancer of others. `service` and `uid` are empty if
+    only the cluster is known."""
 
     cluster: str
     service: str
@@ -49,9 +50,10 @@ class Leftover(Value, frozen=True):
     balancer: BalancerState
 
 
-class Elsewhere(Value, frozen=True):
-    """What a cluster has that was not asked about. `names`: of some of its load balancers, by which
-    people know it. `network`: floating IPs and security groups."""
+class OtherCluster(Value, frozen=True):
+    """The objects of a cluster other than the given one. `names`: names of some of its load
+    balancers, by which people recognize the cluster. `network`: the number of floating IPs and
+    security groups."""
 
     cluster: str
     load_balancers: int
@@ -59,38 +61,39 @@ class Elsewhere(Value, frozen=True):
     network: int = 0
 
 
-async def everything_of(cloud: Cloud, owner: Owner) -> list[BalancerState]:
-    """All that carries the cluster's mark. Services must be read later than this: one that is made
-    in between would have its load balancer taken for a leftover."""
+async def read_marked(cloud: Cloud, owner: Owner) -> list[BalancerState]:
+    """Read everything at Octavia that carries the cluster's mark. Read the Services after this
+    call: otherwise the load balancer of a Service that is created in between counts as a leftover.
+    """
     balancers = [
         balancer for found in (await read_all(cloud, owner)).values() for balancer in found
     ]
     known = {balancer.id for balancer in balancers}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
     there = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
-    return [*balancers, *(_nobodys(one) for one in there if ownerless(one.tags))]
+    return [*balancers, *(_ownerless_state(one) for one in there if ownerless(one.tags))]
 
 
-def judged(
+def find_leftovers(
     balancers: Sequence[BalancerState],
     owner: Owner,
     alive: Container[tuple[ServiceKey, str]] | None,
 ) -> list[Leftover]:
-    """Those that nobody has any more, in the order of their Services. `alive`: the Services that
-    there are, with their uids; None: the cluster is no more."""
+    """Return the leftovers, ordered by Service. `alive`: the existing Services with their uids;
+    None: the cluster no longer exists."""
     found = []
     for balancer in balancers:
         key = balancer.service if balancer.uid else None
         if alive is None:
             why = CLUSTER_GONE
         elif key is None:
-            why = "the Services that were on it are gone"
+            why = "the Services that used it are deleted"
         elif (key, balancer.uid) in alive:
             continue
         else:
             why = SERVICE_GONE
         if key is None and balancer.others:
-            continue  # somebody is on it
+            continue  # other listeners are on it
         whole = not balancer.others and balancer.ownership == "own"
         name = str(key) if key is not None else ""
         found.append(
@@ -101,9 +104,9 @@ def judged(
     return sorted(found, key=lambda each: (each.service, each.load_balancer))
 
 
-async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewhere]:
-    """What the project has of other clusters. Octavia finds no tags by their beginning, so
-    everything is listed."""
+async def other_clusters(cloud: Cloud, known: Container[str]) -> list[OtherCluster]:
+    """Count the objects of other clusters in the project. Octavia cannot search for tags by prefix,
+    so all load balancers are listed."""
     names: dict[str, list[str]] = defaultdict(list)
     for one in await get_list(cloud, "loadbalancers", answers.Balancer):
         for cluster in clusters_of(one.tags):
@@ -111,7 +114,7 @@ async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewh
                 names[cluster].append(one.name)
     network = await clusters_at_neutron(cloud, known)
     return [
-        Elsewhere(
+        OtherCluster(
             cluster, len(names[cluster]), tuple(sorted(names[cluster])[:3]), network.get(cluster, 0)
         )
         for cluster in sorted(names.keys() | network.keys())
@@ -119,17 +122,17 @@ async def clusters_elsewhere(cloud: Cloud, known: Container[str]) -> list[Elsewh
 
 
 async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
-    """Take it away; why that failed, or nothing."""
-    looks = Looks(pace)
+    """Delete the leftover. Return the reason of a failure, or ""."""
+    schedule = PollSchedule(pace)
     try:
         if leftover.balancer.status not in (ACTIVE, ERROR):
-            await wait_settled(cloud, leftover.load_balancer, looks)
+            await wait_settled(cloud, leftover.load_balancer, schedule)
         for balancer in await _as_it_is(cloud, leftover):
-            await carry_out(cloud, drop(balancer), looks, lambda: None)
+            await carry_out(cloud, drop(balancer), schedule, lambda: None)
     except StillWorking:
         return str(
             Unavailable(
-                f"Octavia is still at work on load balancer {leftover.load_balancer}",
+                f"Octavia is still working on load balancer {leftover.load_balancer}",
                 fix="try again later",
             )
         )
@@ -139,21 +142,22 @@ async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
 
 
 async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[BalancerState]:
-    """Now: what was on the same load balancer may have gone just before. None: it is gone by
-    itself."""
+    """Read the present state of the leftover, because another deletion may have changed the same
+    load balancer. The list is empty if the leftover is gone."""
     if leftover.uid:
         whose = leftover.balancer.service, leftover.uid
         found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, whose)
         return [balancer for balancer in found if balancer.uid == leftover.uid]
     if await listeners_on(cloud, leftover.load_balancer):
         raise Conflict(
-            f"on load balancer {leftover.load_balancer} there are listeners now", fix="look again"
+            f"load balancer {leftover.load_balancer} has listeners now",
+            fix="list the leftovers again",
         )
     return [leftover.balancer]
 
 
-def _nobodys(one: answers.Balancer) -> BalancerState:
-    """A load balancer that was shared, as the Service that nobody is."""
+def _ownerless_state(one: answers.Balancer) -> BalancerState:
+    """Represent a shared load balancer without Services, under an empty ServiceKey."""
     return BalancerState(
         one.id,
         ServiceKey("", ""),

@@ -1,12 +1,12 @@
-"""Finds the load balancers that a Service is to be on and that do not carry its mark.
+"""Finds the load balancers that a Service shares or adopts, and that do not carry its mark.
 
-In: a Claimant. Out: the load balancer that the Service names, to be on it beside others, or the one
-that cloud-provider-openstack has made for the Service, to be taken over; and what is there of the
-Service. The Locator remembers which load balancers these are: by its marks alone a Service is found
-on them when everything is read, and not when one Service is. Invariants: nothing is taken over that
-the configuration does not name, that carries the mark of another cluster or Service, or whose own
-name does not show that it was made for this Service. Nothing is shared without the consent of its
-owner (`marks.shares_with`); a Service that is on a load balancer already stays there."""
+In: a Claimant. Out: the load balancer that the Service names, to share it, or the load balancer
+that cloud-provider-openstack made for the Service, to adopt it; and the Service's parts on it. The
+Locator remembers these load balancers: a read of everything finds the Service's parts on them by
+their marks, but a read of one Service does not. Invariants: a load balancer is adopted only if the
+configuration names its cluster, it carries no mark of another cluster or Service, and its own name
+shows that it was made for this Service. Nothing is shared without the consent of its owner
+(`marks.shares_with`); a Service that is on a load balancer already stays there."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -26,8 +26,8 @@ SHARING = "SharingLoadBalancer"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """A load balancer to look at. `names`: of one that is taken over; None: of one that is
-    shared."""
+    """A load balancer to read for a Service. `names`: the names that cloud-provider-openstack gives
+    to an adopted load balancer; None: the load balancer is shared."""
 
     id: str
     uid: str
@@ -35,7 +35,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """`id`: empty: there is none."""
+    """The result of a search. `id` is empty if nothing was found."""
 
     wish: SharedOrAdopted
     uid: str
@@ -43,7 +43,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class Locator:
-    """What is known of Services that are, were or are to be on such load balancers."""
+    """The shared and adopted load balancers of all Services."""
 
     def __init__(self, cloud: Cloud, owner: Owner, recorder: Recorder) -> None:
         self._cloud = cloud
@@ -53,7 +53,7 @@ class Locator:
         self._results: dict[ServiceKey, _Result] = {}
 
     async def locate(self, key: ServiceKey, claimant: Claimant) -> None:
-        """Find what the Service wishes for. Raises Refused if it cannot be had."""
+        """Find the load balancer that the Service requests. Raise Refused if it cannot be used."""
         wish = claimant.elsewhere
         self._results.pop(key, None)
         if wish is None:
@@ -61,10 +61,10 @@ class Locator:
         found = await find_by_id(self._cloud, wish.id) if wish.id else None
         adopted = found if found is not None and self._is_made_for(found, key, wish.names) else None
         if found is None and wish.names:
-            adopted = await self._called(key, wish.names)
+            adopted = await self._find_by_names(key, wish.names)
         elif found is None:
             raise Refused(
-                f"there is no load balancer {wish.id}", fix="see fairlead.io/load-balancer-id"
+                f"load balancer {wish.id} does not exist", fix="check fairlead.io/load-balancer-id"
             )
         at = adopted or found
         if adopted is None and found is not None:
@@ -76,16 +76,16 @@ class Locator:
         self._places.setdefault(key, {})[at.id] = place
         where = f"load balancer {at.id} of provider {at.provider} at {at.address}"
         if adopted is not None:
-            message = f"{where}, made by cloud-provider-openstack, is taken over as it is"
+            message = f"{where}, made by cloud-provider-openstack, is adopted without changes"
             self._recorder.event(key, claimant.uid, "Normal", ADOPTING, message)
         else:
-            message = f"the Service's listeners are on {where}, which it may share with others"
+            message = f"the Service's listeners are on {where}, which other Services may use too"
             self._recorder.event(key, claimant.uid, "Normal", SHARING, message)
 
     async def _check_consent(
         self, found: Candidate, key: ServiceKey, uid: str, wish: SharedOrAdopted
     ) -> None:
-        """Raises Refused if the owner of this load balancer does not share it with the Service,
+        """Raise Refused if the owner of this load balancer does not share it with the Service,
         unless the Service is on it already."""
         if shares_with(self._owner, found.tags, key, wish.names):
             return
@@ -104,18 +104,19 @@ class Locator:
     async def add_to(
         self, key: ServiceKey, balancers: Sequence[BalancerState]
     ) -> list[BalancerState]:
-        """With what there is elsewhere."""
+        """Return `balancers` with the Service's parts on shared and adopted load balancers."""
         whole = list(balancers)
         for place in self._places.get(key, {}).values():
             if any(balancer.id == place.id for balancer in balancers):
-                continue  # it carries our mark by now
+                continue  # it carries the Service's mark by now
             whole += await read_at(
                 self._cloud, self._owner, place.id, (key, place.uid), place.names
             )
         return whole
 
     def remember(self, key: ServiceKey, balancers: Iterable[BalancerState]) -> None:
-        """Where a look at everything has found it."""
+        """Remember the load balancers on which a read of everything has found the Service as a
+        guest."""
         for balancer in balancers:
             if balancer.ownership == "guest":
                 self._places.setdefault(key, {}).setdefault(
@@ -123,43 +124,44 @@ class Locator:
                 )
 
     def forget(self, key: ServiceKey) -> None:
-        """The Service has nothing any more."""
+        """Forget a Service that has no load balancer any more."""
         self._places.pop(key, None)
         self._results.pop(key, None)
 
     def with_result(self, key: ServiceKey, found: Found) -> Found:
-        """What was found, with the last result of `locate`."""
+        """Return `found` with the last result of `locate`."""
         result = self._results.get(key)
         if result is None:
             return found
         return msgspec.structs.replace(found, located_for=result.wish, located_id=result.id)
 
     def id_for(self, key: ServiceKey, uid: str) -> str:
-        """The id of the load balancer that was located for the Service of this uid; empty: none
-        was."""
+        """Return the id of the load balancer that was located for the Service of this uid; "" if
+        none was."""
         result = self._results.get(key)
         return result.id if result is not None and result.uid == uid else ""
 
     def _is_made_for(self, found: Candidate, key: ServiceKey, names: Collection[str]) -> bool:
-        """Whether cloud-provider-openstack has made it for this Service, and nobody else has it
-        now."""
+        """Return whether cloud-provider-openstack made the load balancer for this Service, and no
+        cluster has marked it since."""
         marked = [tag for tag in found.tags if tag.startswith(ANY)]
         if found.name not in names or marked:
             return False
         told = found.description.startswith(f"Kubernetes external service {key} from cluster ")
         return told or found.name in found.tags
 
-    async def _called(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
-        """Raises Refused if there are several."""
+    async def _find_by_names(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
+        """Return the adopted load balancer with one of these names. Raise Refused if there are
+        several."""
         lists = [await find_called(self._cloud, name) for name in names]
         made = [
             each for found in lists for each in found if self._is_made_for(each, key, tuple(names))
         ]
         if len(made) > 1:
             raise Refused(
-                f"load balancers {', '.join(each.id for each in made)} are all called "
+                f"load balancers {', '.join(each.id for each in made)} all have the name "
                 f"{made[0].name}",
-                fix="delete those that nobody needs, or name the one to keep in "
+                fix="delete the unused ones, or name the one to keep in "
                 "fairlead.io/load-balancer-id",
             )
         return made[0] if made else None

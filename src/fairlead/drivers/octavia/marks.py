@@ -1,20 +1,21 @@
-"""By what Fairlead knows its own load balancers: tags, never names.
+"""The marks by which Fairlead recognizes its own load balancers: tags, never names.
 
-In: a cluster, a Service. Out: tags, names and descriptions; and back from tags to the Service.
-Pure. Names are not unique in Octavia, and anybody may give any. A tag with a comma in it can be set
-and never be found: none of ours can have one, as Kubernetes lets no name have it. Octavia cuts
-nothing: 255 characters are the most for each of these texts."""
+In: a cluster, a Service. Out: tags, names and descriptions; and from tags back to the Service.
+Pure. Names are not unique in Octavia, and any user may choose any name. A tag with a comma can be
+set but not searched for; the tags of Fairlead have no comma, because Kubernetes allows none in
+names. Each of these texts may have 255 characters; Octavia rejects longer ones and does not
+truncate them."""
 
 from collections.abc import Iterable
 
 from fairlead.model import ServiceKey, Value
 
-LONGEST = 255
+MAX_LENGTH = 255
 ANY = "fairlead-"
-"""Every tag of ours begins so."""
+"""The prefix of all tags of Fairlead."""
 OCCM = "kube_service_"
-"""Every tag of cloud-provider-openstack begins so: each is the name that it has for the load
-balancer of one Service."""
+"""The prefix of all tags of cloud-provider-openstack. Each tag is the name that it gives to the
+load balancer of one Service."""
 _CLUSTER = "fairlead-cluster="
 _SERVICE = "fairlead-service="
 _UID = "fairlead-uid="
@@ -24,48 +25,49 @@ SHARED_WITH = "fairlead.io/shared-with="
 allows Services of that namespace to have listeners on it. The tag is not one of our marks: the
 owner sets and removes it."""
 COVERS = "fairlead-covers="
-"""On a monitor of provider ovn: the floating IP for which it asks members."""
+"""A tag of a monitor of provider ovn: the floating IP for which the monitor checks members."""
 COVERS_ALL = f"{COVERS}all"
-"""It does so for whichever comes."""
+"""The monitor checks members for every floating IP, also for one that is attached later."""
 EXPLICIT = "fairlead-explicit="
-"""On a listener, a setting that somebody asked for: without the wish it goes back to what the cloud
-has."""
+"""A tag of a listener: the name of a setting that the Service sets. When the Service no longer sets
+it, the cloud's default is restored."""
 
 
 class Owner(Value, frozen=True):
-    """A cluster. `uid`: of its namespace kube-system, which no two clusters share. `name`: for
-    people."""
+    """A cluster. `uid`: the unique uid of its namespace kube-system. `name`: for people."""
 
     uid: str
     name: str
 
     @property
     def tag(self) -> str:
-        """What everything of this cluster carries."""
+        """The tag of all objects of this cluster."""
         return _CLUSTER + self.uid
 
     def tags(self, service: ServiceKey, uid: str) -> tuple[str, ...]:
-        """Of a load balancer."""
+        """The tags of a load balancer and its parts."""
         return tuple(sorted((self.tag, service_tag(service), _UID + uid)))
 
     def whose(self, tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
-        """The Service of this cluster, with its uid; None without such a mark."""
+        """Return the Service of this cluster to which the tags belong, with its uid; None without
+        such a mark."""
         tags = tuple(tags)
         return service_of(tags) if self.tag in tags else None
 
     def load_balancer_name(self, service: ServiceKey) -> str:
-        return f"fairlead_{self.name}_{service.namespace}_{service.name}"[:LONGEST]
+        return f"fairlead_{self.name}_{service.namespace}_{service.name}"[:MAX_LENGTH]
 
     def description(self, service: ServiceKey) -> str:
-        return f"Kubernetes Service {service} of cluster {self.name}, made by Fairlead"[:LONGEST]
+        return f"Kubernetes Service {service} of cluster {self.name}, made by Fairlead"[:MAX_LENGTH]
 
     def network_mark(self, service: ServiceKey, *, kept: bool = False) -> str:
-        """The description of what the Service has at Neutron, where tags cannot be given to what is
-        being made."""
+        """Return the description of the Service's objects at Neutron, which cannot have tags when
+        they are created."""
         return f"{service_tag(service)} {self.tag}{_KEPT if kept else ''}"
 
     def marked(self, description: str) -> ServiceKey | None:
-        """Whose that is."""
+        """Return the Service of this cluster whose mark the description is; None if it is another
+        text."""
         mark = description.removesuffix(_KEPT).removesuffix(f" {self.tag}")
         if (
             mark == description.removesuffix(_KEPT)
@@ -77,12 +79,13 @@ class Owner(Value, frozen=True):
 
 
 def is_kept(description: str) -> bool:
-    """Of what carries our mark: whether it outlives the Service."""
+    """Return whether the mark `description` says that the object outlives the Service."""
     return description.endswith(_KEPT)
 
 
 def cluster_marked(description: str) -> str:
-    """The uid of the cluster whose mark that is; empty: nobody's, or of what is kept."""
+    """Return the uid of the cluster whose mark the description is; "" if it is no mark, or the mark
+    of a kept object."""
     _, found, uid = f" {description}".rpartition(f" {_CLUSTER}")
     return uid if found and " " not in uid else ""
 
@@ -92,15 +95,15 @@ def service_tag(service: ServiceKey) -> str:
 
 
 def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
-    """Whose it is, with the Service's uid; None without our mark."""
+    """Return the Service to which the tags belong, with its uid; None without such a mark."""
     told = dict(tag.split("=", 1) for tag in tags if tag.startswith((_SERVICE, _UID)))
     key, uid = told.get(_SERVICE[:-1], ""), told.get(_UID[:-1], "")
     return (ServiceKey.parse(key), uid) if "/" in key and uid else None
 
 
 def without_service(tags: Iterable[str]) -> tuple[str, ...]:
-    """The tags of a load balancer that stays for other Services than the one for which it was made.
-    The namespace of that one may still share it."""
+    """Return the tags of a load balancer that stays for other Services than the one for which it
+    was made. Services of the namespace of that Service may still share it."""
     tags = tuple(tags)
     left = {tag for tag in tags if not tag.startswith((_SERVICE, _UID))}
     if (made_for := service_of(tags)) is not None:
@@ -111,10 +114,10 @@ def without_service(tags: Iterable[str]) -> tuple[str, ...]:
 def shares_with(
     owner: Owner, tags: Iterable[str], service: ServiceKey, names: Iterable[str] = ()
 ) -> bool:
-    """Whether this Service may share a load balancer with these tags: its owner has allowed it for
-    the namespace, or it was made for a Service of the same namespace, by us or by
-    cloud-provider-openstack. `names`: the names that the latter gives to this Service in the
-    cluster whose load balancers are taken over."""
+    """Return whether this Service may share a load balancer with these tags: its owner has allowed
+    it for the namespace, or the load balancer was made for a Service of the same namespace, by
+    Fairlead or by cloud-provider-openstack. `names`: the names that cloud-provider-openstack gives
+    to this Service's load balancer in the cluster whose load balancers are adopted."""
     tags = tuple(tags)
     if SHARED_WITH + service.namespace in tags:
         return True
@@ -127,8 +130,8 @@ def shares_with(
         for name in names
         if name.startswith(OCCM) and name.endswith(own)
     ]
-    # The name of a Service has no underscore: with one, the load balancer is of a cluster whose
-    # name begins with this one's.
+    # The name of a Service has no underscore. With an underscore, the load balancer belongs to a
+    # cluster whose name begins with the name of this cluster.
     return any(
         tag.startswith(each) and "_" not in tag.removeprefix(each)
         for each in prefixes
@@ -137,13 +140,13 @@ def shares_with(
 
 
 def ownerless(tags: Iterable[str]) -> bool:
-    """Whether a load balancer was made by us, and for a Service that is gone."""
+    """Return whether Fairlead made the load balancer for a Service that is now deleted."""
     tags = tuple(tags)
     return any(tag.startswith(_CLUSTER) for tag in tags) and service_of(tags) is None
 
 
 def clusters_of(tags: Iterable[str]) -> set[str]:
-    """The uids of the clusters that it is marked for."""
+    """Return the uids of the clusters whose marks are among the tags."""
     return {tag.removeprefix(_CLUSTER) for tag in tags if tag.startswith(_CLUSTER)}
 
 

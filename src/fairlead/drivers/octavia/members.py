@@ -1,11 +1,10 @@
-"""The one write that brings a pool's members to what is wanted, with as few of them in it as can
-be.
+"""The one write that changes a pool's members to the desired ones, with as few members in it as
+possible.
 
-In: a pool as it was found on a load balancer, the members that it is to have. Out: a Call, or none.
-Pure. Octavia knows a member by its address and port. A batch costs its worker as much for each
-member of the pool as a change of that would, be it the same as before, and so it does with
-`additive_only`, where those that are not listed are written again, too: a change of one member is
-therefore a write about that one."""
+In: an existing pool of a load balancer, its desired members. Out: a Call, or None. Pure. Octavia
+identifies a member by its address and port. A batch costs Octavia's worker as much for each
+unchanged member of the pool as for a changed one. `additive_only` does not help, because it also
+rewrites members that are not listed. Therefore a change of one member is a write to that member."""
 
 from collections.abc import Sequence
 
@@ -18,15 +17,16 @@ from fairlead.model import ServiceKey
 def members_step(
     key: ServiceKey, balancer: BalancerState, found: FoundPool, wanted: Sequence[Member]
 ) -> Call | None:
-    """None: they are as wanted, and none of them is in ERROR. One that is in ERROR the provider may
-    know or not: a batch makes it either way. Of one that is there twice, as it was written in two
-    ways, a batch leaves one. An empty pool is filled as a new one is."""
+    """Return the write, or None if the members are as desired and no member is in ERROR. It is
+    unknown whether the provider has a member that is in ERROR; a batch creates it in both cases. Of
+    a member that exists twice, with its address in two spellings, a batch leaves one. An empty pool
+    is filled by a batch, as a new pool is."""
     there = {_place(each.member): each for each in found.members}
     places = {_place(each) for each in wanted}
     gone = [each for each in found.members if _place(each.member) not in places]
     new = [each for each in wanted if _place(each) not in there]
     both = [(each, there[_place(each)].member) for each in wanted if _place(each) in there]
-    changed = [each for each, old in both if _told(each) != _told(old)]
+    changed = [each for each, old in both if _mutable_settings(each) != _mutable_settings(old)]
     broken = len(there) < len(found.members) or any(each.status == ERROR for each in found.members)
     path, words = f"pools/{found.id}/members", f"of pool {found.name}"
     match new, changed, gone, broken:
@@ -67,6 +67,7 @@ def _place(member: Member) -> tuple[str, int]:
     return member.address, member.port
 
 
-def _told(member: Member) -> tuple[int, int | None]:
-    """Where a member is, Octavia may have found by itself, and nobody can change."""
+def _mutable_settings(member: Member) -> tuple[int, int | None]:
+    """Return the settings of a member that can be changed. Its subnet, which Octavia may have
+    determined itself, cannot."""
     return member.weight, member.monitor_port

@@ -1,8 +1,8 @@
-"""What the driver saw last of each Service, and whether that may still be believed.
+"""The state of each Service that the driver read last, and whether it is still valid.
 
-In: what a look found. Out: the same, until it is doubted. No I/O. A look at everything replaces
-what is known of all Services but of those that were written to since it began: what it saw of them
-may be from before or after."""
+In: the results of reads. Out: the same, until it is invalidated. No I/O. A read of everything
+replaces the state of all Services, except for Services that were written to since it began: its
+results for these may be from before or after the write."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -12,52 +12,52 @@ from fairlead.model import ServiceKey
 
 
 class Memory:
-    """`clock`: seconds, that only go on."""
+    """The known state of all Services. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.known: dict[ServiceKey, Found] = {}
         self.whole = False
-        """True once everything was listed: a Service that is not in `known` has nothing."""
+        """True once everything was read: a Service that is not in `known` has no objects."""
         self._clock = clock
         self._seen_s: dict[ServiceKey, float] = {}
         self._all_seen_s = self._begun_s = clock()
-        self._doubted: set[ServiceKey] = set()
-        self._touched: set[ServiceKey] = set()
-        """Services that were doubted since the last look at everything began."""
+        self._invalid: set[ServiceKey] = set()
+        self._invalidated: set[ServiceKey] = set()
+        """Services that were invalidated since the last read of everything began."""
 
     def begin(self) -> None:
-        """A look at everything begins."""
-        self._touched = self._doubted.copy()
+        """Begin a read of everything."""
+        self._invalidated = self._invalid.copy()
         self._begun_s = self._clock()
 
-    def take_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
-        """The end of that look. The Services about which it is believed."""
-        believed = {key: each for key, each in found.items() if key not in self._touched}
-        kept = {key: each for key, each in self.known.items() if key in self._touched}
+    def store_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
+        """Finish the read of everything. Return the Services whose state was replaced."""
+        believed = {key: each for key, each in found.items() if key not in self._invalidated}
+        kept = {key: each for key, each in self.known.items() if key in self._invalidated}
         self.known = believed | kept
         self.whole = True
         self._all_seen_s = self._begun_s
         return believed.keys()
 
-    def take(self, key: ServiceKey, found: Found | None) -> None:
-        """A look at one Service; None: it has nothing."""
-        self._doubted.discard(key)
+    def store(self, key: ServiceKey, found: Found | None) -> None:
+        """Store the state of one Service; None: it has no objects."""
+        self._invalid.discard(key)
         self.known.pop(key, None)
         self._seen_s.pop(key, None)
         if found is not None:
             self._seen_s[key] = self._clock()
             self.known[key] = found
 
-    def doubt(self, key: ServiceKey) -> None:
-        """Something has changed at the cloud, or may have."""
-        self._doubted.add(key)
-        self._touched.add(key)
+    def invalidate(self, key: ServiceKey) -> None:
+        """Mark the known state as invalid: it has changed, or may have."""
+        self._invalid.add(key)
+        self._invalidated.add(key)
 
-    def is_doubted(self, key: ServiceKey) -> bool:
-        return key in self._doubted or (key not in self.known and not self.whole)
+    def is_invalid(self, key: ServiceKey) -> bool:
+        return key in self._invalid or (key not in self.known and not self.whole)
 
     def ages_s(self) -> Mapping[ServiceKey, float]:
-        """How long ago each Service was seen. May be called from any thread."""
+        """Return how many seconds ago each Service was read. May be called from any thread."""
         now_s, seen_s = self._clock(), self._seen_s.copy()
         return {
             key: now_s - max(seen_s.get(key, 0.0), self._all_seen_s) for key in self.known.copy()
@@ -65,20 +65,20 @@ class Memory:
 
 
 class Rounds:
-    """Writes that were made for a Service in one pass after the other, until a pass writes nothing.
-    A write that is missing again in the next pass has changed nothing."""
+    """The writes that were made for each Service in successive passes, until a pass writes nothing.
+    A write that is missing again in the next pass had no effect."""
 
     def __init__(self) -> None:
         self._writes: dict[ServiceKey, tuple[Write, ...]] = {}
         self._read: set[ServiceKey] = set()
-        """Services that were read since the last of these writes."""
+        """Services that were read since their last write."""
 
     def add(self, key: ServiceKey, writes: tuple[Write, ...]) -> None:
         self._writes[key] = (*self._writes.get(key, ()), *writes)
         self._read.discard(key)
 
     def read(self, key: ServiceKey) -> tuple[Write, ...]:
-        """The writes before this pass; to be called once in each pass."""
+        """Return the writes of the passes before this one. Call it once in each pass."""
         if key in self._read:  # and the last pass wrote nothing
             self.end(key)
         elif key in self._writes:

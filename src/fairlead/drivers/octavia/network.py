@@ -1,8 +1,8 @@
-"""What belongs to load balancers and is Neutron's: looked at with them, and seen to when Octavia
-has done its part.
+"""The objects at Neutron that belong to load balancers: read together with them, and changed in the
+same sequence of writes.
 
-In: BalancerStates. Out: what was Found of each Service, with its floating IPs and the rules by
-which its nodes are reached. Where nothing at Neutron is asked for, it is not called at all."""
+In: BalancerStates. Out: what was Found for each Service, with its floating IPs and the rules by
+which its nodes are reached. If no feature needs Neutron, Neutron is not called."""
 
 import asyncio
 from collections import defaultdict
@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.drivers.octavia import attach, security_group
 from fairlead.drivers.octavia.answers import get_versions
-from fairlead.drivers.octavia.apply import Looks, carry_out
+from fairlead.drivers.octavia.apply import PollSchedule, carry_out
 from fairlead.drivers.octavia.balancers import (
     BalancerState,
     FloatingIp,
@@ -41,13 +41,13 @@ States = Mapping[ServiceKey, Sequence[BalancerState]]
 
 RANGES = "SourceRangesNotHeld"
 COVERING = (2, 27)
-"""Octavia's API has had this version since May 2023, and its provider ovn has covered them since
-December 2022; both are of one release in a cloud."""
+"""The version of Octavia's API since May 2023. Since December 2022 the monitors of provider ovn
+cover floating IPs that are attached later; a cloud has both from one release."""
 
 
 class Network:
-    """Of one cloud. `floats`: floating IPs are seen to; `secures`: the security group of the
-    nodes."""
+    """The objects at Neutron of one cloud. `floats`: floating IPs are managed; `secures`: the
+    security group of the nodes is managed."""
 
     def __init__(
         self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool
@@ -58,37 +58,40 @@ class Network:
         self._floats = floats
         self._secures = secures
         self._secured: frozenset[str] = frozenset()
-        self._seen: frozenset[str] = frozenset()
-        """Addresses that were seen to, be it that they have no port here."""
+        self._processed: frozenset[str] = frozenset()
+        """Node addresses whose ports have been processed since the last read, including addresses
+        without a port in this project."""
         self._covers: bool | None = None
         self._opened: frozenset[str] = frozenset()
-        """Those since the last look at everything."""
+        """Node addresses that got the group since the last read of everything."""
         self._unused: frozenset[str] = frozenset()
         self._idle: frozenset[str] = frozenset()
-        self._tells_idle: ServiceKey | None = None
+        self._idle_reported_with: ServiceKey | None = None
         self._group = asyncio.Lock()
-        """One writes to the group, and to what has it, at a time."""
+        """Held while the group, or a port that has it, is written."""
 
     @property
     def covers(self) -> bool:
-        """Monitors that provider ovn makes cover floating IPs that come later, as far as is
-        known."""
+        """True if monitors that provider ovn creates are known to cover floating IPs that are
+        attached later."""
         return bool(self._covers)
 
     async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
-        """Everything of this cluster."""
+        """Read everything of this cluster."""
         await self._learn()
         own = await all_floating(self._cloud, self._owner) if self._floats else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
             async with self._group:
                 rules = await security_group.all_rules(self._cloud, self._owner)
-                self._see(balancers, await security_group.secured_ports(self._cloud, self._owner))
+                self._note_ports(
+                    balancers, await security_group.secured_ports(self._cloud, self._owner)
+                )
             balancers = await self._with_sources(balancers)
         return self._found(balancers, own, rules)
 
     async def with_one(self, key: ServiceKey, balancers: Sequence[BalancerState]) -> Found | None:
-        """Everything of one Service; None if nothing is."""
+        """Read everything of one Service; None if it has no objects."""
         await self._learn()
         ports = {balancer.port_id for balancer in balancers} - {""}
         own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
@@ -100,15 +103,15 @@ class Network:
         return self._found(whole, own, rules).get(key)
 
     async def carry_out(
-        self, steps: Sequence[Write], looks: Looks, fence: Callable[[], None]
+        self, steps: Sequence[Write], schedule: PollSchedule, fence: Callable[[], None]
     ) -> None:
-        """In their order. Raises as `apply.carry_out`."""
+        """Make the writes in order. Raise the errors of `apply.carry_out`."""
         calls: list[Call] = []
         for step in steps:
             if isinstance(step, Call):
                 calls.append(step)
                 continue
-            await carry_out(self._cloud, calls, looks, fence)
+            await carry_out(self._cloud, calls, schedule, fence)
             calls = []
             fence()
             match step:
@@ -117,34 +120,35 @@ class Network:
                 case AddRules():
                     async with self._group:
                         useless = await security_group.add_rules(self._cloud, self._owner, step)
-                        self._seen |= {*step.nodes}
+                        self._processed |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
                     if useless:
-                        message = f"source ranges hold nobody off: {useless} to its node ports"
+                        message = f"source ranges have no effect: {useless} to its node ports"
                         self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
                 case DeleteRules():
                     async with self._group:
-                        went = True  # or ports have lost it at least, unless we are told
+                        # After an error the group or its ports may have been changed as well.
+                        went = True
                         try:
                             went = await security_group.delete_rules(self._cloud, self._owner, step)
                         finally:
                             if went:
-                                self._secured = self._seen = frozenset()
+                                self._secured = self._processed = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:
                         nodes = self._idle & {*step.nodes}
                         await security_group.remove_group(self._cloud, self._owner, nodes)
-                        self._secured, self._seen, self._idle = (
+                        self._secured, self._processed, self._idle = (
                             self._secured - nodes,
-                            self._seen - nodes,
+                            self._processed - nodes,
                             frozenset(),
                         )
-        await carry_out(self._cloud, calls, looks, fence)
+        await carry_out(self._cloud, calls, schedule, fence)
 
-    def _see(self, balancers: States, ports: Sequence[frozenset[str]]) -> None:
-        """Which addresses have the group, and which of them have not been a member's at this look
-        and at the one before."""
+    def _note_ports(self, balancers: States, ports: Sequence[frozenset[str]]) -> None:
+        """Store which addresses have the group, and which of them were members neither at this read
+        nor at the previous one."""
         needed = {
             one.member.address
             for own in balancers.values()
@@ -159,11 +163,11 @@ class Network:
         self._idle = frozenset(idle & self._unused)
         self._unused = frozenset(idle)
         self._opened = frozenset()
-        self._tells_idle = min(balancers, default=None)
+        self._idle_reported_with = min(balancers, default=None)
 
     async def _learn(self) -> None:
-        """Asked until it is known, before anything is made. It matters for provider ovn alone, and
-        holds up nobody else."""
+        """Read the API version, unless it is known. A failure is ignored, because only provider ovn
+        needs the version, and other load balancers must not wait for it."""
         if self._floats and self._covers is None:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
@@ -205,7 +209,7 @@ class Network:
                 by_port[one.port_id].append(one)
             elif one.service is not None:
                 unattached[one.service].append(one)
-        secured = (self._secured | self._seen) - self._idle
+        secured = (self._secured | self._processed) - self._idle
         return {
             key: Found(
                 tuple(
@@ -215,7 +219,7 @@ class Network:
                 unattached_ips=tuple(unattached[key]),
                 rules=tuple(sorted(rules.get(key, ()))),
                 secured_addresses=secured,
-                idle=tuple(sorted(self._idle)) if key == self._tells_idle else (),
+                idle=tuple(sorted(self._idle)) if key == self._idle_reported_with else (),
             )
             for key in balancers.keys() | unattached.keys() | rules.keys()
         }

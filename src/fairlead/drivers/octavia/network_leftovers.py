@@ -1,10 +1,10 @@
-"""Finds at Neutron what was made for Services and clusters that are no more, and takes it away.
+"""Finds objects at Neutron of Services and clusters that no longer exist, and deletes them.
 
-In: a Cloud, a cluster, the Services that it has. Out: NetworkLeftovers; and whether each could be
-deleted. Load balancers are `leftovers`, and go before: their floating IPs lead nowhere then.
-Invariant: nothing is named, or touched, whose description does not carry the mark of the cluster in
-question. A floating IP that is kept outlives its Service and its cluster, for somebody wished so,
-unless it is asked for; one that leads to what stays is left alone."""
+In: a Cloud, a cluster, the Services of the cluster. Out: NetworkLeftovers; and whether each could
+be deleted. Load balancers are in `leftovers` and are deleted first, so that their floating IPs are
+unattached. Invariant: objects whose description lacks the mark of the given cluster are neither
+listed nor changed. A kept floating IP outlives its Service and its cluster unless the caller
+includes it. A floating IP that is attached to another port is left alone."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
@@ -21,12 +21,12 @@ from fairlead.errors import Conflict, FairleadError
 from fairlead.model import ServiceKey, Value
 
 CLUSTER_GONE, SERVICE_GONE = "its cluster is said to be gone", "its Service is gone"
-NOBODYS = "no Service has a rule in it"
+GROUP_UNUSED = "no Service has a rule in it"
 
 
 class NetworkLeftover(Value, frozen=True):
-    """A floating IP, or the rules that one Service has left in the cluster's security group. With
-    neither: the group itself, which has no rules of Services. `service`: empty for the group."""
+    """A floating IP, or the rules of one Service in the cluster's security group. With neither, the
+    group itself, which has no rules of Services; `service` is empty then."""
 
     cluster: str
     service: str
@@ -35,8 +35,8 @@ class NetworkLeftover(Value, frozen=True):
     rules: tuple[str, ...] = ()
 
 
-class Theirs(msgspec.Struct, frozen=True):
-    """What there is of one cluster. `group`: it has a security group."""
+class MarkedAtNeutron(msgspec.Struct, frozen=True):
+    """The objects of one cluster at Neutron. `group`: the cluster has a security group."""
 
     floating: Sequence[FloatingIp]
     rules: Mapping[ServiceKey, Sequence[FoundRule]]
@@ -48,29 +48,30 @@ class _Marked(msgspec.Struct):
     description: str | None = None
 
 
-async def everything_at_neutron(cloud: Cloud, owner: Owner) -> Theirs:
-    """All that carries the cluster's mark. Services must be read later than this, as with load
+async def read_marked_at_neutron(cloud: Cloud, owner: Owner) -> MarkedAtNeutron:
+    """Read all objects with the cluster's mark. Read the Services after this call, as for load
     balancers."""
     floating = [
         each for each in await neutron.all_floating(cloud, owner) if each.service is not None
     ]
-    return Theirs(
+    return MarkedAtNeutron(
         floating,
         await security_group.all_rules(cloud, owner),
         await security_group.has_group(cloud, owner),
     )
 
 
-def judged_at_neutron(
-    theirs: Theirs,
+def find_network_leftovers(
+    theirs: MarkedAtNeutron,
     owner: Owner,
     alive: Container[ServiceKey] | None,
     going: Container[str],
     *,
     kept: bool = False,
 ) -> list[NetworkLeftover]:
-    """`alive`: the Services that there are; None: the cluster is no more. `going`: ports of load
-    balancers that are leftovers themselves. `kept`: floating IPs that are kept, too."""
+    """Return the leftovers. `alive`: the existing Services; None: the cluster no longer exists.
+    `going`: ports of load balancers that are leftovers themselves. `kept`: include kept floating
+    IPs."""
     why = CLUSTER_GONE if alive is None else SERVICE_GONE
 
     def is_left(key: ServiceKey | None) -> bool:
@@ -89,12 +90,14 @@ def judged_at_neutron(
         if is_left(key)
     ]
     if theirs.group and not theirs.rules:
-        found.append(NetworkLeftover(owner.uid, "", CLUSTER_GONE if alive is None else NOBODYS))
+        found.append(
+            NetworkLeftover(owner.uid, "", CLUSTER_GONE if alive is None else GROUP_UNUSED)
+        )
     return sorted(found, key=lambda each: (each.service, each.floating is None))
 
 
 async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
-    """Take it away; why that failed, or nothing."""
+    """Delete the leftover. Return the reason of a failure, or ""."""
     owner, floating = Owner(leftover.cluster, ""), leftover.floating
     try:
         if floating is None:
@@ -106,7 +109,9 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
         if now is None or now.id != floating.id:
             return ""
         if now.port_id not in ("", floating.port_id) or now.description != floating.description:
-            raise Conflict(f"floating IP {now.address} is somebody's now", fix="look again")
+            raise Conflict(
+                f"floating IP {now.address} is in use now", fix="list the leftovers again"
+            )
         await cloud.write("DELETE", f"{FLOATING_IPS}/{now.id}", None, now.revision)
     except FairleadError as error:
         return str(error)
@@ -114,8 +119,8 @@ async def delete(cloud: Cloud, leftover: NetworkLeftover) -> str:
 
 
 async def clusters_at_neutron(cloud: Cloud, known: Container[str]) -> dict[str, int]:
-    """Of other clusters in the project: how many floating IPs and security groups they have, kept
-    ones aside."""
+    """Return the number of floating IPs and security groups of each other cluster in the project.
+    Kept floating IPs are not counted."""
     of: dict[str, int] = {}
     for path in (FLOATING_IPS, GROUPS):
         for cluster in _clusters(await get_list(cloud, path, _Marked)):

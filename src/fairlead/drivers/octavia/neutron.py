@@ -1,7 +1,7 @@
-"""What there is at Neutron that load balancers have to do with.
+"""Reads of floating IPs and external subnets at Neutron.
 
-In: a Cloud. Out: floating IPs, those with this cluster's mark and those of others. A call for each
-thousand of them."""
+In: a Cloud. Out: floating IPs with this cluster's mark and other ones. Each call returns at most
+1000 of them."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ class _FloatingIp(msgspec.Struct):
 
 
 class Subnet(msgspec.Struct):
-    """Of a network outside."""
+    """A subnet of an external network."""
 
     id: str
     name: str = ""
@@ -36,14 +36,15 @@ class Subnet(msgspec.Struct):
 
 
 async def all_floating(cloud: Cloud, owner: Owner) -> list[FloatingIp]:
-    """Of the project."""
+    """Return all floating IPs of the project."""
     return _values(await get_list(cloud, FLOATING_IPS, _FloatingIp), owner)
 
 
 async def floating_of(
     cloud: Cloud, owner: Owner, key: ServiceKey, ports: Iterable[str]
 ) -> list[FloatingIp]:
-    """Those with the mark of the Service, and those that lead to one of the ports."""
+    """Return the floating IPs with the mark of the Service, and those that are attached to one of
+    the ports."""
     marks = [owner.network_mark(key, kept=kept) for kept in (False, True)]
     found = await get_list(cloud, FLOATING_IPS, _FloatingIp, {"description": marks})
     if leading := sorted(ports):
@@ -52,18 +53,18 @@ async def floating_of(
 
 
 async def floating_at(cloud: Cloud, owner: Owner, address: str) -> FloatingIp | None:
-    """The one of this address, if the project has it."""
+    """Return the floating IP with this address, if the project has it."""
     found = await get_list(cloud, FLOATING_IPS, _FloatingIp, {"floating_ip_address": address})
     return next(iter(_values(found, owner)), None)
 
 
 async def subnets(cloud: Cloud, network_id: str) -> list[Subnet]:
-    """Of IPv4, as far as they may be seen."""
+    """Return the IPv4 subnets of the network that are visible to the project."""
     return await get_list(cloud, SUBNETS, Subnet, {"network_id": network_id, "ip_version": "4"})
 
 
 def made(answer: bytes, owner: Owner) -> FloatingIp:
-    """The one that was made or changed."""
+    """Return the floating IP of an answer to a write."""
     return _value(msgspec.json.decode(answer, type=dict[str, _FloatingIp])["floatingip"], owner)
 
 

@@ -1,8 +1,8 @@
 """The steps below a load balancer: listeners, their pools, members and monitors.
 
-In: a BalancerSpec, the BalancerState that is to be it. Out: Changes in order, for listeners and
-pools of the Service alone. Pure. Invariant: a listener's traffic goes to its new pool only when
-that has its members and its monitor; what is in ERROR is written again."""
+In: a BalancerSpec, the BalancerState that is to match it. Out: Changes in order, for listeners and
+pools of the Service only. Pure. Invariants: a listener is switched to a new pool only when the pool
+has its members and its monitor; an object in ERROR is written again."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +26,7 @@ from fairlead.model import ServiceKey
 
 
 def part_steps(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
-    """What is below the load balancer."""
+    """Return the steps for everything below the load balancer."""
     steps: list[Change] = []
     used: set[str] = set()
     gone: set[str] = set()
@@ -42,15 +42,19 @@ def part_steps(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
     return [
         *steps,
         *dropped,
-        *(_affinity_again(wanted, balancer, steps) if dropped and wanted.provider == "ovn" else ()),
+        *(
+            _restore_affinity(wanted, balancer, steps)
+            if dropped and wanted.provider == "ovn"
+            else ()
+        ),
     ]
 
 
-def _affinity_again(
+def _restore_affinity(
     wanted: BalancerSpec, balancer: BalancerState, steps: Sequence[Change]
 ) -> list[Change]:
-    """Provider ovn has one affinity for all pools of a protocol, and forgets it with any of
-    them."""
+    """Return the writes that restore affinity after a pool was deleted. Provider ovn has one
+    affinity for all pools of a protocol, and drops it when any of these pools is deleted."""
     made = {step.saves for step in steps if isinstance(step, Call) and step.saves}
     ids: dict[str, tuple[str, Listener]] = {}
     for listener in wanted.listeners:
@@ -84,9 +88,9 @@ def _affinity_again(
 
 
 def _enabled(wanted: BalancerSpec) -> dict[str, object]:
-    """Without admin_state_up in the update of a pool, provider ovn fails where a new affinity
-    comes, and for ever leaves its listener in PENDING_UPDATE where marks alone do
-    (`helper.pool_update`)."""
+    """Return the field that provider ovn needs in every update of a pool. Without admin_state_up it
+    fails when an affinity is added, and it leaves the listener in PENDING_UPDATE forever when only
+    tags change (`helper.pool_update`)."""
     return {"admin_state_up": True} if wanted.provider == "ovn" else {}
 
 
@@ -112,7 +116,8 @@ def _listener_steps(
     used: set[str],
     gone: set[str],
 ) -> list[Change]:
-    """`used`: takes the pools that are to stay; `gone`: the listeners that go here."""
+    """Return the steps for one listener. The function adds the pools that stay to `used`, and the
+    listeners that it deletes to `gone`."""
     there = next(
         (
             each
@@ -133,7 +138,7 @@ def _listener_steps(
     if there is not None:
         return [*steps, *_listener_update(wanted, balancer, listener, there, pool_id)]
     for other in balancer.listeners:
-        # Of one port there can be one listener for all that is carried over TCP.
+        # Each port can have one listener for all protocols that are carried over TCP.
         if (
             other.port == listener.port
             and transport(other.protocol) == transport(listener.protocol)
@@ -155,8 +160,8 @@ def _listener_steps(
 def _pool_for(
     balancer: BalancerState, listener: Listener, there: FoundListener | None, used: Iterable[str]
 ) -> FoundPool | None:
-    """The pool that the listener has, if it can become the one that is wanted; or one that was made
-    for it and not yet put in its place."""
+    """Return the pool of the listener if it can be changed into the desired one; otherwise a pool
+    that was created for the listener and is not attached to it yet; otherwise None."""
     current = next(
         (pool for pool in balancer.pools if there is not None and pool.id == there.pool_id), None
     )
@@ -176,8 +181,8 @@ def _pool_for(
 
 
 def _can_become(balancer: BalancerState, pool: FoundPool, listener: Listener) -> bool:
-    """Provider ovn takes another method, and the end of affinity, for a pool that is there, and
-    does nothing about it."""
+    """Return whether updates can turn the pool into the desired one. Provider ovn accepts an update
+    of the method, or the removal of affinity, without effect."""
     if pool.protocol != listener.pool.protocol or balancer.provider != "ovn":
         return pool.protocol == listener.pool.protocol
     return pool.method == listener.pool.method and (
@@ -236,14 +241,14 @@ def _pool_steps(
         )
     monitor = found.monitor
     if monitor is not None and (
-        pool.monitor is None or _is_made_anew(wanted, pool.monitor, monitor)
+        pool.monitor is None or _must_recreate(wanted, pool.monitor, monitor)
     ):
         words = f"monitor of pool {name}"
         steps.append(
             Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, balancer.id)
         )
         monitor = None
-    # Where members are asked is said with the members: before anybody asks them there.
+    # The port for health checks is a field of the members, so they are written before the monitor.
     if (step := members_step(wanted.service, balancer, found, pool.members)) is not None:
         steps.append(step)
     if pool.monitor is None:
@@ -280,9 +285,9 @@ def _pool_steps(
     return steps
 
 
-def _is_made_anew(wanted: BalancerSpec, monitor: Monitor, found: FoundMonitor) -> bool:
-    """Rather than written. Provider ovn writes one that is there, and for ever leaves its listener
-    in PENDING_UPDATE (`helper.hm_update`)."""
+def _must_recreate(wanted: BalancerSpec, monitor: Monitor, found: FoundMonitor) -> bool:
+    """Return whether the monitor must be recreated instead of updated. Provider ovn applies an
+    update, but leaves the listener in PENDING_UPDATE forever (`helper.hm_update`)."""
     return monitor.type != found.monitor.type or (
         wanted.provider == "ovn" and _differs(wanted, monitor, found)
     )
@@ -293,7 +298,7 @@ def _differs(wanted: BalancerSpec, monitor: Monitor, found: FoundMonitor) -> boo
 
 
 def _marks(wanted: BalancerSpec, tags: Iterable[str]) -> dict[str, object]:
-    """What is to be written to a part that lacks our marks; others' stay."""
+    """Return the tags to write to a part that lacks the Service's marks; other tags are kept."""
     missing = set(wanted.child_tags) - set(tags)
     return {"tags": sorted({*tags, *wanted.child_tags})} if missing else {}
 
@@ -325,7 +330,7 @@ def _listener_update(
         name: value for name, value in body.items() if name != "tags" and value != now.get(name)
     }
     if found.status == ERROR:
-        changed |= bodies.said(body)
+        changed |= bodies.without_defaults(body)
     if set(_texts(body["tags"])) != set(found.tags):
         changed["tags"] = body["tags"]
     if found.pool_id != pool_id:

@@ -1,14 +1,14 @@
-"""Paths of requests to Octavia's API and to Neutron's.
+"""Paths of requests to the APIs of Octavia and Neutron.
 
-In: a path below /lbaas, or one of Neutron's after `network/`. Out: its URL below the endpoint.
+In: a path below /lbaas, or a path of Neutron after `network/`. Out: its URL below the endpoint.
 Pure."""
 
 from fairlead.drivers.octavia.balancers import FloatingIp
 
 NETWORK = "network/"
-"""How paths of Neutron's begin."""
+"""The prefix of paths of Neutron."""
 VERSIONS = "versions"
-"""The path of what Octavia's API says of itself."""
+"""The path of the list of versions of Octavia's API."""
 MONITORS = "healthmonitors"
 FLOATING_IPS = f"{NETWORK}floatingips"
 GROUPS = f"{NETWORK}security-groups"

@@ -1,9 +1,10 @@
-"""What there is at Octavia with our mark, or on a load balancer that a Service is to be on.
+"""Reads the objects at Octavia that carry the cluster's mark, or that are on a load balancer that a
+Service is to be on.
 
-In: a Cloud, a tag that everything of a cluster or of one Service carries, or the id of a load
-balancer. Out: BalancerStates, one for each Service on each load balancer. A handful of calls
-whatever the number of load balancers, and one for each pool that has members: their weights are
-told nowhere else."""
+In: a Cloud, and a tag of a cluster or of one Service, or the id of a load balancer. Out:
+BalancerStates, one for each Service on each load balancer. The number of calls is small and does
+not depend on the number of load balancers, except for one call for each pool with members: the API
+shows their weights nowhere else."""
 
 import asyncio
 from collections import defaultdict
@@ -26,7 +27,7 @@ from fairlead.drivers.octavia.balancers import (
     Member,
     Monitor,
     Ownership,
-    Taken,
+    PortInUse,
 )
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
@@ -38,12 +39,12 @@ Whose = tuple[ServiceKey, str]
 
 
 async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[BalancerState]]:
-    """Everything of this cluster, be it on load balancers of others."""
+    """Read everything of this cluster, also on load balancers of others."""
     return await _read(cloud, owner, owner.tag, everywhere=True)
 
 
 async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[BalancerState]:
-    """The load balancers that were made for one Service, with everything of it."""
+    """Read the load balancers that were made for one Service, with everything of it."""
     return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(
         key, []
     )
@@ -52,9 +53,10 @@ async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[Balancer
 async def read_at(
     cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Collection[str] | None = None
 ) -> list[BalancerState]:
-    """What this Service, or one of its name, has on the load balancer of this id; nothing if that
-    is gone. `names`: those that cloud-provider-openstack has for it; what nobody has marked, or it
-    for this Service, is then the Service's as well."""
+    """Read the parts of this Service, or of another one of its name, on the load balancer with this
+    id; the list is empty if that is gone. `names`: the names that cloud-provider-openstack gives to
+    the Service's load balancer; parts without a mark, or with its mark for this Service, then also
+    count as the Service's."""
     one = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
     if one is None or one.provisioning_status == DELETED:
         return []
@@ -97,7 +99,7 @@ async def read_at(
 
 
 async def find_called(cloud: Cloud, name: str) -> list[Candidate]:
-    """The load balancers of this name. Names are not unique."""
+    """Return the load balancers of this name, which need not be unique."""
     found = await get_list(cloud, "loadbalancers", answers.Balancer, {"name": name})
     return [
         _candidate(each)
@@ -116,16 +118,16 @@ async def find_by_id(cloud: Cloud, id_: str) -> Candidate | None:
 
 
 async def listeners_on(cloud: Cloud, id_: str) -> set[str]:
-    """The ids of all of its listeners, whosever they are."""
+    """Return the ids of all listeners of the load balancer, also of other users."""
     found = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
     return {each.id for each in found.listeners} if found is not None else set()
 
 
 async def settled(cloud: Cloud, balancer_id: str) -> str:
-    """The status of a load balancer on which nothing is being done; PENDING while something is, be
-    it on the last of its children: provider ovn calls a load balancer ACTIVE when the first of
-    several things is done. DELETED: it is gone. ERROR: it has failed, whatever its children are
-    waiting for."""
+    """Return the status of a load balancer, or PENDING while Octavia works on it or on any of its
+    children: provider ovn reports a load balancer as ACTIVE when the first of several operations is
+    done. DELETED: the load balancer is gone. ERROR: it has failed, even if children are still
+    pending."""
     body = await cloud.get(f"loadbalancers/{balancer_id}/status")
     if body is None:
         return DELETED
@@ -179,7 +181,7 @@ async def _read(
 def _owned(
     owner: Owner, listeners: Iterable[answers.Listener], pools: Iterable[answers.Pool]
 ) -> dict[str, Whose]:
-    """Whose each is, by its id, of those that are marked."""
+    """Return the Service of each marked listener and pool, by its id."""
     tags = {each.id: each.tags for each in listeners} | {each.id: each.tags for each in pools}
     return {id_: whose for id_, own in tags.items() if (whose := owner.whose(own)) is not None}
 
@@ -191,8 +193,9 @@ async def _states(
     owned: Mapping[str, Whose],
     services: Collection[Whose] | None = None,
 ) -> list[BalancerState]:
-    """`owned`: whose a listener or a pool is, by its id. `services`: of these alone, and of each
-    there is a BalancerState for each load balancer; else where it has something."""
+    """Return the states of the listed load balancers. `owned`: the Service of each listener and
+    pool, by its id. With `services`, each of these Services gets a state for each load balancer;
+    otherwise each Service that has parts on it, or for which it was made."""
     with_members = [pool for pool in parts.pools if pool.members]
     members_of = [
         get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members
@@ -230,21 +233,24 @@ async def _states(
         for whose in {holder, *there[one.id]} - {None} if services is None else services:
             assert whose is not None
             own = [each for each in listeners_of[one.id] if owned.get(each.id) == whose]
-            # What the Service had when it was another of the same name is in nobody's way: it goes
-            # first.
+            # Listeners of an earlier Service of the same name do not count as ports in use, because
+            # they are deleted first.
             rest = [
                 each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != whose[0]
             ]
             balancer = _state(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
             ownership: Ownership = "own" if holder == whose else "guest"
-            taken = tuple(
+            ports_in_use = tuple(
                 sorted(
-                    Taken(each.protocol, each.protocol_port, _holder(each, owned)) for each in rest
+                    PortInUse(each.protocol, each.protocol_port, _holder(each, owned))
+                    for each in rest
                 )
             )
             others = len({each.id for each in one.listeners} - {each.id for each in own})
             balancers.append(
-                msgspec.structs.replace(balancer, ownership=ownership, others=others, taken=taken)
+                msgspec.structs.replace(
+                    balancer, ownership=ownership, others=others, ports_in_use=ports_in_use
+                )
             )
     return balancers
 

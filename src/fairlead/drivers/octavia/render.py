@@ -1,7 +1,6 @@
-"""What Octavia is to have for each Service.
+"""Computes the desired state at Octavia for each Service.
 
-In: LoadBalancers with OctaviaSettings. Out: BalancerSpecs. Pure.
-"""
+In: LoadBalancers with OctaviaSettings. Out: BalancerSpecs. Pure."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -22,15 +21,16 @@ from fairlead.drivers.octavia.marks import Owner
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
 from fairlead.model import Listener as Wanted
 
-HEAVIEST = 256
-"""The most that a member may weigh."""
-NOBODY: Mapping[Family, str] = {"IPv4": "255.255.255.255/32", "IPv6": "::/128"}
-"""Addresses that nobody calls from: an empty list would let everybody in."""
-EVERYBODY: Mapping[Family, str] = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
-LONGEST_AFFINITY_S = 65535
-"""The most that OVN takes (ovn-nb(5), affinity_timeout)."""
-SHORTEST_UDP_DELAY_S = 3
-"""Octavia asks over UDP no more often."""
+MAX_WEIGHT = 256
+"""The maximum weight of a member."""
+NO_SOURCE: Mapping[Family, str] = {"IPv4": "255.255.255.255/32", "IPv6": "::/128"}
+"""Addresses that no client has, for a listener without any allowed source. An empty list would
+allow every source."""
+ANY_SOURCE: Mapping[Family, str] = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
+MAX_AFFINITY_S = 65535
+"""The maximum that OVN accepts (ovn-nb(5), affinity_timeout)."""
+MIN_UDP_DELAY_S = 3
+"""The minimum interval that Octavia accepts for health checks over UDP."""
 
 
 def specs_of(
@@ -75,14 +75,16 @@ def _families(intent: LoadBalancer) -> tuple[Family, ...]:
 
 
 def _of_ports(intent: LoadBalancer, settings: OctaviaSettings) -> list[Wanted]:
-    """One for each port, which is that of all addresses, with the members for all of them."""
+    """Return one listener for each port, which covers all addresses and has the members of all
+    families."""
     ports: dict[tuple[str, int], list[Wanted]] = {}
     for each in intent.listeners:
         ports.setdefault((each.protocol, each.port), []).append(each)
     merged = []
     for (protocol, _), same in ports.items():
         if settings.provider == "amphora" and protocol == "TCP":
-            # It makes connections of its own, of any family: each node is a member once.
+            # Provider amphora opens its own connections to members, of any family: each node is a
+            # member once.
             same = [next((each for each in same if each.members), same[0])]
         merged.append(
             msgspec.structs.replace(
@@ -121,7 +123,7 @@ def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Po
             if settings.forwarded_for
             else {"": "TCP", "v1": "PROXY", "v2": "PROXYV2"}[settings.header]
         )
-    method, affinity_s = _choosing(intent, settings, wanted)
+    method, affinity_s = _algorithm(intent, settings, wanted)
     monitor = _monitor(intent, settings, wanted)
     port = (
         intent.health_monitor.port
@@ -131,12 +133,12 @@ def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Po
     return Pool(protocol, method, _members(settings, wanted, port), monitor, affinity_s)
 
 
-def _choosing(
+def _algorithm(
     intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted
 ) -> tuple[str, int | None]:
-    """By which method, and how long a client stays with a member. How long, Octavia lets nobody say
-    of TCP, and without that provider ovn 11 does nothing, or writes the word None: there the
-    client's address alone has to choose."""
+    """Return the algorithm and the affinity in seconds. Octavia does not allow a duration of
+    affinity for TCP, and without a duration provider ovn 11 ignores affinity, or writes the word
+    None to OVN. Therefore provider ovn chooses members for TCP by the client's address."""
     if not intent.affinity_timeout_s:
         return settings.method, None
     if settings.provider == "ovn":
@@ -144,7 +146,7 @@ def _choosing(
         return (
             ("SOURCE_IP", None)
             if over_tcp
-            else (settings.method, min(intent.affinity_timeout_s, LONGEST_AFFINITY_S))
+            else (settings.method, min(intent.affinity_timeout_s, MAX_AFFINITY_S))
         )
     return settings.method, intent.affinity_timeout_s if wanted.protocol != "TCP" else 0
 
@@ -153,9 +155,7 @@ def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) ->
     type_, checks = dict(settings.asking).get(wanted.protocol), settings.checks
     if type_ is None or checks is None:
         return None
-    delay_s = (
-        max(checks.delay_s, SHORTEST_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
-    )
+    delay_s = max(checks.delay_s, MIN_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
     path = intent.health_monitor.path if type_ == "HTTP" and intent.health_monitor else ""
     return Monitor(type_, delay_s, checks.timeout_s, checks.rise, checks.fall, path)
 
@@ -163,15 +163,15 @@ def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) ->
 def _members(
     settings: OctaviaSettings, wanted: Wanted, monitor_port: int | None
 ) -> tuple[Member, ...]:
-    """A node that gets nothing new keeps its connections where weights are understood: as one
-    without weight."""
+    """Return the members. A draining node stays a member with weight 0, and keeps its connections,
+    if the provider supports weights."""
     weighted = settings.provider == "amphora"
     heaviest = max((each.weight for each in wanted.members), default=0)
     members = []
     for each in wanted.members:
         weight = each.weight if each.state == "active" else 0
-        if heaviest > HEAVIEST and weight:
-            weight = max(1, weight * HEAVIEST // heaviest)
+        if heaviest > MAX_WEIGHT and weight:
+            weight = max(1, weight * MAX_WEIGHT // heaviest)
         if weighted or weight:
             members.append(
                 Member(
@@ -186,22 +186,23 @@ def _members(
 
 
 def _subnet(settings: OctaviaSettings, address: str) -> str:
-    """Where a member is, if Octavia is to be told: provider ovn has to be, of those that are not
-    where its first address is."""
+    """Return the subnet of a member if Octavia needs it. Provider ovn needs the subnet of members
+    that are not in the subnet of the load balancer's first address."""
     if settings.provider == "ovn" and settings.place.subnet_id_v6 and family_of(address) == "IPv6":
         return settings.place.subnet_id_v6
     return settings.member_subnet_id
 
 
 def _rules(intent: LoadBalancer, settings: OctaviaSettings) -> tuple[Rule, ...]:
-    """Through provider ovn clients come themselves."""
+    """Return the security group rules. With provider ovn, packets reach nodes with the addresses of
+    the clients."""
     rules: set[Rule] = set()
     for each in intent.listeners:
         protocol = each.protocol.lower()
         if settings.provider == "amphora" or intent.source_ranges:
             rules.add(Rule(protocol, each.node_port))
         if settings.provider == "ovn":
-            ranges = _cidrs(intent.source_ranges, each.family) or (EVERYBODY[each.family],)
+            ranges = _cidrs(intent.source_ranges, each.family) or (ANY_SOURCE[each.family],)
             rules |= {Rule(protocol, each.node_port, source) for source in ranges}
     monitors = [_monitor(intent, settings, each) for each in intent.listeners]
     if intent.health_monitor is not None and any(
@@ -220,7 +221,8 @@ def _all_cidrs(intent: LoadBalancer) -> tuple[str, ...]:
 
 
 def _cidrs(ranges: Iterable[str], family: Family) -> tuple[str, ...]:
-    """Those of the family: Octavia refuses any other."""
+    """Return the ranges of this family: Octavia rejects ranges of other families. If there are
+    ranges, but none of this family, no client is allowed."""
     given = {ipaddress.ip_network(text, strict=False) for text in ranges}
     own = {str(each) for each in given if (each.version == 6) == (family == "IPv6")}
-    return tuple(sorted(own or {NOBODY[family]})) if given else ()
+    return tuple(sorted(own or {NO_SOURCE[family]})) if given else ()

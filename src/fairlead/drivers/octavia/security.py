@@ -1,14 +1,14 @@
-"""Who may reach the nodes of a load balancer: rules of one security group that a cluster's nodes
-have.
+"""The steps for the rules by which clients and load balancers reach nodes. The rules are in one
+security group of the cluster, which all its nodes have.
 
-In: a BalancerSpec, the BalancerState that is to be it, the rules that are there. Out: steps;
-`security_group` carries them out. Pure. Nodes get the group once, so a change of a Service writes
-to no node's port. Through provider ovn clients come to nodes with their own addresses: rules are
-for them, or for the Service's source ranges, and for the source of OVN's health checks. Provider
-amphora comes from its own networks. No two Services need the same rules: node ports and health
-ports belong to one Service. Invariant: on a load balancer that is there rules come before members
-that need them, and they go after those. One that is made comes with its members, and its rules are
-there before its address is shown."""
+In: a BalancerSpec, the BalancerState that is to match it, the existing rules. Out: steps;
+`security_group` carries them out. Pure. A node gets the group once, so a change of a Service writes
+no port of a node. With provider ovn, packets reach nodes with the addresses of the clients: the
+rules admit everyone or the Service's source ranges, and the source of OVN's health checks. Provider
+amphora connects from its own networks. No two Services need the same rule, because a node port and
+a health check node port belong to one Service. Invariant: on an existing load balancer, rules are
+created before members that need them, and deleted after them. A new load balancer is created with
+its members; its rules exist before its address is published."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ from fairlead.model import ServiceKey
 
 
 def rules_to_add(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
-    """What is to be there before members are."""
+    """Return the rules and group memberships that members need."""
     if wanted.rules is None:
         return []
     rules = tuple(sorted(_needed(wanted.rules, balancer) - {each.rule for each in found.rules}))
@@ -33,7 +33,7 @@ def rules_to_add(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
     if not (rules or nodes):
         return []
     narrow = wanted.provider == "ovn" and not any(
-        is_everybody(each.source) for each in wanted.rules
+        is_any_address(each.source) for each in wanted.rules
     )
     return [
         AddRules(
@@ -49,14 +49,15 @@ def rules_to_add(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
 
 
 def rules_to_delete(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
-    """What goes when members have gone."""
+    """Return the deletion of rules that no member needs any more."""
     needed = _needed(wanted.rules or (), balancer)
     ids = tuple(sorted(each.id for each in found.rules if each.rule not in needed))
     return [DeleteRules(wanted.service, ids)] if ids else []
 
 
 def groups_to_remove(wanted: BalancerSpec, found: Found) -> list[Change]:
-    """For nodes that have left the cluster, or have had no pods of any Service for long."""
+    """Return the removal of the group from nodes that have left the cluster, or have had no pods of
+    any Service for long."""
     return (
         [RemoveSecurityGroup(wanted.service, found.idle)]
         if found.idle and wanted.rules is not None
@@ -65,12 +66,12 @@ def groups_to_remove(wanted: BalancerSpec, found: Found) -> list[Change]:
 
 
 def all_rules_of(key: ServiceKey, found: Found) -> list[Change]:
-    """For a Service that goes."""
+    """Return the deletion of all rules of a deleted Service."""
     return [DeleteRules(key, tuple(sorted(each.id for each in found.rules)))] if found.rules else []
 
 
 def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
-    """With the load balancer's own addresses where rules are for these."""
+    """Return the rules, with the load balancer's own sources in place of empty sources."""
     own = [each for each in rules if not each.source]
     said = {each for each in rules if each.source}
     return said | {
@@ -78,5 +79,5 @@ def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
     }
 
 
-def is_everybody(source: str) -> bool:
+def is_any_address(source: str) -> bool:
     return source.endswith("/0")

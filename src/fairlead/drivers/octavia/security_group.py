@@ -1,10 +1,10 @@
-"""The security group of a cluster at Neutron, its rules, and the nodes' ports that have it.
+"""The security group of a cluster at Neutron, its rules, and the ports of nodes that have it.
 
-In: a Cloud, the writes that `security` has found necessary. Out: what is there; and the writes are
-made. Each rule carries the mark of its Service. What else a port has stays: it is written only over
-the state in which it was read. Neutron takes a rule once, whatever its description. Invariant: with
-the last rule of a Service goes the group, from ports first; until it is gone that rule is there,
-for whichever process ends the work."""
+In: a Cloud, the writes of `security`. Out: the existing rules and ports; and the writes are made.
+Each rule carries the mark of its Service. Other security groups of a port stay: a port is written
+only at the revision that was read. Neutron rejects an equal rule even if its description differs.
+Invariant: the group is deleted with the last rule of a Service, after it is removed from ports.
+Until then the rule exists, so that any process can finish the work."""
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,15 +15,15 @@ from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.balancers import FoundRule, Rule
 from fairlead.drivers.octavia.changes import AddRules, DeleteRules
 from fairlead.drivers.octavia.cloud import Cloud
-from fairlead.drivers.octavia.failures import Exists
+from fairlead.drivers.octavia.failures import RuleExists
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.paths import GROUPS, PORTS, RULES, SUBNETS
-from fairlead.drivers.octavia.security import is_everybody
+from fairlead.drivers.octavia.security import is_any_address
 from fairlead.errors import Conflict, Unavailable
 from fairlead.model import ServiceKey
 
-AT_ONCE = 50
-"""So many addresses are asked for in one call: longer requests are turned away."""
+ADDRESSES_PER_CALL = 50
+"""The number of addresses in one query; longer requests are rejected."""
 
 
 class _Fixed(msgspec.Struct):
@@ -67,7 +67,7 @@ async def all_rules(cloud: Cloud, owner: Owner) -> Rules:
     whole = [
         each for group in await _groups(cloud, owner) for each in await _rules(cloud, [group.id])
     ]
-    return _sorted_out(owner, whole)
+    return _by_service(owner, whole)
 
 
 async def has_group(cloud: Cloud, owner: Owner) -> bool:
@@ -76,11 +76,11 @@ async def has_group(cloud: Cloud, owner: Owner) -> bool:
 
 async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
     asked = {"description": owner.network_mark(key), "direction": "ingress"}
-    return _sorted_out(owner, await get_list(cloud, RULES, _Rule, asked))
+    return _by_service(owner, await get_list(cloud, RULES, _Rule, asked))
 
 
 async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
-    """The addresses of each port that has the group."""
+    """Return the addresses of each port that has the group."""
     ports = [
         each for group in await _groups(cloud, owner) for each in await _with_group(cloud, group.id)
     ]
@@ -90,7 +90,7 @@ async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
 async def sources_of(
     cloud: Cloud, subnets: Iterable[str], provider: str
 ) -> dict[str, tuple[str, ...]]:
-    """By subnet: where a load balancer of it comes from when it speaks to members itself."""
+    """Return the sources from which a load balancer connects to members itself, by subnet."""
     wanted = sorted({*subnets} - {""})
     if not wanted:
         return {}
@@ -109,29 +109,34 @@ async def sources_of(
 
 
 async def add_rules(cloud: Cloud, owner: Owner, step: AddRules) -> str:
-    """Raises Conflict where somebody else writes at the same time. A node that has no port here is
-    passed over. What makes a narrow step useless; or nothing."""
+    """Add the rules, and assign the group to the nodes. A node without a port in this project is
+    skipped. Return the reason why a narrow step has no effect, or "". Raise Conflict if another
+    client writes at the same time."""
     group = await _group(cloud, owner)
     if step.rules:
         bodies = [_body(each, group, step.mark) for each in step.rules]
         try:
             await cloud.write("POST", RULES, {"security_group_rules": bodies})
-        except Exists as error:
-            await _make_way(cloud, owner, group, step, error)
-    for start in range(0, len(step.nodes), AT_ONCE):
+        except RuleExists as error:
+            await _delete_conflicting_rules(cloud, owner, group, step, error)
+    for start in range(0, len(step.nodes), ADDRESSES_PER_CALL):
         asked = {
-            "fixed_ips": [f"ip_address={each}" for each in step.nodes[start : start + AT_ONCE]]
+            "fixed_ips": [
+                f"ip_address={each}" for each in step.nodes[start : start + ADDRESSES_PER_CALL]
+            ]
         }
         for port in await get_list(cloud, PORTS, Port, asked):
             if group not in port.security_groups and port.port_security_enabled:
                 await _put(cloud, port, [*port.security_groups, group])
-    return await _open_anyway(cloud, group, step.rules) if step.narrow and step.rules else ""
+    return await _find_open_rule(cloud, group, step.rules) if step.narrow and step.rules else ""
 
 
-async def _make_way(cloud: Cloud, owner: Owner, group: str, step: AddRules, error: Exists) -> None:
-    """Rules like those of the step are there for others. A node port is of one Service: what others
-    of this cluster have for it was left behind. Raises Conflict, for they are to be looked at anew;
-    or Unavailable if it is no rule of ours."""
+async def _delete_conflicting_rules(
+    cloud: Cloud, owner: Owner, group: str, step: AddRules, error: RuleExists
+) -> None:
+    """Delete equal rules of other Services of this cluster. A node port belongs to one Service, so
+    rules of another Service for it are leftovers. Always raises: Conflict, because the rules must
+    be read again, or Unavailable if an equal rule is not Fairlead's."""
     foreign: list[str] = []
     for each in await _rules(cloud, [group]):
         own = each.description == step.mark
@@ -143,41 +148,47 @@ async def _make_way(cloud: Cloud, owner: Owner, group: str, step: AddRules, erro
             await cloud.write("DELETE", f"{RULES}/{each.id}", None)
     if foreign:
         message = (
-            f"somebody has made rules in security group {group} that Service "
+            f"another client has created rules in security group {group} that Service "
             f"{step.service} needs: {', '.join(foreign)}"
         )
-        raise Unavailable(message, fix="delete them; they are made anew for the Service") from error
+        raise Unavailable(
+            message, fix="delete them; Fairlead creates them again for the Service"
+        ) from error
     raise Conflict(f"rules of security group {group} have changed") from error
 
 
-async def _open_anyway(cloud: Cloud, group: str, rules: Collection[Rule]) -> str:
-    """Where other groups of nodes let everybody in to these ports."""
+async def _find_open_rule(cloud: Cloud, group: str, rules: Collection[Rule]) -> str:
+    """Describe a rule of another group of the nodes that admits every source to one of these ports;
+    "" if there is none."""
     others = {id_ for port in await _with_group(cloud, group) for id_ in port.security_groups} - {
         group
     }
     found = [
         each
         for each in await _rules(cloud, sorted(others))
-        if any(_lets_everybody(each, rule) for rule in rules)
+        if any(_allows_any_source(each, rule) for rule in rules)
     ]
     if not found:
         return ""
     one = found[0]
     return (
         f"rule {one.id} of security group {one.security_group_id}, which nodes have as well, "
-        "lets everybody in"
+        "admits every source"
     )
 
 
-def _lets_everybody(one: _Rule, rule: Rule) -> bool:
-    """To the port of the rule."""
+def _allows_any_source(one: _Rule, rule: Rule) -> bool:
+    """Return whether the existing rule admits every source to the port of `rule`."""
     low, high = one.port_range_min or 0, one.port_range_max or 65535
     reaches = one.protocol in (None, rule.protocol) and low <= rule.port <= high
-    return reaches and not one.remote_group_id and is_everybody(one.remote_ip_prefix or "0.0.0.0/0")
+    return (
+        reaches and not one.remote_group_id and is_any_address(one.remote_ip_prefix or "0.0.0.0/0")
+    )
 
 
 async def remove_group(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> None:
-    """Raises Conflict where somebody else writes at the same time."""
+    """Remove the group from the ports of these nodes. Raise Conflict if another client writes at
+    the same time."""
     for group in await _groups(cloud, owner):
         for port in await _with_group(cloud, group.id):
             if _addresses(port) <= set(nodes):
@@ -185,8 +196,9 @@ async def remove_group(cloud: Cloud, owner: Owner, nodes: Collection[str]) -> No
 
 
 async def delete_rules(cloud: Cloud, owner: Owner, step: DeleteRules) -> bool:
-    """Whether the group went, too. It takes its last rules along: while there are ports that have
-    it, these tell of whom it is. Raises Conflict where somebody else writes at the same time."""
+    """Delete the rules. Return whether the group was deleted too. The last rules are deleted
+    together with the group: while ports have the group, its rules identify the Service. Raise
+    Conflict if another client writes at the same time."""
     left = False
     gone: set[str] = set()
     for group in await _groups(cloud, owner):
@@ -205,7 +217,7 @@ async def delete_rules(cloud: Cloud, owner: Owner, step: DeleteRules) -> bool:
 
 
 async def _rules(cloud: Cloud, groups: Sequence[str]) -> list[_Rule]:
-    """For who comes in."""
+    """Return the ingress rules of these groups."""
     return (
         await get_list(cloud, RULES, _Rule, {"security_group_id": groups, "direction": "ingress"})
         if groups
@@ -213,7 +225,7 @@ async def _rules(cloud: Cloud, groups: Sequence[str]) -> list[_Rule]:
     )
 
 
-def _sorted_out(owner: Owner, rules: Iterable[_Rule]) -> Rules:
+def _by_service(owner: Owner, rules: Iterable[_Rule]) -> Rules:
     found: dict[ServiceKey, list[FoundRule]] = {}
     for each in rules:
         if (key := owner.marked(each.description or "")) is not None:

@@ -1,16 +1,16 @@
-"""Makes the writes of one Service, each load balancer locked for as long as they take.
+"""Makes the writes of one Service, with each of its load balancers locked meanwhile.
 
-In: Writes in order. Out: they are made, or an error says which was the last. Several Services may
-be on one load balancer, and Octavia takes one write to it at a time. Invariant: a load balancer is
-deleted, or left, only if the listeners of others on it are as many as was thought; a load balancer
-that Octavia refused to make is not asked for again and again."""
+In: Writes in order. Out: they are made, or an error names the last one. Several Services may be on
+one load balancer, and Octavia accepts one write to it at a time. Invariants: a load balancer is
+deleted, or left, only if the number of other listeners on it is as expected; a creation that
+Octavia rejected is not repeated at each pass."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
-from fairlead.drivers.octavia.apply import Looks
+from fairlead.drivers.octavia.apply import PollSchedule
 from fairlead.drivers.octavia.attempts import Attempts
 from fairlead.drivers.octavia.changes import Call, Write
 from fairlead.drivers.octavia.cloud import Cloud, Failed
@@ -21,26 +21,26 @@ from fairlead.model import ServiceKey
 
 
 class Writer:
-    """`fence` is called before each write, and raises if it must not be made."""
+    """Makes writes. `fence` is called before each write, and raises if no write must be made."""
 
     def __init__(
         self,
         cloud: Cloud,
         network: Network,
         attempts: Attempts,
-        looks: Looks,
+        schedule: PollSchedule,
         fence: Callable[[], None],
     ) -> None:
         self._cloud = cloud
         self._network = network
         self._attempts = attempts
-        self._looks = looks
+        self._schedule = schedule
         self._fence = fence
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By the id of the load balancer; where none is there yet, by the name of the Service."""
+        """Locks by the id of the load balancer; if none exists yet, by the name of the Service."""
 
     async def carry_out(self, key: ServiceKey, writes: Sequence[Write]) -> None:
-        """Raises StillWorking, Conflict, Refused or Unavailable."""
+        """Make the writes. Raise StillWorking, Conflict, Refused or Unavailable."""
         calls = [each for each in writes if isinstance(each, Call)]
         names = {each.balancer_id for each in writes} - {""}
         async with AsyncExitStack() as held:
@@ -48,12 +48,12 @@ class Writer:
                 await held.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
             if creation := next((each for each in calls if each.makes), None):
                 self._attempts.stop_if_refused(creation)
-            await self._check_company(key, calls)
+            await self._check_listeners(key, calls)
             repairs = any(each.repairs for each in calls)
             if repairs:
                 self._attempts.count(key)
             try:
-                await self._network.carry_out(writes, self._looks, self._fence)
+                await self._network.carry_out(writes, self._schedule, self._fence)
             except Failed:
                 if creation is not None and not repairs:
                     self._attempts.count(key)
@@ -62,15 +62,20 @@ class Writer:
                 if creation is not None:
                     self._attempts.refused(creation, error)
                 elif repairs:
-                    # To fail over may be for the cloud's operators alone: there is another way.
+                    # Failover may be reserved for the cloud's operators. Recreation is still
+                    # possible.
                     raise Unavailable(str(error)) from error
                 raise
 
-    async def _check_company(self, key: ServiceKey, calls: Sequence[Call]) -> None:
-        """Raises Conflict if listeners of others have come or gone on a load balancer that is to
-        go, or that the Service leaves: the last Service on it takes it away."""
-        companies = {each.balancer_id: each.company for each in calls if each.company is not None}
-        for id_, company in companies.items():
-            others = await listeners_on(self._cloud, id_) - set(company.own)
-            if len(others) != company.others:
-                raise Conflict(f"the load balancers of Service {key} are others than was thought")
+    async def _check_listeners(self, key: ServiceKey, calls: Sequence[Call]) -> None:
+        """Raise Conflict if listeners of others have been added or deleted on a load balancer that
+        is to be deleted or left: the last Service on a load balancer deletes it."""
+        companies = {
+            each.balancer_id: each.expected_listeners
+            for each in calls
+            if each.expected_listeners is not None
+        }
+        for id_, expected_listeners in companies.items():
+            others = await listeners_on(self._cloud, id_) - set(expected_listeners.own)
+            if len(others) != expected_listeners.others:
+                raise Conflict(f"the listeners on the load balancer of Service {key} have changed")
