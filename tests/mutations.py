@@ -252,8 +252,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/plan/members.py",
-        "each in proved and each not in answering else each",
-        "each in proved else each",
+        "each in verdicts and each not in answering else each",
+        "each in verdicts else each",
         _MEMBERS,
     ),
     Mutation(
