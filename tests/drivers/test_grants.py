@@ -171,7 +171,8 @@ async def test_a_namespace_keeps_so_many_addresses_and_no_more(bench: Bench) -> 
     assert isinstance(planned, LoadBalancer)
     [note] = [note for note in planned.notes if note.code == "AddressNotKept"]
     assert str(note).startswith(
-        "its addresses will not be kept when it is deleted: kept addresses of namespace default"
+        "the addresses will not be kept when the Service is deleted: "
+        "kept addresses of namespace default"
     )
     # Other namespaces have their own, and who has kept one gets it back.
     await bench.user.create(NAMESPACES, {"metadata": {"name": "other"}})

@@ -2,9 +2,9 @@
 direct and proxy.
 
 In: a running lab. Out: `Ingresses`: two applications with host names, over HTTP and TLS, behind
-both controllers, in all set-ups of VARIANTS at once, each on its own ports; and Services for them,
-as `fairlead ingress` prints them: of class direct, and of class proxy without a PROXY header, with
-version 1 and with version 2. The controllers themselves (the programs that write these files) need
+both controllers, in all set-ups of TRUST_SETTINGS at once, each on its own ports; and Services for
+them, as `fairlead ingress` prints them: of class direct, and of class proxy without a PROXY header,
+with version 1 and with version 2. The controllers themselves (the programs that write these files) need
 images and a whole cluster. The replacements here translate their settings into the servers' own, as
 their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and kubernetes-ingress's
 pkg/handler/proxy-protocol.go."""
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tests.e2e.load import addresses_of, until
 
 from fairlead.ingress.manifests import objects
-from fairlead.ingress.settings import Class, Controller, Header, Wish, config, settings
+from fairlead.ingress.settings import Class, Controller, Header, Options, config, settings
 from fairlead.lab.objects import PODS
 from fairlead.lab.site import Site
 
@@ -30,7 +30,7 @@ NODES: Mapping[str, str] = {
     "app-a": "node2",
     "app-b": "node1",
 }
-VARIANTS = ("off", "narrow", "wide")
+TRUST_SETTINGS = ("off", "narrow", "wide")
 """No PROXY header is expected; it is expected and trusted from the load balancer; from every
 source."""
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
@@ -49,18 +49,18 @@ class Entry(NamedTuple):
     """A Service: its controller, set-up, class and header."""
 
     controller: Controller
-    variant: str
+    trust: str
     by: Class
     sends: Header = "none"
 
     @property
     def name(self) -> str:
-        return f"{self.controller}-{self.variant}-{self.by}-{self.sends}"
+        return f"{self.controller}-{self.trust}-{self.by}-{self.sends}"
 
 
 ENTRIES = (
-    *itertools.starmap(Entry, itertools.product(CONTROLLERS, VARIANTS, ("direct",))),
-    *itertools.starmap(Entry, itertools.product(CONTROLLERS, VARIANTS, ("proxy",), HEADERS)),
+    *itertools.starmap(Entry, itertools.product(CONTROLLERS, TRUST_SETTINGS, ("direct",))),
+    *itertools.starmap(Entry, itertools.product(CONTROLLERS, TRUST_SETTINGS, ("proxy",), HEADERS)),
 )
 
 
@@ -99,9 +99,9 @@ class Ingresses:
         self.services = {entry: await addresses_of(self.site, entry.name) for entry in ENTRIES}
         await until(self._all_answer, "the Services")
 
-    def port(self, variant: str, *, tls: bool) -> int:
+    def port(self, trust: str, *, tls: bool) -> int:
         """A controller's port for this set-up, in its pod."""
-        return (443 if tls else 80) + VARIANTS.index(variant)
+        return (443 if tls else 80) + TRUST_SETTINGS.index(trust)
 
     def _settings(self, controller: Controller) -> dict[str, Mapping[str, str]]:
         four, six = self.gateway
@@ -110,20 +110,22 @@ class Ingresses:
             "narrow": (f"{four}/32", f"{six}/128"),
             "wide": ("0.0.0.0/0", "::/0"),
         }
-        return {variant: config(controller, trusted[variant]) for variant in VARIANTS}
+        return {trust: config(controller, trusted[trust]) for trust in TRUST_SETTINGS}
 
     def _service(self, entry: Entry) -> dict[str, Any]:
         """Return the Service as `fairlead ingress` prints it, with another name, and with the
         selector and ports of the lab's pods."""
         header = None if entry.sends == "none" else entry.sends
         trusted = self.gateway if entry.by == "proxy" else ()
-        wish = Wish(entry.controller, entry.by, namespace="default", header=header, trusted=trusted)
-        service = objects(wish, settings(wish))[0]
+        options = Options(
+            entry.controller, entry.by, namespace="default", header=header, trusted=trusted
+        )
+        service = objects(options, settings(options))[0]
         service["metadata"]["name"] = entry.name
         if entry.sends == "none":  # which nobody would ask for
             service["metadata"].pop("annotations", None)
         ports = [
-            port | {"targetPort": port["port"] + VARIANTS.index(entry.variant)}
+            port | {"targetPort": port["port"] + TRUST_SETTINGS.index(entry.trust)}
             for port in service["spec"]["ports"]
         ]
         service["spec"] |= {

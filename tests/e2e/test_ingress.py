@@ -23,8 +23,8 @@ from tests.e2e.proxied import PATIENCE_S, PROXY, told
 
 from fairlead.errors import Refused
 from fairlead.ingress.check import Plan, Report, check
-from fairlead.ingress.door import Door
-from fairlead.ingress.service import Entrance
+from fairlead.ingress.entrypoint import EntryPoint
+from fairlead.ingress.service import Target
 from fairlead.ingress.settings import Class, Controller, Header
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab.site import Site
@@ -75,17 +75,17 @@ async def ingresses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[I
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize(
-    ("variant", "by", "sends"),
+    ("trust", "by", "sends"),
     [("off", "direct", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")],
 )
 async def test_applications_see_the_client(
-    ingresses: Ingresses, controller: Controller, variant: str, by: Class, sends: Header
+    ingresses: Ingresses, controller: Controller, trust: str, by: Class, sends: Header
 ) -> None:
     """Two applications, by host name with TLS, over both families; behind class direct without any
     setting."""
     own = ingresses.site.topology.host(CLIENT).addresses
     for application, name in zip(("app-a", "app-b"), HOSTS, strict=True):
-        for address in ingresses.services[Entry(controller, variant, by, sends)]:
+        for address in ingresses.services[Entry(controller, trust, by, sends)]:
             said = await ask(ingresses.site, address, name)
             assert (said["pod"], said["forwarded_for"]) == (application, own[":" in address])
 
@@ -96,9 +96,9 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
     cases = list(itertools.product(SET_UPS, (False, True), range(2)))
 
     async def one(set_up: tuple[str, Class, Header, set[str]], tls: bool, family: int) -> None:
-        variant, by, sends, expected = set_up
-        expected = OTHERWISE.get((controller, variant, by), expected)
-        asked = plan(ingresses, Entry(controller, variant, by, sends), tls, family)
+        trust, by, sends, expected = set_up
+        expected = OTHERWISE.get((controller, trust, by), expected)
+        asked = plan(ingresses, Entry(controller, trust, by, sends), tls, family)
         report: Report
 
         async def as_expected() -> bool:
@@ -113,9 +113,9 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
             await until(as_expected, "the findings")
         except AssertionError:
             pytest.fail(
-                f"{variant} {by} {sends} {tls=} {family=}: {expected} is not what {report} says"
+                f"{trust} {by} {sends} {tls=} {family=}: {expected} is not what {report} says"
             )
-        assert report.wrong == bool(expected)
+        assert report.has_problems == bool(expected)
 
     async def scenario() -> None:
         await asyncio.gather(*itertools.starmap(one, cases))
@@ -154,7 +154,7 @@ async def test_a_service_is_checked_by_its_name(
         assert {"AddressSeen", "ForgeryWithoutEffect"} <= codes
     if "ClientMayForge" in codes:
         assert any(
-            "198.18.254.1, 198.18.254.2 is believed" in each["message"]
+            "198.18.254.1, 198.18.254.2 is trusted" in each["message"]
             for each in report["findings"]
         )
 
@@ -226,7 +226,7 @@ async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
         return messages.keys() == {
             "HeaderMissing",
             "ClientMayForge",
-        } and "2001:2:0:fe::2 is believed" in "".join(messages.values())
+        } and "2001:2:0:fe::2 is trusted" in "".join(messages.values())
 
     await until(is_found, "the forgery")
 
@@ -242,7 +242,7 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
         Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name),
     )
     own = site.topology.host(CLIENT).addresses[0]
-    without, expecting = (ingresses.port(variant, tls=False) for variant in ("off", "narrow"))
+    without, expecting = (ingresses.port(trust, tls=False) for trust in ("off", "narrow"))
     await site.apply([to_nginx("first", without)])
     (first,) = await addresses_of(site, "first")
     async with AsyncExitStack() as old:
@@ -447,8 +447,12 @@ async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
 def plan(ingresses: Ingresses, entry: Entry, tls: bool, family: int) -> Plan:
     """The Service, and the pod itself behind it."""
     front = ingresses.services[entry][family], 443 if tls else 80
-    own = ingresses.pods[entry.controller][family], ingresses.port(entry.variant, tls=tls)
-    doors = [Door(*end, tls, HOSTS[0]) for end in (front, own)]
+    own = ingresses.pods[entry.controller][family], ingresses.port(entry.trust, tls=tls)
+    entry_points = [EntryPoint(*end, tls, HOSTS[0]) for end in (front, own)]
     return Plan(
-        (Entrance(doors[0], (("pod", doors[1]),)),), entry.sends, echo=True, client="", timeout_s=10
+        (Target(entry_points[0], (("pod", entry_points[1]),)),),
+        entry.sends,
+        echo=True,
+        client="",
+        timeout_s=10,
     )

@@ -1,5 +1,5 @@
-"""What answers mean, where a lab with real servers (tests/e2e/test_ingress.py) does not come to
-it."""
+"""The evaluation of answers, in the cases that the lab with real servers
+(tests/e2e/test_ingress.py) does not produce."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from fairlead.ingress.call import FORGED, call, forged, read_answer, shown_addresses
-from fairlead.ingress.door import Answer, Door, Way
-from fairlead.ingress.findings import HEADERS, Case, Knocked, findings, of_config
+from fairlead.ingress.call import FORGED, call, forged_address, read_answer, shown_addresses
+from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
+from fairlead.ingress.findings import HEADERS, Case, CheckedEntryPoint, config_findings, findings
 from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
 from fairlead.model import Finding
@@ -27,40 +27,40 @@ def saw(*addresses: str) -> Answer:
 
 def at(
     name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None
-) -> Knocked:
-    answers: Mapping[Way, Answer] = {
+) -> CheckedEntryPoint:
+    answers: Mapping[Variant, Answer] = {
         "plain": plain,
         "v1": v1,
         "v2": v2,
         "forwarded-for": forwarded or plain,
     }
     claimed = {
-        way: msgspec.structs.replace(answer, claimed=forged(way, BALANCER))
-        for way, answer in answers.items()
+        variant: msgspec.structs.replace(answer, claimed=forged_address(variant, BALANCER))
+        for variant, answer in answers.items()
     }
-    return Knocked(name, Door("192.0.2.80", 443, tls=True), claimed)
+    return CheckedEntryPoint(name, EntryPoint("192.0.2.80", 443, tls=True), claimed)
 
 
 def codes(case: Case) -> list[tuple[str, str]]:
     return [(each.severity, each.code) for each in findings(case)]
 
 
-def forgery(way: Way) -> Answer:
-    return saw(FORGED[way][0])
+def forgery(variant: Variant) -> Answer:
+    return saw(FORGED[variant][0])
 
 
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
         (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "NoAnswer")]),
-        (Case("none", at("front", NO, NO, NO)), [("error", "TurnedAway")]),
+        (Case("none", at("front", NO, NO, NO)), [("error", "Rejected")]),
         (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "NoPod")]),
         (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "NoPod")]),
-        # It answers after all: the EndpointSlices were read a moment before.
+        # A pod became ready after the EndpointSlices were read.
         (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "Answered")]),
         (
             Case("none", at("front", NO, NO, OK)),
-            [("error", "HeaderMissing"), ("warning", "HeaderTaken")],
+            [("error", "HeaderMissing"), ("warning", "HeaderAccepted")],
         ),
         (Case(None, at("front", NO, NO, NO)), [("error", "HeaderNotExpected")]),
         (
@@ -69,14 +69,17 @@ def forgery(way: Way) -> Answer:
         ),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", NO, OK, NO),)),
-            [("error", "OtherVersion"), ("warning", "HeaderTaken")],
+            [("error", "HeaderVersionMismatch"), ("warning", "HeaderAccepted")],
         ),
         (
             Case("v2", at("front", NO, NO, NO), (at("pod", NO, NO, NO),)),
-            [("error", "TurnedAway"), ("ok", "ForgeryTurnedAway")],
+            [("error", "Rejected"), ("ok", "ForgeryRejected")],
         ),
         (Case("none", at("front", OK, NO, NO)), [("ok", "Answered")]),
-        (Case("none", at("front", OK, OK, OK)), [("ok", "Answered"), ("warning", "HeaderTaken")]),
+        (
+            Case("none", at("front", OK, OK, OK)),
+            [("ok", "Answered"), ("warning", "HeaderAccepted")],
+        ),
         (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "NoEcho")]),
         (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "AddressLost")]),
         (
@@ -85,7 +88,7 @@ def forgery(way: Way) -> Answer:
         ),
         (
             Case("v2", at("front", saw(US), NO, NO, forgery("forwarded-for")), echo=True),
-            [("ok", "AddressSeen"), ("security", "ForwardedForBelieved")],
+            [("ok", "AddressSeen"), ("security", "ForwardedForTrusted")],
         ),
         (
             Case(
@@ -103,57 +106,61 @@ def forgery(way: Way) -> Answer:
         ),
     ],
 )
-def test_what_answers_mean(case: Case, expected: list[tuple[str, str]]) -> None:
+def test_findings_of_answers(case: Case, expected: list[tuple[str, str]]) -> None:
     assert codes(case) == expected
     for each in findings(case):
         assert (each.remedy != "") == (each.severity in ("security", "error", "warning")), each
 
 
-def test_a_controller_that_takes_both_ways_is_right_if_it_does_not_believe_us() -> None:
-    """Traefik reads a header from anybody, and believes it from those it trusts."""
+def test_a_controller_may_accept_headers_that_it_does_not_trust() -> None:
+    """Traefik reads a header from every source, and uses it only from trusted sources."""
     both = saw(US)
     case = Case("none", at("front", both, both, both), echo=True)
     assert codes(case) == [("ok", "AddressSeen")]
 
 
-async def test_an_answer_keeps_what_was_claimed() -> None:
-    """By the family of the connection, which the name of a door does not show."""
+async def test_an_answer_contains_the_claimed_address() -> None:
+    """It has the family of the connection, which a DNS name does not tell."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Believes any header of version 1, and says so."""
-        said = await reader.readuntil(b"\r\n\r\n")
+        """Respond with the source address of a header of version 1."""
+        request = await reader.readuntil(b"\r\n\r\n")
         writer.write(
             b"HTTP/1.0 200 OK\r\n\r\n"
-            + (said.split()[2] if said.startswith(b"PROXY ") else b"nobody")
+            + (request.split()[2] if request.startswith(b"PROXY ") else b"no header")
         )
         writer.close()
 
     for name, family in (("localhost", 0), ("::1", 1)):
         async with await asyncio.start_server(serve, "::1" if family else "127.0.0.1", 0) as server:
-            door = Door(name, server.sockets[0].getsockname()[1], tls=False)
-            answers: dict[Way, Answer] = {
-                way: await call(door, way, PATIENCE_S) for way in ("plain", "v1")
+            entry_point = EntryPoint(name, server.sockets[0].getsockname()[1], tls=False)
+            answers: dict[Variant, Answer] = {
+                variant: await call(entry_point, variant, PATIENCE_S) for variant in ("plain", "v1")
             }
-        assert [answers[way].claimed for way in answers] == ["", FORGED["v1"][family]]
-        assert [Knocked("front", door, answers).believes(way) for way in answers] == [False, True]
+        assert [answers[variant].claimed for variant in answers] == ["", FORGED["v1"][family]]
+        assert [
+            CheckedEntryPoint("front", entry_point, answers).trusts(variant) for variant in answers
+        ] == [False, True]
 
 
-async def test_a_name_that_cannot_be_leads_nowhere() -> None:
-    """As the API server lets one into a status: it counts the letters of the whole, and DNS those
-    of each label."""
-    answer = await call(Door(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
-    assert answer == Answer("unreachable", "no name that DNS could have")
+async def test_an_invalid_dns_name_is_unreachable() -> None:
+    """The API server accepts such a name in a status: it limits the length of the name, but not of
+    each label as DNS does."""
+    answer = await call(EntryPoint(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
+    assert answer == Answer("unreachable", "not a valid DNS name")
 
 
-def test_a_forged_address_is_known_behind_a_hostname() -> None:
-    """It leads to IPv6 here, so IPv6 is what was claimed."""
-    answers: dict[Way, Answer] = {"plain": NO, "forwarded-for": NO}
-    for way in HEADERS:
-        answers[way] = msgspec.structs.replace(saw(FORGED[way][1]), claimed=FORGED[way][1])
-    front = Knocked("front", Door("2001-db8--7.nip.io", 80, tls=False), answers)
+def test_a_forged_address_is_recognized_behind_a_hostname() -> None:
+    """The hostname resolves to an IPv6 address, so the claimed address is IPv6 too."""
+    answers: dict[Variant, Answer] = {"plain": NO, "forwarded-for": NO}
+    for variant in HEADERS:
+        answers[variant] = msgspec.structs.replace(
+            saw(FORGED[variant][1]), claimed=FORGED[variant][1]
+        )
+    front = CheckedEntryPoint("front", EntryPoint("2001-db8--7.nip.io", 80, tls=False), answers)
     found = findings(Case("none", front, echo=True))
     assert [each.code for each in found] == ["HeaderMissing", "ClientMayForge"]
-    assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is believed" in found[1].message
+    assert "claims 2001:2:0:fe::1, 2001:2:0:fe::2 is trusted" in found[1].message
 
 
 @pytest.mark.parametrize(
@@ -163,12 +170,12 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
         ("nginx", {}, "v2", [("error", "HeaderNotExpected")]),
         ("nginx", config("nginx", ["192.0.2.11/32"]), "v2", []),
         ("nginx", config("nginx", ["192.0.2.11/32"]), "none", [("error", "HeaderMissing")]),
-        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "TrustsEverybody")]),
+        ("nginx", {"use-proxy-protocol": "true"}, "v1", [("security", "TrustsEverySource")]),
         (
             "nginx",
             {"use-forwarded-headers": "true"},
             "none",
-            [("security", "ForwardedForFromEverybody")],
+            [("security", "ForwardedForFromEverySource")],
         ),
         (
             "nginx",
@@ -183,28 +190,28 @@ def test_a_forged_address_is_known_behind_a_hostname() -> None:
             "haproxy",
             {"proxy-protocol": "10.0.0.0/8, ::/0"},
             "v1",
-            [("security", "TrustsEverybody")],
+            [("security", "TrustsEverySource")],
         ),
         (
             "haproxy",
             {"proxy-protocol": "0.0.0.0/1, 128.0.0.0/1"},
             "v1",
-            [("security", "TrustsEverybody")],
+            [("security", "TrustsEverySource")],
         ),
         (
             "nginx",
             {"use-forwarded-headers": "true", "proxy-real-ip-cidr": "::/1,8000::/1"},
             "none",
-            [("security", "ForwardedForFromEverybody")],
+            [("security", "ForwardedForFromEverySource")],
         ),
         ("haproxy", {"proxy-protocol": "10.0.0.0/8"}, "none", [("error", "HeaderMissing")]),
         ("traefik", {}, "v1", []),
     ],
 )
-def test_what_a_config_map_says(
+def test_findings_of_a_config_map(
     controller: Controller, data: dict[str, str], sends: Header, expected: list[tuple[str, str]]
 ) -> None:
-    found: list[Finding] = list(of_config(controller, data, sends))
+    found: list[Finding] = list(config_findings(controller, data, sends))
     assert [(each.severity, each.code) for each in found] == expected
     assert all(each.remedy for each in found)
 
@@ -215,10 +222,10 @@ def test_what_a_config_map_says(
         (b"", "rejected", "closed without an answer"),
         (b"HTTP/1.1 400 Bad request\r\n\r\n", "rejected", "answered 400 Bad Request"),
         (b"HTTP/1.0 503 No\r\n\r\n", "answered", "answered 503"),
-        (b"220 mail ESMTP\r\n", "rejected", "answered, but not by HTTP"),
+        (b"220 mail ESMTP\r\n", "rejected", "answered, but not with HTTP"),
     ],
 )
-def test_what_bytes_mean(received: bytes, outcome: str, how: str) -> None:
+def test_answers_of_received_bytes(received: bytes, outcome: str, how: str) -> None:
     answer = read_answer(received)
     assert (answer.outcome, answer.how) == (outcome, how)
 
@@ -238,8 +245,8 @@ def test_addresses_are_found_in_any_text() -> None:
     assert shown_addresses("version 1.2.3.4.5, std::string, ::, x1.2.3.4, 1.2.3") == ()
 
 
-def test_headers_are_those_of_the_document() -> None:
-    """The bytes of doc/proxy-protocol.txt, sections 2.1 and 2.2."""
+def test_headers_follow_the_specification() -> None:
+    """HAProxy's doc/proxy-protocol.txt, sections 2.1 and 2.2."""
     assert (
         version_1("192.0.2.1", 56324, "192.0.2.2", 443)
         == b"PROXY TCP4 192.0.2.1 192.0.2.2 56324 443\r\n"

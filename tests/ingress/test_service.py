@@ -1,4 +1,4 @@
-"""Where to knock for a Service, and what its objects say."""
+"""The entry points of a Service, and the findings of its objects."""
 
 import queue
 import socketserver
@@ -14,14 +14,14 @@ from fairlead.cli import cli
 from fairlead.cli.ingress import _address
 from fairlead.errors import FairleadError, Refused
 from fairlead.ingress.service import (
-    Found,
+    ServiceObjects,
     controller_of,
-    entrances,
     families_of,
     findings,
     read,
     sends,
     speaks_tls,
+    targets,
 )
 from fairlead.kube.client import Client
 from fairlead.kube.objects import (
@@ -77,7 +77,7 @@ def service(
     )
 
 
-def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
+def found(*entries: LoadBalancerIngress, **fields: Any) -> ServiceObjects:
     ports = (EndpointPort("http", 8080), EndpointPort("https", 8443))
     slices = tuple(
         EndpointSlice(
@@ -95,7 +95,7 @@ def found(*entries: LoadBalancerIngress, **fields: Any) -> Found:
         )
     )
     addresses = (NodeAddress("ExternalIP", "198.51.100.2"), NodeAddress("InternalIP", "192.0.2.2"))
-    return Found(
+    return ServiceObjects(
         service(*entries, **fields),
         slices,
         {"node2": Node(ObjectMeta("node2"), status=NodeStatus(addresses))},
@@ -109,14 +109,17 @@ VIP, PROXY = (
 )
 
 
-def test_each_tcp_port_has_its_doors() -> None:
-    made = entrances(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
+def test_each_tcp_port_has_entry_points() -> None:
+    made = targets(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
     seen = [
         (
             front.address,
             front.port,
             front.tls,
-            [(name, door.address, door.port, door.tls) for name, door in behind],
+            [
+                (name, entry_point.address, entry_point.port, entry_point.tls)
+                for name, entry_point in behind
+            ],
         )
         for front, behind in ((each.front, each.behind) for each in made)
     ]
@@ -137,9 +140,7 @@ def test_each_tcp_port_has_its_doors() -> None:
         ("2001:db8:f::9", 443, True, [("pod", "2001:db8:a::2", 8443, True)]),
     ]
     assert {each.front.path for each in made} == {"/who"}
-    hostname = entrances(
-        found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never"
-    )
+    hostname = targets(found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never")
     assert {(each.front.address, each.front.tls) for each in hostname} == {
         ("203.0.113.9.nip.io", False)
     }
@@ -155,35 +156,37 @@ def test_each_tcp_port_has_its_doors() -> None:
         ("web.example.com", {}, ["10.0.2.1", "2001:db8:a::2"]),
     ],
 )
-def test_behind_a_hostname_are_doors_of_the_families_to_which_it_leads(
+def test_entry_points_behind_a_hostname_have_its_address_families(
     hostname: str, families: dict[str, Any], pods: list[str]
 ) -> None:
-    """By the address that it shows, or by DNS; of both where neither says anything."""
+    """The families come from the address in the hostname, or from DNS. If neither is known, both
+    families are used."""
     known = msgspec.structs.replace(
         found(LoadBalancerIngress(hostname=hostname)), families=families
     )
-    for entrance in entrances(known, "", "/"):
-        assert [door.address for name, door in entrance.behind if name == "pod"] == pods
+    for target in targets(known, "", "/"):
+        assert [entry_point.address for name, entry_point in target.behind if name == "pod"] == pods
 
 
 @pytest.mark.parametrize(
     ("state", "ready"), [("unready", False), ("dying", False), ("draining", True), ("ready", True)]
 )
-def test_whether_a_pod_is_ready_is_known_of_each_family(state: str, ready: bool) -> None:
-    """As it gets connections: if none is ready, one that still serves while it terminates does."""
+def test_each_family_has_its_own_readiness(state: str, ready: bool) -> None:
+    """A pod counts as ready if it gets new connections. If no pod is ready, terminating pods that
+    still serve get them."""
     slices = (make_slice([("10.0.1.1", "node1", state)], ports=[("http", 8080), ("https", 8443)]),)
     known = msgspec.structs.replace(found(VIP, LoadBalancerIngress("2001:db8:f::9")), slices=slices)
-    assert [each.ready for each in entrances(known, "", "/")] == [ready, False] * 2
+    assert [each.ready for each in targets(known, "", "/")] == [ready, False] * 2
 
 
-async def test_a_name_leads_where_this_machine_finds_it() -> None:
+async def test_a_hostname_has_the_families_that_this_host_resolves() -> None:
     assert "IPv4" in await families_of("localhost")
     assert await families_of(f"{'a' * 64}.example.com") == ("IPv4", "IPv6")
 
 
-def test_without_an_address_there_is_nothing_to_check() -> None:
+def test_a_service_without_an_address_is_refused() -> None:
     with pytest.raises(Refused, match="has no address"):
-        entrances(found(), "", "/")
+        targets(found(), "", "/")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,7 @@ def test_without_an_address_there_is_nothing_to_check() -> None:
         ("example.com/other", {}, None),
     ],
 )
-def test_what_the_balancer_sends(
+def test_header_that_the_load_balancer_sends(
     name: str | None, annotations: dict[str, str], expected: str | None
 ) -> None:
     assert sends(service(load_balancer_class=name, **annotations)) == expected
@@ -220,10 +223,8 @@ def test_what_the_balancer_sends(
         ("fairlead.io/octavia", {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
     ],
 )
-def test_what_the_balancer_of_the_default_class_sends(
-    mark: str, annotations: dict[str, str], expected: str
-) -> None:
-    """The Service names no class; the controller has marked it with the one that serves it."""
+def test_header_of_the_default_class(mark: str, annotations: dict[str, str], expected: str) -> None:
+    """The Service has no class; the controller's claim names the class that serves it."""
     fields: dict[str, Any] = {
         "load_balancer_class": None,
         "fairlead.io__class": mark,
@@ -232,9 +233,9 @@ def test_what_the_balancer_of_the_default_class_sends(
     assert sends(service(**fields)) == expected
 
 
-def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
-    """Class direct sends no header, whatever an annotation from before says; a controller that
-    expects none is right."""
+def test_a_correct_setup_behind_the_default_class_has_no_findings() -> None:
+    """Class direct sends no header, also with an old annotation, so a controller that expects no
+    header is correct."""
     fields: dict[str, Any] = {
         "load_balancer_class": None,
         "fairlead.io__class": "fairlead.io/direct",
@@ -255,16 +256,16 @@ def test_behind_the_default_class_a_right_set_up_is_not_complained_of() -> None:
         ),
     ],
 )
-def test_what_objects_say(fields: dict[str, Any], expected: list[str]) -> None:
+def test_findings_of_objects(fields: dict[str, Any], expected: list[str]) -> None:
     assert [each.code for each in findings(found(VIP, **fields))] == expected
 
 
-def test_with_the_mode_proxy_callers_inside_get_their_header_too() -> None:
+def test_ip_mode_proxy_has_no_hairpin_finding() -> None:
     fields = {"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"}
     assert not list(findings(found(PROXY, **fields)))
 
 
-def test_the_controller_is_known_by_its_chart_or_by_its_settings() -> None:
+def test_the_controller_is_recognized_by_its_chart_or_its_settings() -> None:
     assert controller_of(service(), {"use-proxy-protocol": "true"}) == "nginx"
     assert controller_of(service(), {"proxy-protocol": "10.0.0.0/8"}) == "haproxy"
     assert controller_of(service(), None) is None
@@ -311,7 +312,7 @@ def test_targets(text: str, expected: tuple[str, int] | None) -> None:
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], named: str) -> None:
-    """It is told what is wrong, and nothing is called."""
+    """The error names the wrong value, and no request is sent."""
     done = CliRunner().invoke(cli, ["ingress", "check", *arguments])
     assert done.exit_code == 2
     assert named in done.stderr
@@ -326,24 +327,24 @@ def test_wrong_usage(arguments: tuple[str, ...], named: str) -> None:
     ],
 )
 def test_a_path_begins_at_the_root(option: str, path: str) -> None:
-    assert asked_for(option, path)[0] == "GET /whoami HTTP/1.1"
+    assert first_request(option, path)[0] == "GET /whoami HTTP/1.1"
 
 
-def test_what_is_asked_for_is_written_as_a_url_has_it() -> None:
-    first, second, *_ = asked_for("--path", "/wer bin\udcff?é=%20", "--host", "bücher.example")
+def test_path_and_host_are_encoded_as_in_a_url() -> None:
+    first, second, *_ = first_request("--path", "/wer bin\udcff?é=%20", "--host", "bücher.example")
     assert (first, second) == (
         "GET /wer%20bin%FF?%C3%A9=%20 HTTP/1.1",
         "Host: xn--bcher-kva.example",
     )
 
 
-def asked_for(*options: str) -> list[str]:
-    """The lines of the first request that a check makes."""
-    heard: queue.Queue[bytes] = queue.Queue()
+def first_request(*options: str) -> list[str]:
+    """Return the lines of the first request that a check sends."""
+    received: queue.Queue[bytes] = queue.Queue()
 
     class Listener(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            heard.put(self.rfile.read1())
+            received.put(self.rfile.read1())
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,)).start()
@@ -351,12 +352,13 @@ def asked_for(*options: str) -> list[str]:
             cli, ["ingress", "check", f"127.0.0.1:{server.server_address[1]}", *options]
         )
         server.shutdown()
-    requests = [heard.get_nowait() for _ in range(heard.qsize())]
+    requests = [received.get_nowait() for _ in range(received.qsize())]
     return next(each for each in requests if each.startswith(b"GET")).decode().split("\r\n")
 
 
 async def test_the_config_map_of_the_services_name_is_read(real_apiserver: KubeApiServer) -> None:
-    """And none where there is none; a Service that is not there is said to be so."""
+    """Without that ConfigMap there are no settings. A Service that does not exist is an error that
+    names it."""
     manifest = {
         "apiVersion": "v1",
         "kind": "Service",

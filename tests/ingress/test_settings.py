@@ -1,4 +1,4 @@
-"""What `fairlead ingress` prints: values that belong together, and refusals of what cannot work."""
+"""The output of `fairlead ingress`: matching settings, and errors for options that cannot work."""
 
 import itertools
 from typing import Any, get_args
@@ -17,9 +17,9 @@ from fairlead.ingress.settings import (
     Class,
     Controller,
     Header,
-    Wish,
+    Options,
     Workload,
-    are_everybody,
+    include_every_address,
     settings,
 )
 from fairlead.kube.objects import ObjectKey, Service
@@ -33,21 +33,21 @@ from fairlead.state import State
 GATEWAYS = ("192.0.2.8/29", "2001:db8:1::/64")
 
 
-def wish(controller: Controller, load_balancer_class: Class, **fields: Any) -> Wish:
+def make_options(controller: Controller, load_balancer_class: Class, **fields: Any) -> Options:
     without = load_balancer_class == "direct" or fields.get("header") == "none"
-    return Wish(controller, load_balancer_class, trusted=() if without else GATEWAYS, **fields)
+    return Options(controller, load_balancer_class, trusted=() if without else GATEWAYS, **fields)
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-def test_behind_class_direct_there_is_nothing_to_set(controller: Controller) -> None:
-    asked = wish(controller, "direct")
-    made = settings(asked)
-    (service,) = objects(asked, made)
+def test_class_direct_needs_no_setting(controller: Controller) -> None:
+    options = make_options(controller, "direct")
+    made = settings(options)
+    (service,) = objects(options, made)
     assert "annotations" not in service["metadata"]
     assert service["spec"]["loadBalancerClass"] == "fairlead.io/direct"
     assert service["spec"]["externalTrafficPolicy"] == "Local"
-    assert arguments(asked, made) == []
-    text = yaml.safe_dump(values(asked, made)).lower()
+    assert arguments(options, made) == []
+    text = yaml.safe_dump(values(options, made)).lower()
     assert "proxyprotocol" not in text
     assert "config" not in text
 
@@ -62,32 +62,32 @@ def test_behind_class_direct_there_is_nothing_to_set(controller: Controller) -> 
         ("haproxy", {"proxy-protocol": "192.0.2.8/29, 2001:db8:1::/64"}),
     ],
 )
-def test_both_sides_are_set_together(controller: Controller, data: dict[str, str]) -> None:
-    """The Service says what is sent, the ConfigMap that it is expected and from whom; the chart's
-    values say the same."""
-    asked = wish(controller, "proxy", header="v1")
-    made = settings(asked)
-    service, config_map = objects(asked, made)
+def test_service_and_config_map_match(controller: Controller, data: dict[str, str]) -> None:
+    """The Service requests a header, and the ConfigMap expects it and names its sources. The values
+    of the chart are the same."""
+    options = make_options(controller, "proxy", header="v1")
+    made = settings(options)
+    service, config_map = objects(options, made)
     assert service["metadata"]["annotations"] == {"fairlead.io/proxy-protocol": "v1"}
     assert service["spec"]["loadBalancerClass"] == "fairlead.io/proxy"
     assert config_map["data"] == data
     assert config_map["metadata"]["name"] == service["metadata"]["name"]
-    chart = values(asked, made)["controller"]
+    chart = values(options, made)["controller"]
     assert chart["config"] == data
     assert chart["service"]["annotations"] == service["metadata"]["annotations"]
     assert chart["service"]["loadBalancerClass"] == "fairlead.io/proxy"
 
 
 def test_traefik_has_arguments_and_no_config_map() -> None:
-    asked = wish("traefik", "proxy")
-    made = settings(asked)
-    (service,) = objects(asked, made)
+    options = make_options("traefik", "proxy")
+    made = settings(options)
+    (service,) = objects(options, made)
     assert service["metadata"]["annotations"] == {"fairlead.io/proxy-protocol": "v2"}
-    assert arguments(asked, made) == [
+    assert arguments(options, made) == [
         "--entryPoints.web.proxyProtocol.trustedIPs=192.0.2.8/29,2001:db8:1::/64",
         "--entryPoints.websecure.proxyProtocol.trustedIPs=192.0.2.8/29,2001:db8:1::/64",
     ]
-    chart = values(asked, made)
+    chart = values(options, made)
     assert {name: port["proxyProtocol"]["trustedIPs"] for name, port in chart["ports"].items()} == {
         "web": list(GATEWAYS),
         "websecure": list(GATEWAYS),
@@ -105,22 +105,24 @@ def test_traefik_has_arguments_and_no_config_map() -> None:
         ("occm", "v1", "requiredDuringSchedulingIgnoredDuringExecution"),
     ],
 )
-def test_pods_must_be_apart_where_nodes_get_equal_shares(
+def test_pods_must_be_on_different_nodes_if_nodes_get_equal_shares(
     load_balancer_class: Class, header: Header, rule: str
 ) -> None:
     for controller in CONTROLLERS:
-        asked = wish(controller, load_balancer_class, header=header)
-        made = settings(asked)
+        options = make_options(controller, load_balancer_class, header=header)
+        made = settings(options)
         assert list(made.affinity["podAntiAffinity"]) == [rule]
         assert any("by their ready pods" in remark for remark in made.remarks) == rule.startswith(
             "preferred"
         )
-        everywhere = values(wish(controller, load_balancer_class, workload="daemonset"), made)
+        everywhere = values(
+            make_options(controller, load_balancer_class, workload="daemonset"), made
+        )
         assert "DaemonSet" in yaml.safe_dump(everywhere)
 
 
-def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
-    with_header = settings(wish("nginx", "octavia", addresses=("203.0.113.9",)))
+def test_octavia_with_and_without_a_header() -> None:
+    with_header = settings(make_options("nginx", "octavia", addresses=("203.0.113.9",)))
     assert with_header.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
     assert with_header.annotations == {
         "fairlead.io/proxy-protocol": "v2",
@@ -128,7 +130,7 @@ def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
         "fairlead.io/addresses": "203.0.113.9",
     }
     assert with_header.config["proxy-real-ip-cidr"] == ",".join(GATEWAYS)
-    without = settings(wish("nginx", "octavia", header="none"))
+    without = settings(make_options("nginx", "octavia", header="none"))
     assert without.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
     assert without.annotations == {"fairlead.io/octavia-provider": "ovn"}
     assert without.config == {}
@@ -139,19 +141,19 @@ def test_octavia_with_a_header_and_by_its_provider_that_needs_none() -> None:
     ("option", "provider", "header"),
     [("", "amphora", "v2"), ("v1", "amphora", "v1"), ("none", "ovn", "")],
 )
-def test_class_octavia_reads_what_is_printed_for_it(
+def test_class_octavia_accepts_the_printed_service(
     option: str, provider: str, header: str, configured: Any
 ) -> None:
-    """It is served by the provider that the remarks name, whatever the configuration says of
-    others; nothing has no effect."""
+    """The provider that the remarks name serves the Service, whatever provider is configured, and
+    every annotation has an effect."""
     argv = ["ingress", "nginx", "--class", "octavia", "--ip", "203.0.113.9"]
     argv += ["--proxy-protocol", option] if option else []
     argv += [] if option == "none" else ["--trusted", "10.0.0.0/24"]
     output = CliRunner().invoke(cli, argv, catch_exceptions=False).output
-    assert f"By Octavia's provider {provider}" in output
+    assert f"Octavia's provider is {provider}" in output
     printed = next(yaml.safe_load_all(output))
     for number, port in enumerate(printed["spec"]["ports"]):
-        port["nodePort"] = 30080 + number  # as the API server does
+        port["nodePort"] = 30080 + number  # set by the API server
     service = msgspec.convert(printed, Service)
     key = ObjectKey(*service.key)
     state = State(())
@@ -171,28 +173,28 @@ def test_class_octavia_reads_what_is_printed_for_it(
     ), planned.notes
 
 
-def test_octavia_under_openstacks_own_controller_is_asked_as_that_reads_it() -> None:
-    """No class, for it leaves Services with one alone; with a monitor; no header for provider
-    ovn."""
-    asked = wish("nginx", "occm", header="v2", addresses=("203.0.113.9",))
-    service, _ = objects(asked, settings(asked))
+def test_service_of_openstacks_cloud_controller() -> None:
+    """The Service has no class, because that controller ignores Services with a class. It has a
+    health monitor, and for provider ovn no header."""
+    options = make_options("nginx", "occm", header="v2", addresses=("203.0.113.9",))
+    service, _ = objects(options, settings(options))
     assert service["metadata"]["annotations"] == {
         "loadbalancer.openstack.org/proxy-protocol": "v2",
         "loadbalancer.openstack.org/enable-health-monitor": "true",
     }
     assert "loadBalancerClass" not in service["spec"]
     assert service["spec"]["loadBalancerIP"] == "203.0.113.9"
-    (without,) = objects(asked, settings(wish("nginx", "occm", header="none")))
+    (without,) = objects(options, settings(make_options("nginx", "occm", header="none")))
     assert set(without["metadata"]["annotations"]) == {
         "loadbalancer.openstack.org/enable-health-monitor"
     }
 
 
-def test_addresses_bring_their_families() -> None:
-    both = settings(wish("nginx", "direct", addresses=("2001:DB8:f::9", "203.0.113.9")))
+def test_addresses_set_the_ip_families() -> None:
+    both = settings(make_options("nginx", "direct", addresses=("2001:DB8:f::9", "203.0.113.9")))
     assert both.annotations == {"fairlead.io/addresses": "2001:db8:f::9,203.0.113.9"}
     assert both.service_spec["ipFamilies"] == ["IPv6", "IPv4"]
-    assert settings(wish("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec[
+    assert settings(make_options("nginx", "direct", addresses=("2001:db8:f::9",))).service_spec[
         "ipFamilies"
     ] == ["IPv6"]
 
@@ -206,37 +208,41 @@ def test_addresses_bring_their_families() -> None:
 )
 def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> None:
     assert [
-        settings(wish(controller, "direct", release=release)).name for controller in CONTROLLERS
+        settings(make_options(controller, "direct", release=release)).name
+        for controller in CONTROLLERS
     ] == names
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
-        (Wish("nginx", "direct", header="v2", trusted=GATEWAYS), "nobody to write a PROXY header"),
-        (Wish("nginx", "proxy", header="none"), "hides the client's address"),
-        (Wish("nginx", "proxy"), "anybody could forge an address"),
-        (Wish("nginx", "direct", trusted=GATEWAYS), "there are none"),
-        (Wish("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
         (
-            Wish("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
+            Options("nginx", "direct", header="v2", trusted=GATEWAYS),
+            "cannot send a PROXY header",
+        ),
+        (Options("nginx", "proxy", header="none"), "hides the client's address"),
+        (Options("nginx", "proxy"), "any client could forge its address"),
+        (Options("nginx", "direct", trusted=GATEWAYS), "and none is sent"),
+        (Options("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
+        (
+            Options("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
             "two addresses of one family",
         ),
-        (Wish("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
+        (Options("nginx", "direct", addresses=("web",)), "--ip: 'web'"),
         (
-            Wish("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")),
-            "one address",
+            Options("nginx", "octavia", header="none", addresses=("192.0.2.1", "2001:db8::1")),
+            "only one address",
         ),
     ],
 )
-def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
+def test_options_that_cannot_work_are_refused(options: Options, words: str) -> None:
     with pytest.raises(Refused, match=words) as refusal:
-        settings(asked)
+        settings(options)
     assert refusal.value.fix
 
 
 @pytest.mark.parametrize(
-    ("ranges", "everybody"),
+    ("ranges", "expected"),
     [
         (["0.0.0.0/0"], True),
         ([" ::/0"], True),
@@ -248,20 +254,20 @@ def test_what_cannot_work_is_refused(asked: Wish, words: str) -> None:
         ([], False),
     ],
 )
-def test_who_is_everybody(ranges: list[str], everybody: bool) -> None:
-    assert are_everybody(ranges) == everybody
+def test_ranges_that_include_every_address(ranges: list[str], expected: bool) -> None:
+    assert include_every_address(ranges) == expected
 
 
 @pytest.mark.parametrize(
     "trusted", [("0.0.0.0/0",), ("0.0.0.0/1", "128.0.0.0/1"), ("8000::/1", "::/1")]
 )
-def test_trust_in_everybody_is_called_by_its_name(trusted: tuple[str, ...]) -> None:
-    made = settings(Wish("haproxy", "proxy", trusted=trusted))
+def test_a_trusted_range_of_every_address_has_a_security_remark(trusted: tuple[str, ...]) -> None:
+    made = settings(Options("haproxy", "proxy", trusted=trusted))
     assert any(remark.startswith("SECURITY") for remark in made.remarks)
 
 
 @pytest.mark.parametrize("output", ["yaml", "helm"])
-def test_what_is_printed_is_yaml(output: str) -> None:
+def test_output_is_yaml(output: str) -> None:
     every: Any = itertools.product(CONTROLLERS, get_args(Class), get_args(Workload))
     for controller, name, workload in every:
         trusted = [] if name == "direct" else ["--trusted", "192.0.2.0/24"]
@@ -281,5 +287,5 @@ def test_what_is_printed_is_yaml(output: str) -> None:
         documents = list(yaml.safe_load_all(done.output))
         assert all(documents)
         assert done.output.startswith("# ")
-        # Anchors are YAML, but not what people want to read.
+        # Anchors are valid YAML, but hard to read.
         assert "&id" not in done.output

@@ -84,11 +84,11 @@ class Bounded(Ledger):
     """Comes to an end."""
 
     def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
-        self.limit = self.looked_at + 200
+        self.limit = self.evaluations + 200
         return super().assign(facts)
 
     def _hold(self, key: ServiceKey) -> None:
-        assert self.looked_at < self.limit, f"{key} and others are looked at again and again"
+        assert self.evaluations < self.limit, f"{key} and others are looked at again and again"
         super()._hold(key)
 
 
@@ -312,18 +312,18 @@ def test_a_change_looks_only_at_whom_it_concerns(
     keys = list(facts)
 
     def cost(changed: Mapping[ServiceKey, Facts]) -> tuple[int, set[ServiceKey]]:
-        before = ledger.looked_at
+        before = ledger.evaluations
         touched = ledger.assign(changed)
-        return ledger.looked_at - before, touched
+        return ledger.evaluations - before, touched
 
     assert cost({keys[5]: facts[keys[5]]}) == (1, set()), "nothing of it changed"
-    looked_at, touched = cost({keys[5]: Facts()})
+    evaluations, touched = cost({keys[5]: Facts()})
     assert touched == {keys[5], keys[9_000]}, "the first in line gets what was freed"
-    assert looked_at <= 4
+    assert evaluations <= 4
     assert ledger.result(keys[9_000]).addresses == ("10.0.0.5",)  # type: ignore[union-attr]
-    looked_at, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
+    evaluations, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
     assert touched == {ServiceKey("default", "new")}
-    assert looked_at == 1
-    looked_at, touched = cost({key: Facts() for key in keys[10:60]})
+    assert evaluations == 1
+    evaluations, touched = cost({key: Facts() for key in keys[10:60]})
     assert len(touched) == 100
-    assert looked_at <= 200
+    assert evaluations <= 200

@@ -84,7 +84,7 @@ def test_each_service_is_planned_by_one_family() -> None:
     assert kinds.items() >= known.items()
     (refused,) = (each for each in planned.values() if isinstance(each, Refused))
     assert str(refused) == (
-        f"there is no class fairlead.io/none; make the Service anew with one of {classes.names()}"
+        f"there is no class fairlead.io/none; recreate the Service with one of {classes.names()}"
     )
 
 

@@ -76,7 +76,9 @@ def test_what_was_granted_comes_before_the_older_and_the_older_before_the_name()
 
 
 def test_a_wish_keeps_no_other_service_from_a_port() -> None:
-    assert rivals_of(Precedence(Basis.WISHED, "2", A), [Precedence(Basis.WISHED, "1", B)]) == []
+    assert (
+        rivals_of(Precedence(Basis.REQUESTED, "2", A), [Precedence(Basis.REQUESTED, "1", B)]) == []
+    )
 
 
 def test_an_older_service_that_adds_a_port_takes_it_from_no_service_that_shows_it() -> None:

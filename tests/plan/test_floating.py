@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from fairlead.model import Family, FloatingWish
+from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.floating import floating_of
-from fairlead.plan.wishes import Wishes
 from fairlead.sections import OctaviaConfig
 
 OPENSTACK = "loadbalancer.openstack.org/"
@@ -19,7 +19,7 @@ CONFIG = OctaviaConfig(floating_network_id="net", floating_subnet="pool-*")
 def read(
     annotations: Mapping[str, str], address: str = "", family: Family = "IPv4", **config: Any
 ) -> tuple[FloatingWish | None, list[str]]:
-    wishes = Wishes(annotations)
+    wishes = AnnotationReader(annotations)
     found = floating_of(
         wishes, annotations, msgspec.structs.replace(CONFIG, **config), family, address
     )
@@ -65,7 +65,7 @@ def test_what_has_no_effect_is_told() -> None:
     found, told = read({OPENSTACK + "floating-subnet": "x"}, family="IPv6")
     assert (found, told) == (
         None,
-        [f"{OPENSTACK}floating-subnet has no effect: there are no floating IPs of IPv6"],
+        [f"{OPENSTACK}floating-subnet has no effect: there are no IPv6 floating IPs"],
     )
     found, told = read(
         {OPENSTACK + "floating-network-id": "x", INTERNAL: "false"}, floating_network_id=""

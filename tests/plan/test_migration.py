@@ -12,9 +12,9 @@ from fairlead.kube.objects import SERVICES, Service
 from fairlead.plan.migration import (
     IP_ADDRESS_POOL,
     TAKEN_OVER,
-    Prospect,
-    homeless,
-    prospects,
+    Takeover,
+    pool_for_unpooled,
+    takeovers,
     translated,
 )
 from fairlead.plan.pools import Pools, read_pools
@@ -41,7 +41,7 @@ def read(*configured: PoolConfig) -> Pools:
     return read_pools(configured, [])
 
 
-def by_name(found: list[Prospect]) -> dict[str, Prospect]:
+def by_name(found: list[Takeover]) -> dict[str, Takeover]:
     return {each.service: each for each in found}
 
 
@@ -67,17 +67,17 @@ def test_a_pool_of_metallb_says_the_same_as_ours(documents: list[Document]) -> N
 
 def test_addresses_of_no_pool_get_one_that_gives_none_unasked(services: list[Service]) -> None:
     public = PoolConfig("public", ("203.0.113.16/28",))
-    assert homeless(services, read(public)) == {
+    assert pool_for_unpooled(services, read(public)) == {
         "apiVersion": "fairlead.io/v1alpha1",
         "kind": "AddressPool",
         "metadata": {"name": TAKEN_OVER},
         "spec": {"addresses": ["203.0.113.99"], "autoAssign": False},
     }
-    assert homeless(services, read(PoolConfig("all", ("203.0.113.0/24",)))) is None
+    assert pool_for_unpooled(services, read(PoolConfig("all", ("203.0.113.0/24",)))) is None
 
 
 def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -> None:
-    found = by_name(prospects(services, read(PoolConfig("public", ("203.0.113.16/28",))), DIRECT))
+    found = by_name(takeovers(services, read(PoolConfig("public", ("203.0.113.16/28",))), DIRECT))
     assert {
         name: (each.system, each.ready, each.addresses, each.pools) for name, each in found.items()
     } == {
@@ -101,7 +101,7 @@ def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -
 def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
     services: list[Service],
 ) -> None:
-    found = by_name(prospects(services, read(), None))["default/ingress"].findings
+    found = by_name(takeovers(services, read(), None))["default/ingress"].findings
     text = "\n".join(map(str, found))
     for said in (
         "set defaultClass",

@@ -32,34 +32,34 @@ from fairlead.model import (
     Provider,
     ServiceKey,
 )
-from fairlead.plan.annotations import OCTAVIA_WISHES, PROXY_WISHES
+from fairlead.plan.annotations import OCTAVIA_ANNOTATIONS, PROXY_ANNOTATIONS
 from fairlead.plan.capabilities import METHODS, UNSUPPORTED
 from fairlead.plan.cloud import plan_cloud
-from fairlead.plan.octavia import Asks, settings_of
+from fairlead.plan.octavia import OctaviaRequest, settings_of
 from fairlead.sections import OctaviaClassConfig, OctaviaConfig, OctaviaMonitorConfig
 from fairlead.state import State
 
 OPENSTACK = "loadbalancer.openstack.org/"
 OURS = "fairlead.io/"
 CONFIG = OctaviaConfig(subnet_id="subnet")
-LOCAL = Asks(local=True, health_port=32000, protocols=["TCP"], restricted=False)
+LOCAL = OctaviaRequest(local=True, health_port=32000, protocols=["TCP"], restricted=False)
 CLUSTER = LOCAL._replace(local=False, health_port=0)
 
 
 def read(
     annotations: Mapping[str, str],
-    asks: Asks = LOCAL,
-    standing: Provider | None = None,
+    requested: OctaviaRequest = LOCAL,
+    existing: Provider | None = None,
     **config: object,
 ) -> tuple[OctaviaSettings, list[str]]:
     found, notes = settings_of(
-        annotations, asks, msgspec.structs.replace(CONFIG, **config), standing
+        annotations, requested, msgspec.structs.replace(CONFIG, **config), existing
     )
     return found, [f"{note.code}: {note}" for note in notes]
 
 
 @pytest.mark.parametrize(
-    ("annotations", "asks", "provider", "why"),
+    ("annotations", "requested", "provider", "why"),
     [
         ({}, LOCAL, "ovn", "pods are to see the client's address"),
         ({}, CLUSTER, "amphora", "nothing speaks against shares"),
@@ -88,9 +88,9 @@ def read(
     ],
 )
 def test_the_provider_is_chosen_by_need(
-    annotations: dict[str, str], asks: Asks, provider: Provider, why: str
+    annotations: dict[str, str], requested: OctaviaRequest, provider: Provider, why: str
 ) -> None:
-    found, _ = read(annotations, asks)
+    found, _ = read(annotations, requested)
     assert found.provider == provider
     assert why in found.why
 
@@ -103,7 +103,7 @@ def test_a_provider_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "asks", "standing", "words"),
+    ("annotations", "requested", "existing", "words"),
     [
         (
             {OPENSTACK + "proxy-protocol": "v2"},
@@ -116,15 +116,15 @@ def test_a_provider_stays() -> None:
             {},
             LOCAL._replace(restricted=True),
             "ovn",
-            "spec.loadBalancerSourceRanges: provider ovn lets everybody in",
+            "spec.loadBalancerSourceRanges: provider ovn admits every client",
         ),
     ],
 )
 def test_what_is_essential_and_cannot_be_had_is_refused(
-    annotations: dict[str, str], asks: Asks, standing: Provider, words: str
+    annotations: dict[str, str], requested: OctaviaRequest, existing: Provider, words: str
 ) -> None:
     with pytest.raises(Refused) as error:
-        read(annotations, asks, standing)
+        read(annotations, requested, existing)
     assert words in str(error.value)
     assert "fairlead.io/octavia-provider: amphora" in str(error.value)
 
@@ -149,7 +149,7 @@ def test_times_are_told_only_if_somebody_asks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "asks", "provider", "asking"),
+    ("annotations", "requested", "provider", "asking"),
     [
         ({}, LOCAL, "amphora", {"TCP": "HTTP"}),
         ({}, LOCAL._replace(protocols=["TCP", "UDP"]), "amphora", {"TCP": "HTTP", "UDP": "HTTP"}),
@@ -166,9 +166,12 @@ def test_times_are_told_only_if_somebody_asks() -> None:
     ],
 )
 def test_members_are_asked_as_the_provider_can(
-    annotations: dict[str, str], asks: Asks, provider: Provider, asking: dict[str, str]
+    annotations: dict[str, str],
+    requested: OctaviaRequest,
+    provider: Provider,
+    asking: dict[str, str],
 ) -> None:
-    found, _ = read(annotations, asks, provider)
+    found, _ = read(annotations, requested, provider)
     assert dict(found.asking) == asking
     assert (found.checks is not None) == bool(asking)
 
@@ -196,7 +199,7 @@ def test_the_configuration_says_what_services_do_not() -> None:
             [
                 prefix + wish
                 for prefix in (OURS, OPENSTACK)
-                for wish in (*PROXY_WISHES, *OCTAVIA_WISHES)
+                for wish in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)
             ]
         ),
         st.one_of(
@@ -204,24 +207,24 @@ def test_the_configuration_says_what_services_do_not() -> None:
             st.text(max_size=9),
         ),
     ),
-    asks=st.builds(
-        Asks,
+    requested=st.builds(
+        OctaviaRequest,
         st.booleans(),
         st.sampled_from([0, 32000]),
         st.lists(st.sampled_from(["TCP", "UDP", "SCTP"]), min_size=1, unique=True),
         st.booleans(),
     ),
-    standing=st.sampled_from([None, "amphora", "ovn"]),
+    existing=st.sampled_from([None, "amphora", "ovn"]),
 )
 @settings(max_examples=300, deadline=None)
 def test_what_a_provider_lacks_is_never_asked_of_it(
-    annotations: dict[str, str], asks: Asks, standing: Provider | None
+    annotations: dict[str, str], requested: OctaviaRequest, existing: Provider | None
 ) -> None:
     try:
-        found, _ = settings_of(annotations, asks, CONFIG, standing)
+        found, _ = settings_of(annotations, requested, CONFIG, existing)
     except Refused:
         return
-    assert found.provider == standing or standing is None
+    assert found.provider == existing or existing is None
     assert found.method in METHODS[found.provider]
     if found.provider == "ovn":
         assert set(UNSUPPORTED["ovn"]) > {"proxy-protocol"}
@@ -231,7 +234,7 @@ def test_what_a_provider_lacks_is_never_asked_of_it(
             -1,
             None,
         )
-        assert not asks.restricted
+        assert not requested.restricted
         assert not found.place.flavor_id
 
 
@@ -507,7 +510,7 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
 def test_an_id_that_is_none_is_refused(
     make_service: Callable[..., Service], nodes: dict[str, Node]
 ) -> None:
-    with pytest.raises(Refused, match="which is no id of a load balancer"):
+    with pytest.raises(Refused, match="which is not the id of a load balancer"):
         planned(make_service(annotations={OPENSTACK + "load-balancer-id": "lb"}), [], nodes)
     id_ = "038c7b3d-e40a-4b72-a4b5-e45c520f23e1"
     octavia = msgspec.structs.replace(CONFIG, subnet_id="", adopt_from="kubernetes")

@@ -13,7 +13,7 @@ from fairlead.kube.networks import read_address
 from fairlead.kube.objects import EndpointSlice, LoadBalancerIngress, Node, Service, ServicePort
 from fairlead.model import DirectSettings, MemberChecks, ProxyHeader, ProxySettings
 from fairlead.plan.addresses import address_in, hostname_of
-from fairlead.plan.annotations import PROXY_WISHES, unknown
+from fairlead.plan.annotations import PROXY_ANNOTATIONS, unknown
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import DIRECT, PROXY
 from fairlead.plan.proxying import ANNOTATIONS, ended, hostname_suffix, settings_of, switched
@@ -127,7 +127,7 @@ def test_a_slip_of_the_pen_is_named() -> None:
         }
     )
     assert str(note) == (
-        "fairlead.io/proxi-protocol ('v2') is no annotation of ours; did you mean "
+        "unknown annotation fairlead.io/proxi-protocol ('v2'); did you mean "
         "fairlead.io/proxy-protocol?"
     )
 
@@ -268,8 +268,8 @@ def test_ports_that_no_proxy_can_serve(
 
 
 def test_every_wish_is_read_by_a_gateway() -> None:
-    assert {OURS + wish for wish in PROXY_WISHES} | {
-        OPENSTACK + wish for wish in PROXY_WISHES
+    assert {OURS + wish for wish in PROXY_ANNOTATIONS} | {
+        OPENSTACK + wish for wish in PROXY_ANNOTATIONS
     } < set(ANNOTATIONS)
 
 

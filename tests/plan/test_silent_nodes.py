@@ -7,7 +7,12 @@ import pytest
 
 from fairlead.kube.events import LONGEST_MESSAGE
 from fairlead.model import HealthMonitor, Member, Verdict
-from fairlead.plan.members import HEALTH_CHECKS_FAILING, NODE_NOT_ANSWERING, Unproved, confirm
+from fairlead.plan.members import (
+    HEALTH_CHECKS_FAILING,
+    NODE_NOT_ANSWERING,
+    UnconfirmedMembers,
+    confirm,
+)
 
 MONITOR = HealthMonitor(10256, "/healthz")
 ONE, TWO = Member("node1", "192.0.2.21", 1), Member("node2", "198.18.0.22", 2)
@@ -16,7 +21,7 @@ ONE, TWO = Member("node1", "192.0.2.21", 1), Member("node2", "198.18.0.22", 2)
 def notes(
     verdicts: Mapping[str, Verdict], tunnels: Mapping[str, str], *, any_ready: bool = True
 ) -> list[tuple[str, str]]:
-    found = Unproved((ONE, TWO), {}, any_ready, any_usable=True)
+    found = UnconfirmedMembers((ONE, TWO), {}, any_ready, any_usable=True)
     _, made = confirm(found, MONITOR, lambda address, _: verdicts[address], tunnels)
     return [(note.code, str(note)) for note in made]
 
@@ -59,7 +64,7 @@ def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
     silent = [
         Member(f"worker-{i:03}.rack-7.example.net", f"198.18.0.{i}", 1) for i in range(1, 101)
     ]
-    found = Unproved((ONE, *silent), {}, any_ready=True, any_usable=True)
+    found = UnconfirmedMembers((ONE, *silent), {}, any_ready=True, any_usable=True)
     tunnels = dict.fromkeys([each.address for each in silent], "ipip")
     _, (note,) = confirm(
         found, MONITOR, lambda address, _: "up" if address == ONE.address else "down", tunnels

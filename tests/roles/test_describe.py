@@ -135,7 +135,7 @@ async def a_class_that_is_not_there(cluster: Cluster) -> None:
     await cluster.apply("nonsense", loadBalancerClass="fairlead.io/nonsense")
     words = (
         "there is no class fairlead.io/nonsense",
-        "make the Service anew with one of fairlead.io/direct",
+        "recreate the Service with one of fairlead.io/direct",
     )
     await cluster.described("nonsense", "Warning", "SyncLoadBalancerFailed", *words)
     await cluster.has("nonsense", Accepted="False/Refused")

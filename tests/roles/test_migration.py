@@ -147,7 +147,7 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     )
     shown = await cluster.kubectl.service("classed")
     assert "fairlead.io/class" not in shown["metadata"]["annotations"], "its class is not ours"
-    await cluster.described("ingress", "proxy-protocol has no effect", "make them expect none")
+    await cluster.described("ingress", "proxy-protocol has no effect", "must not expect a header")
 
     # As `migrate services` instructs, the other finalizer is removed, and Fairlead's finalizer is
     # added. After that a Service can be deleted, and its address is kept.

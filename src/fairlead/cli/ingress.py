@@ -14,7 +14,15 @@ from urllib.parse import quote
 import click
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.ingress.settings import CHARTS, CONTROLLERS, Class, Controller, Header, Wish, Workload
+from fairlead.ingress.settings import (
+    CHARTS,
+    CONTROLLERS,
+    Class,
+    Controller,
+    Header,
+    Options,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from fairlead.ingress.check import Plan, Report
@@ -101,8 +109,8 @@ def _controller_command(controller: Controller) -> None:
         show_default=True,
         help=f"Objects to apply, or values of the chart ({chart.name} {chart.version}).",
     )
-    def command(*, output: Literal["yaml", "helm"], **wish: Any) -> None:
-        _print(Wish(controller, **wish), output)
+    def command(*, output: Literal["yaml", "helm"], **options: Any) -> None:
+        _print(Options(controller, **options), output)
 
     summary = f"Print a Service and the matching settings of {TITLES[controller]}."
     ingress.command(controller, help=summary)(command)
@@ -114,21 +122,21 @@ for _each in CONTROLLERS:
     _controller_command(_each)
 
 
-def _print(wish: Wish, output: Literal["yaml", "helm"]) -> None:
+def _print(options: Options, output: Literal["yaml", "helm"]) -> None:
     import yaml
 
     from fairlead.ingress.manifests import arguments, objects, values
     from fairlead.ingress.settings import settings
 
-    made = settings(wish)
+    made = settings(options)
     for remark in made.remarks:
         click.echo(f"# {remark}")
     if output == "helm":
-        yaml.safe_dump(values(wish, made), sys.stdout, sort_keys=False)
+        yaml.safe_dump(values(options, made), sys.stdout, sort_keys=False)
         return
-    for argument in arguments(wish, made):
+    for argument in arguments(options, made):
         click.echo(f"# Add to the controller's arguments: {argument}")
-    yaml.safe_dump_all(objects(wish, made), sys.stdout, sort_keys=False)
+    yaml.safe_dump_all(objects(options, made), sys.stdout, sort_keys=False)
 
 
 def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -223,7 +231,7 @@ def check(target: str, output: Format, **options: Any) -> None:
 
     report = asyncio.run(make(_plan(target, **options)))
     show(report, output, lambda: _table(report))
-    if report.wrong:
+    if report.has_problems:
         raise SystemExit(WRONG)
 
 
@@ -245,7 +253,7 @@ def _plan(
 ) -> "Plan":
     from fairlead.ingress import service
     from fairlead.ingress.check import Plan
-    from fairlead.ingress.door import Door
+    from fairlead.ingress.entrypoint import EntryPoint
 
     host, path, client = _host(host), _path(echo or path), _client(client)
     end = _address(target)
@@ -256,10 +264,10 @@ def _plan(
                 "these values"
             )
         found = asyncio.run(_read(target, namespace, configmap, kubeconfig, context))
-        entrances = service.entrances(found, host, path, tls)
+        targets = service.targets(found, host, path, tls)
         known = service.findings(found)
         return Plan(
-            tuple(entrances),
+            tuple(targets),
             service.sends(found.service),
             echo is not None,
             client,
@@ -267,8 +275,8 @@ def _plan(
             known,
         )
 
-    def door(address: str, port: int) -> Door:
-        return Door(
+    def entry_point(address: str, port: int) -> EntryPoint:
+        return EntryPoint(
             address,
             port,
             service.speaks_tls(port) if tls == "auto" else tls == "always",
@@ -283,15 +291,17 @@ def _plan(
                 f"--behind {text}: write an address and a port: 10.244.1.2:80, [2001:db8::2]:80"
             )
     address, port = end
-    fronts = [door(address, each) for each in ((port,) if port else WEB_PORTS)]
+    fronts = [entry_point(address, each) for each in ((port,) if port else WEB_PORTS)]
     if beyond and len(fronts) > 1:
         raise click.UsageError("--behind requires a port in the ADDRESS")
     # Entry points behind the load balancer use TLS if the front does, whatever their port.
-    doors = [
-        ("behind", Door(each[0], each[1], fronts[0].tls, host, path)) for each in beyond if each
+    entry_points = [
+        ("behind", EntryPoint(each[0], each[1], fronts[0].tls, host, path))
+        for each in beyond
+        if each
     ]
     return Plan(
-        tuple(service.Entrance(front, tuple(doors)) for front in fronts),
+        tuple(service.Target(front, tuple(entry_points)) for front in fronts),
         header,
         echo is not None,
         client,
@@ -376,7 +386,7 @@ def _table(report: "Report") -> None:
     rows = [
         (
             row.place + (" TLS" if row.tls else ""),
-            row.way,
+            row.variant,
             row.answer.how,
             ", ".join(row.answer.addresses) or "-",
         )

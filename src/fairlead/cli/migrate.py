@@ -35,11 +35,11 @@ def migrate() -> None:
 def services(source: Source, output: Format) -> None:
     """Show for each Service of type LoadBalancer which controller serves it now, which addresses it
     keeps, and what its owner should know."""
-    from fairlead.plan.migration import prospects
+    from fairlead.plan.migration import takeovers
     from fairlead.plan.pools import read_pools
 
     config, found = _read(source)
-    awaited = prospects(
+    awaited = takeovers(
         found.services, read_pools(config.pools, found.address_pools), config.default_class
     )
 
@@ -76,7 +76,7 @@ def pools(source: Source) -> None:
     import yaml
 
     from fairlead.kube.crds import AddressPool
-    from fairlead.plan.migration import TAKEN_OVER, homeless
+    from fairlead.plan.migration import TAKEN_OVER, pool_for_unpooled
     from fairlead.plan.pools import read_pools
 
     config, found = _read(source)
@@ -88,7 +88,7 @@ def pools(source: Source) -> None:
     )
     for name, problem in everything.problems.items():
         click.echo(f"{name}: {problem}", err=True)
-    rest = homeless(found.services, everything)
+    rest = pool_for_unpooled(found.services, everything)
     if rest is not None and not refused:
         made.append(rest)
     for refusal in refused:

@@ -34,7 +34,7 @@ from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectMeta, Ser
 from fairlead.model import Grant, LoadBalancer, Outcome, ServiceKey
 from fairlead.plan import locks
 from fairlead.plan.addresses import keeps, ports_of, shown_address, shown_by
-from fairlead.plan.locks import Standing
+from fairlead.plan.locks import PublishedVersion
 
 log = structlog.get_logger()
 
@@ -58,11 +58,11 @@ class Granted(msgspec.Struct, frozen=True):
 class Held(msgspec.Struct, frozen=True):
     """The grants that name a Service.
 
-    - `standing`: the version of the Service; None if there is no Service of this name.
+    - `published`: the version of the Service; None if there is no Service of this name.
     - `lapsed`: why addresses are no longer kept for it, by address.
     - `undated`: kept addresses without a record of since when they are kept."""
 
-    standing: Standing | None
+    published: PublishedVersion | None
     grants: tuple[AddressGrant, ...]
     lapsed: Mapping[str, str] = {}
     undated: frozenset[str] = frozenset()
@@ -157,20 +157,20 @@ class GrantDriver(Component):
             for grant in wanted.grants:
                 known = there.pop(grant.address, None)
                 if known is None or not locks.settled(
-                    known.spec, key, wanted.uid, grant, held.standing
+                    known.spec, key, wanted.uid, grant, held.published
                 ):
                     changes.append(AddHolder(key, wanted.uid, grant))
                 if known is None or not locks.surplus(known.spec, key, grant):
                     continue
-                if not locks.shows_surplus(known.spec, key, grant, held.standing):
+                if not locks.shows_surplus(known.spec, key, grant, held.published):
                     changes.append(RemoveHolder(key, grant.address, grant))
             for address, known in there.items():
                 # An address that the Service still shows keeps its grant until `publish`, the next
                 # driver, has removed it from the status.
                 shown = (
                     key in desired
-                    and held.standing is not None
-                    and bool(held.standing.shown.get(address))
+                    and held.published is not None
+                    and bool(held.published.shown.get(address))
                 )
                 if locks.is_kept(known.spec, key):
                     if address in held.lapsed:
@@ -209,9 +209,9 @@ class GrantDriver(Component):
             # Kept addresses of a deleted Service need no change unless one has lapsed or has no
             # date.
             if grants and (service is not None or len(kept) < len(grants) or lapsed or undated):
-                held[key] = Held(standing_of(service), grants, lapsed, undated)
+                held[key] = Held(published_version_of(service), grants, lapsed, undated)
             elif service is not None and key in services:
-                held[key] = Held(standing_of(service), ())
+                held[key] = Held(published_version_of(service), ())
         return held
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
@@ -245,7 +245,7 @@ class GrantDriver(Component):
         for entry in ingress:
             address = shown_address(entry) or entry.ip
             grant = self._grants.named(grant_name(address))
-            allowed = shown.get(address, frozenset()) | locks.licensed(
+            allowed = shown.get(address, frozenset()) | locks.publishable_ports(
                 grant.spec if grant is not None else None,
                 key,
                 uid,
@@ -265,12 +265,12 @@ class GrantDriver(Component):
     async def _add_holder(self, change: AddHolder) -> None:
         key, address = change.service, change.grant.address
         service = self._services.of([key]).get(key)
-        standing = standing_of(service)
-        if standing is None or standing.uid != change.uid:
+        published = published_version_of(service)
+        if published is None or published.uid != change.uid:
             raise Conflict(f"Service {key} was deleted or recreated")
         known = self._grants.named(grant_name(address))
         if known is None:
-            spec = locks.with_holder(AddressGrantSpec(address), key, change.grant, standing)
+            spec = locks.with_holder(AddressGrantSpec(address), key, change.grant, published)
             self._fence()
             made = AddressGrant(ObjectMeta(name=grant_name(address)), spec)
             try:
@@ -282,7 +282,7 @@ class GrantDriver(Component):
         former = known.holder(key)
         if former is not None and former.uid not in ("", change.uid):
             await self._check_gone(key, former.uid)
-        await self._replace(known, locks.with_holder(known.spec, key, change.grant, standing))
+        await self._replace(known, locks.with_holder(known.spec, key, change.grant, published))
 
     async def _remove_holder(self, change: RemoveHolder) -> None:
         key = change.service
@@ -291,15 +291,15 @@ class GrantDriver(Component):
         if known is None or holder is None:
             return
         service = self._services.of([key]).get(key)
-        standing = standing_of(service)
-        if standing is None or standing.uid != holder.uid:
+        published = published_version_of(service)
+        if published is None or published.uid != holder.uid:
             if holder.uid:
                 await self._check_gone(key, holder.uid)
             keep = known.spec.keep
         else:
-            if locks.may_be_published(standing, holder):
-                standing = await self._bump_version(key, standing)
-            if not locks.releasable(standing, holder, change.address, change.leave):
+            if locks.may_be_published(published, holder):
+                published = await self._bump_version(key, published)
+            if not locks.releasable(published, holder, change.address, change.leave):
                 raise Conflict(f"Service {key} still shows {change.address}")
             keep = service is not None and keeps(service)
         if not keep or change.leave is not None:
@@ -334,7 +334,9 @@ class GrantDriver(Component):
         known = self._grants.named(grant_name(change.address))
         if known is None:
             return
-        await self._replace(known, locks.dated(known.spec, change.service, self._kept.since))
+        await self._replace(
+            known, locks.with_kept_since(known.spec, change.service, self._kept.since)
+        )
         written = self._grants.named(grant_name(change.address))
         if (
             written is not None
@@ -399,22 +401,22 @@ class GrantDriver(Component):
         if found.metadata.uid == uid:
             raise Conflict(f"Service {key} exists, but the watch has not shown it yet")
 
-    async def _bump_version(self, key: ServiceKey, standing: Standing) -> Standing:
+    async def _bump_version(self, key: ServiceKey, published: PublishedVersion) -> PublishedVersion:
         """Create a new version of the Service, and return that version. A publication over the
         version for which the grant was written can then no longer succeed.
 
         This is needed when a Service is released before anything was published on it, and nothing
         else has changed it. An annotation is written and removed again."""
-        marked = {"annotations": {RELEASING_ANNOTATION: str(standing.version)}}
+        marked = {"annotations": {RELEASING_ANNOTATION: str(published.version)}}
         for metadata in (marked, None):
             await self._writer.apply(
-                key, standing.uid, field_manager=FIELD_MANAGER, metadata=metadata
+                key, published.uid, field_manager=FIELD_MANAGER, metadata=metadata
             )
-        return standing_of(self._services.of([key]).get(key)) or standing
+        return published_version_of(self._services.of([key]).get(key)) or published
 
 
-def standing_of(service: Service | None) -> Standing | None:
+def published_version_of(service: Service | None) -> PublishedVersion | None:
     """Return the version of the Service that we know, with the ports that it shows."""
     if service is None:
         return None
-    return Standing(service.metadata.uid, service.metadata.version, shown_by(service))
+    return PublishedVersion(service.metadata.uid, service.metadata.version, shown_by(service))

@@ -14,7 +14,7 @@ verdict rests on answers, or on their absence:
   refused connections, because its rules may still be on their way.
 - `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
 verdict.
-- `unasked`: the probe of a target without a verdict could not be sent, which is a failure on our
+- `probe_failed`: the probe of a target without a verdict could not be sent, which is a failure on our
   own side."""
 
 from collections.abc import Iterator, Sequence
@@ -226,7 +226,7 @@ class NodeLiveness:
 
     def probe_not_sent(self, target: Target, now_s: float) -> Iterator[tuple[Target, Verdict]]:
         """Record that a probe could not be sent. An earlier verdict stays; a target without a
-        verdict gets `unasked`."""
+        verdict gets `probe_failed`."""
         record = self._records.get(target)
         if record is None:
             return

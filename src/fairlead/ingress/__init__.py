@@ -1,2 +1,2 @@
-"""Ingress controllers behind a load balancer: the settings that belong together, and a check with
-real connections."""
+"""Settings of ingress controllers behind a load balancer, and a check of these settings with real
+connections."""

@@ -1,10 +1,13 @@
-"""Call an ingress as a client would, or as a balancer would, and say what became of it.
+"""One request to an entry point of an ingress, as a client or as a load balancer sends it.
 
-In: a door (an address and a port, TLS or plain) and how to knock: with nothing, with a PROXY header
-of either version that claims a forged address, or with a forged X-Forwarded-For. Out: an `Answer`.
-The forged addresses are of the ranges for tests of network devices (RFC 2544, RFC 5180): no client
-has them, so wherever one turns up, in an answer or in a log, it came from here; each way of
-knocking has its own. Certificates are not checked: the question is who answers, not who that is.
+In: an entry point (address and port, with or without TLS) and the variant of the request: without
+additions, with a PROXY header of either version that claims a forged source address, or with a
+forged X-Forwarded-For. Out: an `Answer`.
+
+The forged addresses are from the ranges for benchmarks of network devices (RFC 2544, RFC 5180). No
+client has such an address, so an address of these ranges in an answer or in a log was sent by this
+module. Each variant has its own address. Certificates are not verified, because the check finds out
+whether a server answers and not which one.
 """
 
 import asyncio
@@ -14,60 +17,66 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 
 from fairlead.ingress import header
-from fairlead.ingress.door import Answer, Door, Way
+from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
 from fairlead.net.address import bracketed, is_ipv6
 
-FORGED: Mapping[Way, tuple[str, str]] = {
+FORGED: Mapping[Variant, tuple[str, str]] = {
     "v1": ("198.18.254.1", "2001:2:0:fe::1"),
     "v2": ("198.18.254.2", "2001:2:0:fe::2"),
     "forwarded-for": ("198.18.254.3", "2001:2:0:fe::3"),
 }
-"""What each way of knocking claims to come from: (IPv4, IPv6)."""
+"""The source address that each variant claims: (IPv4, IPv6)."""
 FORGED_PORT = 40000
-ENOUGH = 1 << 16
-"""Bytes of an answer that are looked at."""
+MAX_ANSWER_BYTES = 1 << 16
+"""The part of an answer that is read, in bytes. The rest is ignored."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 _CANDIDATE = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]{2,60}(?!\w)")
 
 
-def forged(way: Way, peer: str) -> str:
-    """What this way claims to who has this address; empty for plain, which claims nothing."""
-    return FORGED[way][is_ipv6(peer)] if way in FORGED else ""
+def forged_address(variant: Variant, peer: str) -> str:
+    """Return the source address that the variant claims, of the family of the peer's address; empty
+    for the variant `plain`."""
+    return FORGED[variant][is_ipv6(peer)] if variant in FORGED else ""
 
 
-async def call(door: Door, way: Way, timeout_s: float) -> Answer:
-    """One connection, one request. Never raises for what the other side does."""
+async def call(entry_point: EntryPoint, variant: Variant, timeout_s: float) -> Answer:
+    """Open a connection, send one request and return the answer.
+
+    Every failure of the network or of the server is an outcome of the answer, not an exception. The
+    connection and the answer together take at most `timeout_s` seconds."""
     own = claimed = ""
     writer: asyncio.StreamWriter | None = None
     received = b""
     try:
         async with asyncio.timeout(timeout_s):
             try:
-                reader, writer = await asyncio.open_connection(door.address, door.port)
-            except ssl.SSLError:
+                reader, writer = await asyncio.open_connection(
+                    entry_point.address, entry_point.port
+                )
+            except ssl.SSLError:  # It is an OSError too, and must not count as unreachable.
                 raise
             except OSError as problem:
                 return Answer("unreachable", problem.strerror or "no connection")
-            except UnicodeError:  # a hostname in a status with a label that is too long for DNS
-                return Answer("unreachable", "no name that DNS could have")
+            except UnicodeError:  # The hostname of a status has a label that DNS does not allow.
+                return Answer("unreachable", "not a valid DNS name")
             own, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
-            claimed = forged(way, peer)
-            writer.write(_header(way, peer, door.port))
-            if door.tls:
-                await writer.start_tls(_context(), server_hostname=door.host or None)
-            writer.write(_request(door, claimed if way == "forwarded-for" else ""))
-            while not _is_whole(received) and (part := await reader.read(ENOUGH)):
+            claimed = forged_address(variant, peer)
+            writer.write(_header(variant, peer, entry_point.port))
+            if entry_point.tls:
+                await writer.start_tls(_context(), server_hostname=entry_point.host or None)
+            writer.write(_request(entry_point, claimed if variant == "forwarded-for" else ""))
+            while not _is_complete(received) and (part := await reader.read(MAX_ANSWER_BYTES)):
                 received += part
     except TimeoutError:
         if writer is None:
             return Answer("unreachable", "no connection in time")
         if not received:
-            return Answer("silent", "connected, and no answer in time", own=own, claimed=claimed)
-    except OSError as problem:  # ssl.SSLError is one too. What came before a reset counts.
+            return Answer("silent", "connected, but no answer in time", own=own, claimed=claimed)
+    except OSError as problem:  # Includes ssl.SSLError. Bytes received before a reset count.
         if not received:
-            return Answer("rejected", _words(problem, door), own=own, claimed=claimed)
+            return Answer("rejected", _describe(problem, entry_point), own=own, claimed=claimed)
     finally:
         if writer is not None:
             writer.transport.abort()
@@ -75,12 +84,13 @@ async def call(door: Door, way: Way, timeout_s: float) -> Answer:
 
 
 def read_answer(received: bytes, own: str = "", claimed: str = "") -> Answer:
-    """What the bytes mean that came until the end. Pure."""
+    """Return the answer that the received bytes represent: all bytes of a connection until its end,
+    until the body is complete, or until the timeout. Pure."""
     if not received:
         return Answer("rejected", "closed without an answer", own=own, claimed=claimed)
     found = _STATUS.match(received)
     if not found:
-        return Answer("rejected", "answered, but not by HTTP", own=own, claimed=claimed)
+        return Answer("rejected", "answered, but not with HTTP", own=own, claimed=claimed)
     status = int(found[1])
     if status == 400:
         return Answer("rejected", "answered 400 Bad Request", 400, own=own, claimed=claimed)
@@ -95,8 +105,10 @@ def read_answer(received: bytes, own: str = "", claimed: str = "") -> Answer:
 
 
 def shown_addresses(text: str) -> tuple[str, ...]:
-    """Every IP address in a text, once each, in order. IPv4 addresses as such, also where a server
-    of both families wrote them as IPv6 (::ffff:192.0.2.1)."""
+    """Return every IP address in a text once, in the order of the text.
+
+    IPv4-mapped addresses, which a dual-stack server may write (::ffff:192.0.2.1), become IPv4
+    addresses. An address may be followed by a colon and a port."""
     found: dict[str, None] = {}
     for candidate in _CANDIDATE.findall(text):
         if address := _read_address(candidate.rstrip(".:")) or _read_address(
@@ -107,7 +119,8 @@ def shown_addresses(text: str) -> tuple[str, ...]:
 
 
 def _read_address(text: str) -> str:
-    """Empty for a time of day, a version, and what else looks like an address."""
+    """Return the address in its shortest form; empty if the text only resembles one (a time of day,
+    a version) or is the unspecified address."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -117,18 +130,18 @@ def _read_address(text: str) -> str:
     return "" if address.is_unspecified else str(address)
 
 
-def _header(way: Way, peer: str, port: int) -> bytes:
-    if way not in ("v1", "v2"):
+def _header(variant: Variant, peer: str, port: int) -> bytes:
+    if variant not in ("v1", "v2"):
         return b""
-    write = header.version_1 if way == "v1" else header.version_2
-    return write(forged(way, peer), FORGED_PORT, peer, port)
+    write = header.version_1 if variant == "v1" else header.version_2
+    return write(forged_address(variant, peer), FORGED_PORT, peer, port)
 
 
-def _request(door: Door, forwarded_for: str) -> bytes:
-    address = bracketed(door.address)
+def _request(entry_point: EntryPoint, forwarded_for: str) -> bytes:
+    address = bracketed(entry_point.address)
     lines = [
-        f"GET {door.path} HTTP/1.1",
-        f"Host: {door.host or address}",
+        f"GET {entry_point.path} HTTP/1.1",
+        f"Host: {entry_point.host or address}",
         "User-Agent: fairlead",
         "Connection: close",
     ]
@@ -138,6 +151,7 @@ def _request(door: Door, forwarded_for: str) -> bytes:
 
 
 def _context() -> ssl.SSLContext:
+    """Return a TLS context that accepts every certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -145,15 +159,19 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-def _is_whole(received: bytes) -> bool:
+def _is_complete(received: bytes) -> bool:
+    """Whether no further bytes are needed: the body has the length that the head announces, or the
+    limit is reached. Without Content-Length the answer ends with the connection."""
     head, found, body = received.partition(b"\r\n\r\n")
     length = _LENGTH.search(head)
-    return len(received) >= ENOUGH or bool(found and length and len(body) >= int(length[1]))
+    return len(received) >= MAX_ANSWER_BYTES or bool(
+        found and length and len(body) >= int(length[1])
+    )
 
 
-def _words(problem: OSError, door: Door) -> str:
+def _describe(problem: OSError, entry_point: EntryPoint) -> str:
     if isinstance(problem, ssl.SSLError):
         return "no TLS: " + (problem.reason or "handshake failed").replace("_", " ").lower()
     if isinstance(problem, ConnectionResetError):
-        return "closed in the TLS handshake" if door.tls else "reset"
+        return "closed in the TLS handshake" if entry_point.tls else "reset"
     return problem.strerror or type(problem).__name__

@@ -1,7 +1,9 @@
-"""`fairlead ingress check`: knock at every door in every way, and gather what it means.
+"""`fairlead ingress check`: send every variant of a request to every entry point, and evaluate the
+answers.
 
-In: doors, and what is known of the balancer before them. Out: a `Report`. All calls go out at once:
-they are few, and one that nobody answers must not keep the others waiting."""
+In: entry points, and the known settings of the load balancer in front of them. Out: a `Report`. All
+requests are sent at once: they are few, and a request without an answer must not delay the others.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,21 +12,21 @@ from typing import get_args
 import msgspec
 
 from fairlead.ingress.call import call
-from fairlead.ingress.door import WAYS, Answer, Door, Way
-from fairlead.ingress.findings import Case, Knocked, findings
-from fairlead.ingress.service import Entrance
+from fairlead.ingress.entrypoint import VARIANTS, Answer, EntryPoint, Variant
+from fairlead.ingress.findings import Case, CheckedEntryPoint, findings
+from fairlead.ingress.service import Target
 from fairlead.ingress.settings import Header
 from fairlead.model import Finding, Severity
 
-WRONG = ("security", "error")
+PROBLEMS = ("security", "error")
 WORST_FIRST: tuple[Severity, ...] = tuple(reversed(get_args(Severity)))
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to do. `sends`, `echo`, `client`: see `Case`. `known`: findings that came without a
-    call."""
+    """The parameters of a check. `sends`, `echo` and `client` are those of `Case`. `known` are
+    findings that need no request; the report contains them too."""
 
-    entrances: tuple[Entrance, ...]
+    targets: tuple[Target, ...]
     sends: Header | None
     echo: bool
     client: str
@@ -33,48 +35,57 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call."""
+    """One request and its answer."""
 
     place: str
     tls: bool
-    way: Way
+    variant: Variant
     answer: Answer
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`sends` None: not known. Every call, and what they mean, the worst first."""
+    """The result of a check: all requests, and the findings, most severe first. `sends` is None if
+    it is unknown which PROXY header the load balancer sends."""
 
     sends: Header | None
     calls: tuple[Row, ...]
     findings: tuple[Finding, ...]
 
     @property
-    def wrong(self) -> bool:
-        return any(finding.severity in WRONG for finding in self.findings)
+    def has_problems(self) -> bool:
+        return any(finding.severity in PROBLEMS for finding in self.findings)
 
 
 async def check(plan: Plan) -> Report:
-    """Make all calls. Never raises for what the other side does."""
-    cases = await asyncio.gather(*(_case(plan, entrance) for entrance in plan.entrances))
+    """Send all requests and return the report. Failures of the network or of a server do not raise;
+    they are in the report."""
+    cases = await asyncio.gather(*(_case(plan, target) for target in plan.targets))
     found = [*plan.known, *(finding for case in cases for finding in findings(case))]
     rows = [
-        Row(door.place, door.door.tls, way, answer)
+        Row(entry_point.place, entry_point.entry_point.tls, variant, answer)
         for case in cases
-        for door in (case.front, *case.behind)
-        for way, answer in door.answers.items()
+        for entry_point in (case.front, *case.behind)
+        for variant, answer in entry_point.answers.items()
     ]
     unique = sorted(dict.fromkeys(found), key=lambda finding: WORST_FIRST.index(finding.severity))
     return Report(plan.sends, tuple(dict.fromkeys(rows)), tuple(unique))
 
 
-async def _case(plan: Plan, entrance: Entrance) -> Case:
-    doors = [("load balancer", entrance.front), *entrance.behind]
+async def _case(plan: Plan, target: Target) -> Case:
+    entry_points = [("load balancer", target.front), *target.behind]
     front, *behind = await asyncio.gather(
-        *(_knock(name, door, plan.timeout_s) for name, door in doors)
+        *(
+            _check_entry_point(name, entry_point, plan.timeout_s)
+            for name, entry_point in entry_points
+        )
     )
-    return Case(plan.sends, front, tuple(behind), plan.echo, plan.client, entrance.ready)
+    return Case(plan.sends, front, tuple(behind), plan.echo, plan.client, target.ready)
 
 
-async def _knock(name: str, door: Door, timeout_s: float) -> Knocked:
-    answers: Sequence[Answer] = await asyncio.gather(*(call(door, way, timeout_s) for way in WAYS))
-    return Knocked(name, door, dict(zip(WAYS, answers, strict=True)))
+async def _check_entry_point(
+    name: str, entry_point: EntryPoint, timeout_s: float
+) -> CheckedEntryPoint:
+    answers: Sequence[Answer] = await asyncio.gather(
+        *(call(entry_point, variant, timeout_s) for variant in VARIANTS)
+    )
+    return CheckedEntryPoint(name, entry_point, dict(zip(VARIANTS, answers, strict=True)))

@@ -1,28 +1,28 @@
-"""What the answers of an ingress mean: which set-up is wrong, how that is known, and what to do.
+"""Findings of the ingress check: which setting is wrong, the evidence, and the remedy.
 
-In: a `Case`: one port with the answers at its front (the load balancer's address) and behind it (a
-pod, a node port: past the balancer), what the balancer is set to send, and the controller's
-ConfigMap where it could be read. Out: `Finding`s. Pure.
+In: a `Case`, which is one port with the answers of its front entry point (the load balancer's
+address) and of the entry points behind it (a pod and a node port, which bypass the load balancer),
+and the PROXY header that the load balancer is configured to send; and the controller's ConfigMap if
+it can be read. Out: `Finding`s. Pure.
 
-What can be known from outside, and what not:
-* Whether a header is expected shows in who is answered and who is turned away, with no help of the
-  application.
-* Whether a header is *believed* only shows where the application tells which client it saw: the
-  request's path must lead to a
-  page that says so (`echo`). Without one, a header that is taken is only a suspicion; the forged
-  addresses may be looked for in the application's log.
-* A header that is forged at the front of a balancer which writes its own is harmless: the receiver
-  reads the balancer's, and
-  takes the forged one for a broken request. It is those who reach the receiver past the balancer
-  that must not be believed.
+What the answers can prove:
+
+* They show whether a header is expected: requests with a header are answered and requests without
+  one are rejected, or the reverse. The application does not have to cooperate.
+* They show whether a header is *trusted* only if the application reports the client's address: the
+  request's path must lead to a page that contains it (`echo`). Without such a page, an accepted
+  header is a warning, and the user can look for the forged addresses in the application's log.
+* A forged header at the front of a load balancer that writes its own header is harmless: the
+  receiver reads the load balancer's header and takes the forged one for the start of an invalid
+  request. Only headers that reach the receiver past the load balancer must not be trusted.
 """
 
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from fairlead.ingress.door import Answer, Door, Way
-from fairlead.ingress.settings import Controller, Header, are_everybody
+from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
+from fairlead.ingress.settings import Controller, Header, include_every_address
 from fairlead.model import Finding
 
 EXPECTS = (
@@ -33,62 +33,73 @@ TRUSTS = (
     "proxy-real-ip-cidr (ingress-nginx), proxy-protocol (HAProxy), proxyProtocol.trustedIPs "
     "(Traefik)"
 )
-HEADERS: tuple[Way, Way] = ("v1", "v2")
+HEADERS: tuple[Variant, Variant] = ("v1", "v2")
 
 
-class Knocked(msgspec.Struct, frozen=True):
-    """A door, what it is called, and what each way of knocking came to."""
+class CheckedEntryPoint(msgspec.Struct, frozen=True):
+    """An entry point, its name in the report, and the answer to each variant of the request."""
 
     name: str
-    door: Door
-    answers: Mapping[Way, Answer]
+    entry_point: EntryPoint
+    answers: Mapping[Variant, Answer]
 
     @property
     def place(self) -> str:
-        address = f"[{self.door.address}]" if ":" in self.door.address else self.door.address
-        return f"{self.name} {address}:{self.door.port}"
+        address = (
+            f"[{self.entry_point.address}]"
+            if ":" in self.entry_point.address
+            else self.entry_point.address
+        )
+        return f"{self.name} {address}:{self.entry_point.port}"
 
-    def answered(self, way: Way) -> bool:
-        return self.answers[way].outcome == "answered"
+    def answered(self, variant: Variant) -> bool:
+        return self.answers[variant].outcome == "answered"
 
     @property
-    def headers(self) -> tuple[Way, ...]:
-        """The versions of a header with which it answers."""
-        return tuple(way for way in HEADERS if self.answered(way))
+    def headers(self) -> tuple[Variant, ...]:
+        """The versions of the PROXY header whose requests are answered."""
+        return tuple(variant for variant in HEADERS if self.answered(variant))
 
     @property
-    def answers_at_all(self) -> bool:
+    def responds(self) -> bool:
+        """Whether the server sends anything, or at least closes connections itself."""
         return any(answer.outcome in ("answered", "rejected") for answer in self.answers.values())
 
-    def believes(self, way: Way) -> bool:
-        """Whether the application says that it saw the address which was forged."""
-        answer = self.answers[way]
+    def trusts(self, variant: Variant) -> bool:
+        """Whether the answer contains the forged address, as the address of the client."""
+        answer = self.answers[variant]
         return answer.outcome == "answered" and answer.claimed in answer.addresses
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One port. `sends`: what the balancer is set to write before a connection; None: not known.
-    `echo`: the path is promised to show the client's address. `client`: the address that we have
-    outside; empty: what this machine says. `ready` False: there is no pod that could answer."""
+    """One port of a load balancer, with the answers of its entry points.
+
+    `sends` is the PROXY header that the load balancer is configured to send, or None if it is
+    unknown. `echo` means that the requested path shows the client's address. `client` is the
+    address of this host as servers see it; if it is empty, it is the local address of the
+    connection. `ready` is False if no pod can answer."""
 
     sends: Header | None
-    front: Knocked
-    behind: tuple[Knocked, ...] = ()
+    front: CheckedEntryPoint
+    behind: tuple[CheckedEntryPoint, ...] = ()
     echo: bool = False
     client: str = ""
     ready: bool = True
 
 
 def findings(case: Case) -> list[Finding]:
-    """Of one port, without repetition."""
-    made = [*_front(case)] + [each for door in case.behind for each in _behind(case, door)]
+    """Return the findings of one port, each once."""
+    made = [*_front(case)] + [
+        each for entry_point in case.behind for each in _behind(case, entry_point)
+    ]
     return list(dict.fromkeys(made))
 
 
-def of_config(
+def config_findings(
     controller: Controller, config: Mapping[str, str], sends: Header
 ) -> Iterator[Finding]:
-    """Of the controller's ConfigMap beside what the balancer sends. (Traefik has none.)"""
+    """Return the findings that the controller's ConfigMap has in itself, or in combination with the
+    PROXY header that the load balancer sends. Traefik has no ConfigMap, so it has no findings."""
     match controller:
         case "nginx":
             expects = config.get("use-proxy-protocol", "false") == "true"
@@ -98,17 +109,17 @@ def of_config(
                 'set use-proxy-protocol: "true"',
                 'set use-proxy-protocol: "false"',
             )
-            if config.get("use-forwarded-headers") == "true" and are_everybody(trusted):
+            if config.get("use-forwarded-headers") == "true" and include_every_address(trusted):
                 yield Finding(
-                    "ForwardedForFromEverybody",
+                    "ForwardedForFromEverySource",
                     (
-                        "use-forwarded-headers is on and proxy-real-ip-cidr holds everybody: "
-                        "every client may claim any address by X-Forwarded-For"
+                        "use-forwarded-headers is true and proxy-real-ip-cidr includes every "
+                        "address: every client can claim any address with X-Forwarded-For"
                     ),
                     severity="security",
                     remedy=(
-                        "take use-forwarded-headers out, or name the proxies before it in "
-                        "proxy-real-ip-cidr"
+                        "remove use-forwarded-headers, or set proxy-real-ip-cidr to the addresses "
+                        "of the proxies in front"
                     ),
                 )
         case "haproxy":
@@ -116,34 +127,34 @@ def of_config(
             trusted = config.get("proxy-protocol", "").split(",")
             trust, on, off = (
                 "proxy-protocol",
-                "set proxy-protocol to the balancer's addresses",
-                "take proxy-protocol out",
+                "set proxy-protocol to the load balancer's addresses",
+                "remove proxy-protocol",
             )
         case "traefik":
             return
-    if expects and are_everybody(trusted):
+    if expects and include_every_address(trusted):
         yield Finding(
-            "TrustsEverybody",
+            "TrustsEverySource",
             (
-                f"{trust} holds every address "
+                f"{trust} includes every address "
                 f"({', '.join(trusted)}{'' if trust in config else ', its default'}): "
-                "whoever reaches a pod or a node port may claim any client's address"
+                "every host that reaches a pod or a node port can claim any client address"
             ),
             severity="security",
-            remedy=f"set {trust} to the addresses that the balancer's connections come from",
+            remedy=f"set {trust} to the source addresses of the load balancer's connections",
         )
     if expects != (sends != "none"):
         what = (
-            "expects a PROXY header, and the balancer sends none"
+            "expects a PROXY header, and the load balancer sends none"
             if expects
-            else "expects no PROXY header, and one is sent"
+            else "expects no PROXY header, and the load balancer sends one"
         )
         code = "HeaderMissing" if expects else "HeaderNotExpected"
         yield Finding(
             code,
             f"the controller {what}",
             severity="error",
-            evidence="by its ConfigMap",
+            evidence="according to its ConfigMap",
             remedy=off if expects else on,
         )
 
@@ -151,20 +162,20 @@ def of_config(
 def _front(case: Case) -> Iterator[Finding]:
     front = case.front
     if not case.ready and not any(map(front.answered, ("plain", *HEADERS))):
-        # Nobody is there who could expect a header or not: how callers are turned away tells
-        # nothing of it.
+        # Without a server, the way in which requests are rejected does not show whether a header is
+        # expected. If a request is answered, a pod became ready after the EndpointSlices were read.
         yield Finding(
             "NoPod",
-            "no pod behind it is ready",
+            "no pod behind the load balancer is ready",
             severity="error",
             subject=front.place,
-            evidence=f"by the EndpointSlices; {front.answers['plain'].how}",
-            remedy="see why by `kubectl get pods`, and check again when one is ready",
+            evidence=f"according to the EndpointSlices; {front.answers['plain'].how}",
+            remedy="find the cause with `kubectl get pods`, and check again when a pod is ready",
         )
         return
     match front.answers["plain"].outcome:
         case "silent" | "unreachable":
-            fix = "see `fairlead status` on a gateway, and whether a pod is ready"
+            fix = "look at `fairlead status` on a gateway, and check that a pod is ready"
             yield Finding(
                 "NoAnswer",
                 front.answers["plain"].how,
@@ -176,47 +187,54 @@ def _front(case: Case) -> Iterator[Finding]:
             yield from _address_seen(case, front)
             yield from _forgeries(case, front)
         case "rejected":
-            yield from _turned_away(case, front)
+            yield from _rejected(case, front)
             yield from _forgeries(case, front)
 
 
-def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
-    """Who calls as clients do is turned away: whose fault is it?"""
+def _rejected(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
+    """Return the finding for a front entry point that rejects a client's plain request.
+
+    The cause is a header that only one side uses, a version that the receiver does not read, or the
+    application itself. The entry points behind the load balancer tell these causes apart."""
     how = front.answers["plain"].how
     if front.headers:
         yield Finding(
             "HeaderMissing",
-            "a PROXY header is expected and none is there",
+            "a PROXY header is expected, and the load balancer sends none",
             severity="error",
-            evidence=f"without one {how}, with one that we wrote answered",
+            evidence=f"without a header: {how}; with a header of this check: answered",
             subject=front.place,
             remedy=(
-                "let the balancer send one (class proxy with fairlead.io/proxy-protocol), or take "
-                f"out {EXPECTS}"
+                "let the load balancer send a header (class proxy with "
+                f"fairlead.io/proxy-protocol), or remove {EXPECTS}"
             ),
         )
         return
-    beyond = [door for door in case.behind if door.answers_at_all]
-    unannounced = [door for door in beyond if door.answered("plain")]
-    if unannounced and case.sends != "none":
+    beyond = [entry_point for entry_point in case.behind if entry_point.responds]
+    without_header = [entry_point for entry_point in beyond if entry_point.answered("plain")]
+    if without_header and case.sends != "none":
         yield Finding(
             "HeaderNotExpected",
-            "the balancer sends a PROXY header, and none is expected",
+            "the load balancer sends a PROXY header, and none is expected",
             severity="error",
             evidence=(
-                f"{how}, while {unannounced[0].place}, past the balancer, answers a caller "
-                "without a PROXY header"
+                f"{how}, while {without_header[0].place}, behind the load balancer, answers a "
+                "request without a PROXY header"
             ),
             subject=front.place,
-            remedy=f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}",
+            remedy=f"remove fairlead.io/proxy-protocol from the Service, or set {EXPECTS}",
         )
     elif case.sends in HEADERS and (
-        read := [door for door in beyond if door.headers and case.sends not in door.headers]
+        read := [
+            entry_point
+            for entry_point in beyond
+            if entry_point.headers and case.sends not in entry_point.headers
+        ]
     ):
         yield Finding(
-            "OtherVersion",
+            "HeaderVersionMismatch",
             (
-                f"the balancer sends PROXY {case.sends}, and {read[0].place} "
+                f"the load balancer sends PROXY {case.sends}, and {read[0].place} "
                 f"reads {read[0].headers[0]} only"
             ),
             severity="error",
@@ -226,34 +244,35 @@ def _turned_away(case: Case, front: Knocked) -> Iterator[Finding]:
         )
     elif beyond or case.sends == "none":
         yield Finding(
-            "TurnedAway",
-            f"{how}, and so is who comes with a PROXY header",
+            "Rejected",
+            f"{how}, and requests with a PROXY header are not answered either",
             severity="error",
             subject=front.place,
-            remedy=_OTHERWISE,
+            remedy=_CHECK_APPLICATION,
         )
     else:
         sure = (
-            "it is set to send one"
+            "it is configured to send one"
             if case.sends
-            else "if it sends one: that cannot be seen from here"
+            else "if it sends one, which cannot be seen from here"
         )
         yield Finding(
             "HeaderNotExpected",
             (
-                f"{how}, with and without a header of ours: "
-                f"probably the balancer's PROXY header is not expected ({sure})"
+                f"{how}, with and without a header of this check: "
+                f"the load balancer's PROXY header is probably not expected ({sure})"
             ),
             severity="error",
             subject=front.place,
             remedy=(
-                f"take fairlead.io/proxy-protocol off the Service, or set {EXPECTS}; "
-                "name a door past the balancer (--behind) to be sure"
+                f"remove fairlead.io/proxy-protocol from the Service, or set {EXPECTS}; "
+                "to be sure, name an entry point behind the load balancer (--behind)"
             ),
         )
 
 
-def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
+def _address_seen(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
+    """Return the finding that tells whether the application saw the address of this host."""
     answer = front.answers["plain"]
     if not case.echo:
         yield Finding(
@@ -267,23 +286,23 @@ def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
     if own in answer.addresses:
         yield Finding(
             "AddressSeen",
-            f"{answer.how}, and the application saw our address, {own}",
+            f"{answer.how}, and the application saw the address of this host, {own}",
             severity="ok",
             subject=front.place,
         )
     elif answer.addresses:
         seen = ", ".join(answer.addresses)
         cause = (
-            f"if that is the balancer, its address is not in {TRUSTS}"
+            f"if that is the load balancer, add its address to {TRUSTS}"
             if case.sends in HEADERS
             else (
-                "set externalTrafficPolicy: Local; or if a NAT on our way gives us that "
-                "address, say so (--client)"
+                "set externalTrafficPolicy: Local; or, if a NAT on the path translates the address "
+                "of this host to it, specify it with --client"
             )
         )
         yield Finding(
             "AddressLost",
-            f"the application saw {seen} and not us, {own}",
+            f"the application saw {seen} instead of the address of this host, {own}",
             severity="error",
             subject=front.place,
             remedy=cause,
@@ -291,92 +310,106 @@ def _address_seen(case: Case, front: Knocked) -> Iterator[Finding]:
     else:
         yield Finding(
             "NoEcho",
-            "it is not known which client the application saw",
+            "it is unknown which client address the application saw",
             severity="warning",
             subject=front.place,
-            evidence=f"{answer.how} without any address in it, at {front.door.path}",
-            remedy="name a path that shows the client's address",
+            evidence=(
+                f"{answer.how}, without an IP address in the response, at {front.entry_point.path}"
+            ),
+            remedy="specify a path that shows the client's address",
         )
 
 
-def _forgeries(case: Case, door: Knocked) -> Iterator[Finding]:
-    """What was claimed at a door, and whether it was believed there."""
-    own = case.client or next((answer.own for answer in door.answers.values() if answer.own), "")
-    if believed := [way for way in HEADERS if door.believes(way)]:
-        claimed = ", ".join(door.answers[way].claimed for way in believed)
+def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
+    """Return the findings of forged headers: whether the entry point accepts and trusts them."""
+    own = case.client or next(
+        (answer.own for answer in entry_point.answers.values() if answer.own), ""
+    )
+    if trusted := [variant for variant in HEADERS if entry_point.trusts(variant)]:
+        claimed = ", ".join(entry_point.answers[variant].claimed for variant in trusted)
         yield Finding(
             "ClientMayForge",
             (
-                f"a PROXY header from {own} that claims {claimed} is believed: "
-                "whoever gets here may claim any address"
+                f"a PROXY header from {own} that claims {claimed} is trusted: "
+                "every host that reaches this entry point can claim any address"
             ),
             severity="security",
-            subject=door.place,
+            subject=entry_point.place,
             remedy=(
-                f"narrow {TRUSTS} to the balancer's own addresses"
-                + ("" if case.sends != "none" else "; or take it out: nobody sends a header here")
+                f"narrow {TRUSTS} to the load balancer's addresses"
+                + (
+                    ""
+                    if case.sends != "none"
+                    else "; or remove it, because the load balancer sends no header"
+                )
             ),
         )
-    elif door.headers and not case.echo:
-        claimed = ", ".join(door.answers[way].claimed for way in door.headers)
+    elif entry_point.headers and not case.echo:
+        claimed = ", ".join(entry_point.answers[variant].claimed for variant in entry_point.headers)
         yield Finding(
-            "HeaderTaken",
+            "HeaderAccepted",
             (
-                f"a PROXY header from {own} is taken; whether it is believed, the "
-                "answer does not tell"
+                f"a PROXY header from {own} is accepted; the answer does not show "
+                "whether it is trusted"
             ),
             severity="warning",
-            subject=door.place,
+            subject=entry_point.place,
             remedy=(
-                f"name a path that shows the client's address (--echo), or look for {claimed} in "
-                "the application's log"
+                f"specify a path that shows the client's address (--echo), or look for {claimed} "
+                "in the application's log"
             ),
         )
-    if door.believes("forwarded-for") and own not in door.answers["forwarded-for"].addresses:
+    if (
+        entry_point.trusts("forwarded-for")
+        and own not in entry_point.answers["forwarded-for"].addresses
+    ):
         yield Finding(
-            "ForwardedForBelieved",
-            (f"X-Forwarded-For: {door.answers['forwarded-for'].claimed} from {own} is believed"),
+            "ForwardedForTrusted",
+            (
+                f"X-Forwarded-For: {entry_point.answers['forwarded-for'].claimed} from {own} is "
+                "trusted"
+            ),
             severity="security",
-            subject=door.place,
+            subject=entry_point.place,
             remedy=(
-                "take use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
-                "forwardedHeaders (Traefik) out or narrow it"
+                "remove or narrow use-forwarded-headers (ingress-nginx), src-ip-header (HAProxy), "
+                "forwardedHeaders (Traefik)"
             ),
         )
 
 
-def _behind(case: Case, door: Knocked) -> Iterator[Finding]:
-    if not door.answers_at_all:
+def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
+    """Return the findings of an entry point behind the load balancer, which clients can reach too
+    unless the network prevents it: a forged header must not be trusted there."""
+    if not entry_point.responds:
         yield Finding(
             "OutOfReach",
             (
-                f"{door.answers['plain'].how}: who is where we are cannot forge an "
-                "address there; "
-                "run this in a pod as well, for pods may reach what clients cannot"
+                f"{entry_point.answers['plain'].how}: a forged header cannot be sent from this "
+                "host; run the check in a pod too, because pods may reach this entry point"
             ),
             severity="info",
-            subject=door.place,
+            subject=entry_point.place,
         )
         return
-    yield from _forgeries(case, door)
-    if case.echo and not any(door.believes(way) for way in HEADERS):
-        way = "is read and not believed" if door.headers else "is turned away"
+    yield from _forgeries(case, entry_point)
+    if case.echo and not any(entry_point.trusts(variant) for variant in HEADERS):
+        effect = "is accepted but not trusted" if entry_point.headers else "is rejected"
         yield Finding(
             "ForgeryWithoutEffect",
-            f"a forged PROXY header {way}",
+            f"a forged PROXY header {effect}",
             severity="ok",
-            subject=door.place,
+            subject=entry_point.place,
         )
-    elif not door.headers:
+    elif not entry_point.headers:
         yield Finding(
-            "ForgeryTurnedAway",
-            "a forged PROXY header is turned away",
+            "ForgeryRejected",
+            "a forged PROXY header is rejected",
             severity="ok",
-            subject=door.place,
+            subject=entry_point.place,
         )
 
 
-_OTHERWISE = (
-    "look at the application itself: does it want another host name (--host), TLS, a "
-    "client's certificate?"
+_CHECK_APPLICATION = (
+    "check what the application requires: another host name (--host), TLS, or a client certificate"
 )

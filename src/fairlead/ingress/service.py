@@ -1,8 +1,9 @@
-"""Where to knock for a Service, and what its objects say by themselves.
+"""The entry points of a Service, and the findings that its objects show without a request.
 
-In: a Service with its EndpointSlices, Nodes, and ConfigMap. Out: for each TCP port its front doors
-(the addresses and hostnames in the status) and, of each family that they lead to, one pod and one
-node port behind; findings that need no call. Only `read` does anything."""
+In: a Service with its EndpointSlices, Nodes, and the controller's ConfigMap. Out: for each TCP port
+its front entry points (the addresses and hostnames in the status) and, for each address family of a
+front, one pod and one node port behind it; and findings. Only `read` and `families_of` have
+effects: they read from the API server and resolve hostnames."""
 
 import asyncio
 import socket
@@ -13,8 +14,8 @@ from typing import Literal, get_args
 import msgspec
 
 from fairlead.errors import Refused
-from fairlead.ingress.door import Door
-from fairlead.ingress.findings import of_config
+from fairlead.ingress.entrypoint import EntryPoint
+from fairlead.ingress.findings import config_findings
 from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
 from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
@@ -41,14 +42,13 @@ Tls = Literal["auto", "always", "never"]
 FAMILIES: Sequence[Family] = get_args(Family)
 TLS_PORTS = (443, 8443)
 VERSIONS: Mapping[str, Header] = {"true": "v1", "v1": "v1", "v2": "v2", "false": "none"}
-"""Values of the annotation, as OpenStack's cloud controller reads them; `true` has always been
-version 1."""
+"""Values of the annotation, as OpenStack's cloud controller reads them: `true` means version 1."""
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What the API server has. `config` None: there is no such ConfigMap, or we may not read it.
-    `families`: of the addresses to which a hostname in the status leads, where it does not show its
-    address."""
+class ServiceObjects(msgspec.Struct, frozen=True):
+    """The objects of a Service in the API server. `config` is None if the ConfigMap does not exist
+    or must not be read. `families` are the address families to which a hostname in the status
+    resolves; hostnames that contain their address are left out."""
 
     service: Service
     slices: tuple[EndpointSlice, ...]
@@ -57,18 +57,21 @@ class Found(msgspec.Struct, frozen=True):
     families: Mapping[str, Sequence[Family]] = {}
 
 
-class Entrance(msgspec.Struct, frozen=True):
-    """A front door with the doors behind it: (name, door). `ready` False: by its EndpointSlices
-    there is no pod behind it that gets connections."""
+class Target(msgspec.Struct, frozen=True):
+    """A front entry point, and the entry points behind it as (name, entry point). `ready` is False
+    if the EndpointSlices contain no pod that gets new connections."""
 
-    front: Door
-    behind: tuple[tuple[str, Door], ...]
+    front: EntryPoint
+    behind: tuple[tuple[str, EntryPoint], ...]
     ready: bool = True
 
 
-async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
-    """The charts of ingress-nginx and of HAProxy call the ConfigMap as they call the Service.
-    Raises Refused if there is no such Service, Unavailable."""
+async def read(client: Client, key: ObjectKey, config_map: str = "") -> ServiceObjects:
+    """Read the objects of a Service from the API server.
+
+    `config_map` is the ConfigMap's name. By default it is the Service's name, as in the charts of
+    ingress-nginx and HAProxy. Raise Refused if the Service does not exist, Unavailable if the API
+    server does not answer."""
     service = await client.get(SERVICES, key)
     slices = [each for each in await client.list(ENDPOINT_SLICES) if each.service == service.key]
     nodes = {node.metadata.name: node for node in await client.list(NODES)}
@@ -83,23 +86,27 @@ async def read(client: Client, key: ObjectKey, config_map: str = "") -> Found:
         for entry in shown
         if shown_address(entry) is None
     }
-    return Found(service, tuple(slices), nodes, config, families)
+    return ServiceObjects(service, tuple(slices), nodes, config, families)
 
 
 async def families_of(hostname: str) -> Sequence[Family]:
-    """Of its addresses; if this machine finds none, of both, as nothing is known."""
+    """Return the address families to which the hostname resolves, or both families if it does not
+    resolve on this host."""
     try:
         known = await asyncio.get_running_loop().getaddrinfo(
             hostname, None, type=socket.SOCK_STREAM
         )
-    except (OSError, UnicodeError):  # UnicodeError: labels that are empty or too long for DNS
+    except (OSError, UnicodeError):  # UnicodeError: a label is empty or too long for DNS.
         return FAMILIES
     return sorted({family_of(str(address[0])) for *_, address in known})
 
 
 def sends(service: Service) -> Header | None:
-    """What its balancer writes before a connection; None: another system's class, which does as it
-    likes. A Service that names no class and is ours has the controller's mark (`defaultClass`)."""
+    """Return the PROXY header that the Service's load balancer sends, or None if the class belongs
+    to another system, so that the header is unknown.
+
+    A Service without a class that Fairlead serves (`defaultClass`) has the controller's claim, an
+    annotation with the class."""
     annotations = service.metadata.annotations
     text = (
         annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
@@ -113,8 +120,9 @@ def sends(service: Service) -> Header | None:
     return None
 
 
-def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Entrance]:
-    """Raises Refused for a Service that has no address or no TCP port."""
+def targets(found: ServiceObjects, host: str, path: str, tls: Tls = "auto") -> list[Target]:
+    """Return a target for each TCP port and each address of the status. Raise Refused if the
+    Service has no address or no TCP port."""
     service = found.service
     shown = service.status.load_balancer.ingress
     if not shown:
@@ -124,28 +132,32 @@ def entrances(found: Found, host: str, path: str, tls: Tls = "auto") -> list[Ent
         )
     ports = [port for port in service.spec.ports if port.protocol == "TCP"]
     if not ports:
-        raise Refused(f"Service {service.key} has no TCP port", fix="PROXY headers are for TCP")
+        raise Refused(
+            f"Service {service.key} has no TCP port",
+            fix="the check needs a TCP port, because PROXY headers exist only for TCP",
+        )
     made = []
     for port in ports:
         is_tls = speaks_tls(port.port, port.name) if tls == "auto" else tls == "always"
         for entry in shown:
             behind = [
-                (name, Door(there, number, is_tls, host, path))
+                (name, EntryPoint(there, number, is_tls, host, path))
                 for family in _families(found, entry)
                 for name, there, number in _behind(found, port, family)
             ]
-            front = Door(entry.hostname or entry.ip, port.port, is_tls, host, path)
-            made.append(Entrance(front, tuple(behind), ready=bool(behind)))
+            front = EntryPoint(entry.hostname or entry.ip, port.port, is_tls, host, path)
+            made.append(Target(front, tuple(behind), ready=bool(behind)))
     return made
 
 
 def speaks_tls(port: int, name: str = "") -> bool:
-    """By the number, or by a name as the charts give it."""
+    """Whether the port uses TLS, by its number or by its name in the charts."""
     return port in TLS_PORTS or name.startswith(("https", "websecure"))
 
 
 def controller_of(service: Service, config: Mapping[str, str] | None) -> Controller | None:
-    """By what the chart's Service selects, or by the names of settings."""
+    """Return the controller, by the selector of the chart's Service or by the settings in the
+    ConfigMap; None if it is unknown."""
     name = (service.spec.selector or {}).get("app.kubernetes.io/name", "")
     config = config or {}
     if name == "ingress-nginx" or "use-proxy-protocol" in config:
@@ -155,16 +167,16 @@ def controller_of(service: Service, config: Mapping[str, str] | None) -> Control
     return "traefik" if name == "traefik" else None
 
 
-def findings(found: Found) -> tuple[Finding, ...]:
-    """What can be said without a call."""
+def findings(found: ServiceObjects) -> tuple[Finding, ...]:
+    """Return the findings that need no request."""
     return about(f"Service {found.service.key}", _findings(found))
 
 
-def _findings(found: Found) -> Iterator[Finding]:
+def _findings(found: ServiceObjects) -> Iterator[Finding]:
     service, header = found.service, sends(found.service)
     if service.spec.external_traffic_policy != "Local":
-        what = "pods see the address of a node" + (
-            ", and it is no balancer's" if header != "none" else ""
+        what = "pods see a node's address" + (
+            ", and no node is a load balancer" if header != "none" else ""
         )
         yield Finding(
             "PolicyCluster",
@@ -178,25 +190,29 @@ def _findings(found: Found) -> Iterator[Finding]:
         yield Finding(
             "HairpinWithoutHeader",
             (
-                "the status does not say ipMode: Proxy, so callers inside the cluster come past "
-                "the balancer, without a header"
+                "the status does not contain ipMode: Proxy, so callers in the cluster bypass the "
+                "load balancer and send no header"
             ),
             severity="error",
-            remedy="Kubernetes 1.30 and class proxy say it; before, publish a hostname only",
+            remedy="class proxy sets it with Kubernetes 1.30 and later; with older releases, "
+            "publish only a hostname",
         )
     controller = controller_of(service, found.config)
     if controller and found.config is not None and header is not None:
-        yield from of_config(controller, found.config, header)
+        yield from config_findings(controller, found.config, header)
 
 
-def _families(found: Found, entry: LoadBalancerIngress) -> Sequence[Family]:
-    """To which it leads."""
+def _families(found: ServiceObjects, entry: LoadBalancerIngress) -> Sequence[Family]:
+    """Return the address families of an address or hostname in the status."""
     address = shown_address(entry)
     return [family_of(address)] if address else found.families.get(entry.hostname, FAMILIES)
 
 
-def _behind(found: Found, port: ServicePort, family: Family) -> Iterator[tuple[str, str, int]]:
-    """(what it is, address, port) of one pod that gets new connections, and of its node's port."""
+def _behind(
+    found: ServiceObjects, port: ServicePort, family: Family
+) -> Iterator[tuple[str, str, int]]:
+    """Yield (name, address, port) of one pod that gets new connections, and of the node port on the
+    pod's node."""
     for pod in usable(candidates(found.slices, port_name=port.name, protocol="TCP", family=family)):
         yield "pod", pod.address, pod.port
         if port.node_port and (address := _internal(found.nodes.get(pod.node), family)):

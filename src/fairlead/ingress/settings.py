@@ -1,22 +1,20 @@
-"""What an ingress controller and its Service must be told, so that applications see the client's
+"""Settings of an ingress controller and of its Service with which applications see the client's
 address.
 
-In: a Wish: which controller, behind which class, with a PROXY header or without. Out: `Settings`:
-the Service, the controller's own settings, what its pods' placement should be, and remarks for the
-reader. `manifests` writes them as objects or Helm values. Pure. Names and meanings of the settings
-are the controllers' own:
+In: `Options`: the controller, the class of its Service, and the PROXY header. Out: `Settings`: the
+annotations and spec of the Service, the controller's own settings, the affinity of its pods, and
+remarks for the reader. `manifests` writes them as objects or Helm values. Pure. The settings have
+the names and meanings of the controllers' documentation:
 
-* ingress-nginx 1.15: docs/user-guide/nginx-configuration/configmap.md, `use-proxy-protocol` (then
-  *every* connection must
-  begin with a header, rootfs/etc/nginx/template/nginx.tmpl) and `proxy-real-ip-cidr` (whose headers
-  are believed; without it everybody's).
-* HAProxy Technologies' kubernetes-ingress 3.2: documentation/annotations.md, `proxy-protocol`: the
-  sources that must send a
-  header; from others none is expected.
-* Traefik 3: entryPoints.<name>.proxyProtocol.trustedIPs, whose headers are believed; connections
-  without one are taken too.
+* ingress-nginx 1.15, docs/user-guide/nginx-configuration/configmap.md: with `use-proxy-protocol`
+  every connection must begin with a header (rootfs/etc/nginx/template/nginx.tmpl).
+  `proxy-real-ip-cidr` are the sources whose headers are trusted; without it every source is.
+* HAProxy Technologies' kubernetes-ingress 3.2, documentation/annotations.md: `proxy-protocol` are
+  the sources that must send a header. From other sources no header is expected.
+* Traefik 3: `entryPoints.<name>.proxyProtocol.trustedIPs` are the sources whose headers are
+  trusted. Connections without a header are accepted too.
 
-All three read versions 1 and 2 of the header, whichever comes.
+All three accept versions 1 and 2 of the header without a setting for the version.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,9 +39,9 @@ OPENSTACK = "loadbalancer.openstack.org/"
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A controller's Helm chart: its name and release as its own documents install it, and what its
-    Service looks like. `ports`: (port of the Service, its name, the container's port), of HTTP and
-    HTTPS."""
+    """A controller's Helm chart. `release` and `namespace` are those that the documentation of the
+    chart installs. `ports` are those of its Service for HTTP and HTTPS: (port of the Service, name,
+    port of the container)."""
 
     name: str
     version: str
@@ -77,11 +75,14 @@ CHARTS: Mapping[Controller, Chart] = {
 }
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What the user asks for. `load_balancer_class`: ours, or "occm", OpenStack's cloud controller
-    (cloud-provider-openstack). Empty `namespace` and `release`: as the chart's documents have it.
-    `header` None: as the class has it. `trusted`: where the balancer's connections come from; only
-    with a header. `replicas` of a Deployment."""
+class Options(msgspec.Struct, frozen=True):
+    """The user's choices.
+
+    `load_balancer_class` is a class of Fairlead, or "occm" for OpenStack's cloud controller
+    (cloud-provider-openstack). Empty `namespace` and `release` select the defaults of the chart's
+    documentation. `header` None selects the default of the class. `trusted` are the source
+    addresses of the load balancer's connections, and are valid only with a header. `replicas` is
+    the number of pods of a Deployment."""
 
     controller: Controller
     load_balancer_class: Class
@@ -95,8 +96,9 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The answer. `config`: the controller's ConfigMap, or for Traefik its arguments without
-    dashes; empty: its defaults do."""
+    """Matching settings for a controller and its Service. `config` is the data of the controller's
+    ConfigMap, or for Traefik its arguments without dashes. It is empty if the defaults are
+    right."""
 
     name: str
     namespace: str
@@ -109,30 +111,31 @@ class Settings(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...]
 
 
-def settings(wish: Wish) -> Settings:
-    """What belongs together. Raises Refused for what cannot work."""
-    chart = CHARTS[wish.controller]
-    header = _header(wish)
-    trusted = _trusted(wish.trusted, header)
-    addresses = _addresses(wish.addresses)
-    release, namespace = wish.release or chart.release, wish.namespace or chart.namespace
-    labels = pod_labels(wish.controller, release, namespace)
+def settings(options: Options) -> Settings:
+    """Return matching settings for both sides. Raise Refused if the options cannot work
+    together."""
+    chart = CHARTS[options.controller]
+    header = _header(options)
+    trusted = _trusted(options.trusted, header)
+    addresses = _addresses(options.addresses)
+    release, namespace = options.release or chart.release, options.namespace or chart.namespace
+    labels = pod_labels(options.controller, release, namespace)
     return Settings(
-        _service_name(wish.controller, release),
+        _service_name(options.controller, release),
         namespace,
         labels,
-        _annotations(wish.load_balancer_class, header, addresses),
-        _service_spec(wish.load_balancer_class, addresses),
-        config(wish.controller, trusted),
+        _annotations(options.load_balancer_class, header, addresses),
+        _service_spec(options.load_balancer_class, addresses),
+        config(options.controller, trusted),
         trusted,
-        _affinity(wish, header, labels),
-        tuple(_remarks(wish, header, trusted)),
+        _affinity(options, header, labels),
+        tuple(_remarks(options, header, trusted)),
     )
 
 
 def config(controller: Controller, trusted: Sequence[str]) -> dict[str, str]:
-    """The controller's settings by which it takes PROXY headers from these ranges and believes no
-    others; none: no header."""
+    """Return the controller's settings that make it accept PROXY headers from these ranges only;
+    empty if there are no ranges, because then no header is sent."""
     if not trusted:
         return {}
     match controller:
@@ -148,7 +151,7 @@ def config(controller: Controller, trusted: Sequence[str]) -> dict[str, str]:
 
 
 def pod_labels(controller: Controller, release: str, namespace: str) -> dict[str, str]:
-    """By which the chart's Service selects its pods."""
+    """Return the labels by which the chart's Service selects the controller's pods."""
     name = CHARTS[controller].name
     match controller:
         case "nginx":
@@ -160,8 +163,9 @@ def pod_labels(controller: Controller, release: str, namespace: str) -> dict[str
     return {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": release, **more}
 
 
-def are_everybody(ranges: Iterable[str]) -> bool:
-    """Whether trusted ranges hold, together, every address of a family."""
+def include_every_address(ranges: Iterable[str]) -> bool:
+    """Whether the ranges together include every address of a family. Texts that are not ranges are
+    ignored."""
     four: list[IPv4Network] = []
     six: list[IPv6Network] = []
     for text in ranges:
@@ -173,19 +177,18 @@ def are_everybody(ranges: Iterable[str]) -> bool:
     ) in collapse_addresses(six)
 
 
-def _header(wish: Wish) -> Header:
-    match wish.load_balancer_class, wish.header:
+def _header(options: Options) -> Header:
+    match options.load_balancer_class, options.header:
         case "direct", "v1" | "v2":
-            fix = "leave --proxy-protocol out, or take --class proxy"
+            fix = "omit --proxy-protocol, or use --class proxy"
             raise Refused(
-                "class direct hands packets on as they are: there is nobody to write a PROXY "
-                "header",
+                "class direct forwards packets unchanged and cannot send a PROXY header",
                 fix=fix,
             )
         case "direct", _:
             return "none"
         case "proxy", "none":
-            fix = "take v1 or v2; or --class direct, with which no header is needed"
+            fix = "use v1 or v2; or --class direct, which needs no header"
             raise Refused("class proxy without a PROXY header hides the client's address", fix=fix)
         case _, header:
             return header or "v2"
@@ -195,17 +198,17 @@ def _trusted(ranges: Sequence[str], header: Header) -> tuple[str, ...]:
     if header == "none":
         if ranges:
             raise Refused(
-                "--trusted says whose PROXY headers are believed, and there are none",
-                fix="leave it out",
+                "--trusted is valid only with a PROXY header, and none is sent",
+                fix="omit --trusted",
             )
         return ()
     if not ranges:
         fix = (
-            "give --trusted with the addresses that the balancer's connections come from: the "
-            "gateways', or Octavia's subnet"
+            "set --trusted to the source addresses of the load balancer's connections: the "
+            "gateways' addresses, or Octavia's subnet"
         )
         raise Refused(
-            "it must be said whose PROXY headers are to be believed: else anybody could forge an "
+            "--trusted is required with a PROXY header: without it, any client could forge its "
             "address",
             fix=fix,
         )
@@ -224,7 +227,7 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
     try:
         addresses = [ip_address(text) for text in texts]
     except ValueError as problem:
-        raise Refused(f"--ip: {problem}", fix="write one address of a family") from None
+        raise Refused(f"--ip: {problem}", fix="write one address per family") from None
     if len({address.version for address in addresses}) < len(addresses):
         raise Refused(
             "--ip names two addresses of one family",
@@ -234,7 +237,8 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _service_name(controller: Controller, release: str) -> str:
-    """As Helm's charts form it: the release alone where the chart's name is in it."""
+    """Return the Service's name as Helm charts form it: the release, followed by the chart's name
+    unless the release contains it."""
     chart = CHARTS[controller].name
     whole = release if chart in release else f"{release}-{chart}"
     return f"{whole}-controller" if controller == "nginx" else whole
@@ -247,14 +251,14 @@ def _annotations(
     if load_balancer_class == "occm":
         if header != "none":
             made[f"{OPENSTACK}proxy-protocol"] = header
-        # Without a monitor Octavia sends to nodes that have no pod: under Local they drop what
-        # comes.
+        # Without a health monitor Octavia also sends to nodes without a pod, which drop the packets
+        # because of externalTrafficPolicy: Local.
         made[f"{OPENSTACK}enable-health-monitor"] = "true"
         return made
     if header != "none":
         made[PROXY_PROTOCOL] = header
     if load_balancer_class == "octavia":
-        # Without it the configuration might choose the other one.
+        # Without the annotation, the configuration could select the other provider.
         made[OCTAVIA_PROVIDER] = _octavia_provider(header)
     if addresses:
         made[ADDRESSES] = ",".join(addresses)
@@ -262,17 +266,20 @@ def _annotations(
 
 
 def _octavia_provider(header: Header) -> str:
-    """ovn hands packets on as they are; amphora alone writes headers."""
+    """Return the provider for the header: only amphora sends headers, and ovn forwards packets
+    unchanged."""
     return "ovn" if header == "none" else "amphora"
 
 
 def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[str, Any]:
-    """All of the Service's spec but ports and selector."""
+    """Return the Service's spec without ports and selector. Raise Refused for two addresses at
+    OpenStack."""
     spec: dict[str, Any] = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
     if load_balancer_class in ("octavia", "occm") and len(addresses) > 1:
-        raise Refused("at OpenStack a Service may ask for one address", fix="give one --ip")
+        raise Refused("a Service can request only one address at OpenStack", fix="use --ip once")
     if load_balancer_class == "occm":
-        # It serves only Services without a class, and reads the wish here.
+        # OpenStack's cloud controller serves only Services without a class, and reads the requested
+        # address from this field.
         return spec | ({"loadBalancerIP": addresses[0]} if addresses else {})
     spec["loadBalancerClass"] = f"fairlead.io/{load_balancer_class}"
     families = [f"IPv{ip_address(address).version}" for address in addresses]
@@ -283,90 +290,90 @@ def _service_spec(load_balancer_class: Class, addresses: Sequence[str]) -> dict[
     return spec
 
 
-def _by_nodes(wish: Wish, header: Header) -> bool:
-    """Whether each node gets as much as any other that has a pod: no one tells OCCM's load
-    balancers where pods are, and provider ovn knows no weights."""
-    return wish.load_balancer_class == "occm" or (
-        wish.load_balancer_class == "octavia" and header == "none"
+def _equal_shares_per_node(options: Options, header: Header) -> bool:
+    """Whether all nodes with a pod get equal shares: OpenStack's cloud controller does not set
+    weights, and provider ovn does not support weights."""
+    return options.load_balancer_class == "occm" or (
+        options.load_balancer_class == "octavia" and header == "none"
     )
 
 
-def _affinity(wish: Wish, header: Header, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Where shares go by nodes, each must have as many pods as the others: one. Where nodes are
-    weighed by their pods, these are only kept apart so that the loss of a node is not the loss of
-    all."""
-    if wish.workload == "daemonset":
+def _affinity(options: Options, header: Header, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the affinity of a Deployment's pods.
+
+    If shares are equal per node, each node must have the same number of pods: one. If nodes are
+    weighted by their pods, different nodes are preferred, so that the failure of one node does not
+    end all pods."""
+    if options.workload == "daemonset":
         return {}
     term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
-    if _by_nodes(wish, header):
+    if _equal_shares_per_node(options, header):
         return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _remarks(wish: Wish, header: Header, trusted: Sequence[str]) -> list[str]:
+def _remarks(options: Options, header: Header, trusted: Sequence[str]) -> list[str]:
     made = []
     if header == "none":
         made.append(
-            "Clients' addresses arrive in the packets themselves. The controller needs no "
-            "setting; take out what it may have "
-            f"from before: {_LEFT_OVER[wish.controller]}."
+            "The client's address is the source address of the packets. The controller needs "
+            "no setting; remove previous settings: "
+            f"{_SETTINGS_TO_REMOVE[options.controller]}."
         )
     else:
         made.append(
-            f"PROXY protocol {header} from the balancer, believed from {', '.join(trusted)} only."
+            f"The load balancer sends PROXY {header}; trusted sources: {', '.join(trusted)}."
         )
-        made.append(_WITH_HEADER[wish.controller])
-    if are_everybody(trusted):
+        made.append(_HEADER_REMARKS[options.controller])
+    if include_every_address(trusted):
         made.append(
-            "SECURITY: everybody is trusted, so whoever reaches a pod or a node port can claim "
-            "any address."
+            "SECURITY: every source is trusted, so every host that reaches a pod or a node port "
+            "can claim any address."
         )
-    if _by_nodes(wish, header):
-        shares = "Shares go by nodes, not by pods: give every node as many pods as the others"
+    if _equal_shares_per_node(options, header):
+        shares = "Shares are equal per node, not per pod: run the same number of pods on every node"
         how = (
-            "a DaemonSet does"
-            if wish.workload == "daemonset"
-            else "the anti-affinity puts one on a node; or take a DaemonSet"
+            "a DaemonSet does this"
+            if options.workload == "daemonset"
+            else "the anti-affinity allows one pod per node; or use a DaemonSet"
         )
         made.append(f"{shares} ({how}).")
     else:
         made.append(
-            "Nodes are weighted by their ready pods, wherever these are: spreading them is for "
-            "availability only."
+            "Nodes are weighted by their ready pods: spread pods over nodes for availability, "
+            "not for equal shares."
         )
-    if wish.load_balancer_class == "occm":
-        made.append("Served by OpenStack's cloud controller.")
+    if options.load_balancer_class == "occm":
+        made.append("OpenStack's cloud controller serves this Service.")
         if header != "none":
             made.append(
-                "Provider ovn cannot write PROXY headers, and needs none: for it, "
-                "--proxy-protocol none."
+                "Provider ovn cannot send PROXY headers and needs none: use --proxy-protocol none "
+                "with it."
             )
-    elif wish.load_balancer_class == "octavia":
+    elif options.load_balancer_class == "octavia":
         provider = _octavia_provider(header)
-        made.append(
-            "By Octavia's provider "
-            f"{provider}{', which alone writes headers' if provider == 'amphora' else ''}."
-        )
+        reason = ", the only one that sends headers" if provider == "amphora" else ""
+        made.append(f"Octavia's provider is {provider}{reason}.")
     return made
 
 
-_LEFT_OVER: Mapping[Controller, str] = {
+_SETTINGS_TO_REMOVE: Mapping[Controller, str] = {
     "nginx": "use-proxy-protocol, use-forwarded-headers",
     "haproxy": "proxy-protocol, src-ip-header",
     "traefik": "proxyProtocol, forwardedHeaders",
 }
-_WITH_HEADER: Mapping[Controller, str] = {
+_HEADER_REMARKS: Mapping[Controller, str] = {
     "nginx": (
-        "ingress-nginx then wants a header on every connection: switch both sides together, "
-        "else it answers nobody."
+        "ingress-nginx then requires a header on every connection: change both sides at the same "
+        "time, otherwise it rejects every connection."
     ),
     "haproxy": (
-        "HAProxy wants a header from these ranges and takes none from others: callers "
-        "that come without still work."
+        "HAProxy requires a header from these ranges and expects none from other sources, so "
+        "connections from other sources still work."
     ),
     "traefik": (
-        "Traefik takes connections from these ranges with and without header: set it "
-        "before the Service is switched."
+        "Traefik accepts connections from these ranges with and without a header: change the "
+        "controller before the Service."
     ),
 }

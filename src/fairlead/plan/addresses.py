@@ -1,10 +1,11 @@
-"""What each Service asks of the pools, and what it has of them already.
+"""Read what each Service requests from the pools, and which addresses it holds already.
 
 In: a Service as it is, the AddressGrants that name it. Out: `Facts`, from which `plan.ledger`
-assigns addresses. An address is taken by whoever its AddressGrant names, by whoever shows it in its
-status (who had it before there were grants: it is granted to it first of all), and by whoever it is
-kept for. Invariant: pure. Ports are written `TCP/80`: two Services may have one address, never one
-port of it."""
+assigns addresses. A Service holds an address if its AddressGrant names the Service, if the status
+of the Service shows the address, or if the address is kept for the Service. An address that a
+status shows and no AddressGrant records was published before AddressGrants existed; it is granted
+to its Service before any new address is given. Invariant: pure. Ports are written `TCP/80`: two
+Services may hold one address, but never the same port of it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,20 +22,20 @@ from fairlead.plan.pools import Applicant
 
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
-"""By which Services come first: creation time, then name."""
+"""A sort key of Services: creation time, then name."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What one Service asks of the pools. `families` in order of preference; the first one it must
-    get."""
+    """What one Service requests from the pools. `families`: the families in order of preference;
+    the Service must get an address of the first one."""
 
     families: tuple[Family, ...]
     all_families: bool = False
-    """It must get every family (RequireDualStack)."""
+    """The Service must get an address of every family (RequireDualStack)."""
     requested: tuple[str, ...] = ()
     pool: str = ""
     since: str = ""
-    """Creation time: who came first is served first."""
+    """Creation time: the older Service is served first."""
     ports: Ports = frozenset()
     sharing_key: str = ""
     keep: bool = False
@@ -42,9 +43,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What a Service has at one address. `granted`: ports that are its own by the AddressGrant,
-    None if it is not in it; `shown`: ports that its status shows; `kept`: the address waits for a
-    Service of this name, and has none."""
+    """What a Service holds at one address. `granted`: the ports that the AddressGrant gives to the
+    Service; None: the AddressGrant does not name the Service. `shown`: the ports that its status
+    shows. `kept`: the address is reserved for a Service of this name, which does not exist."""
 
     granted: Ports | None = None
     shown: Ports | None = None
@@ -59,16 +60,17 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """One Service: what it wants (None: nothing, it is going, gone or not ours), and what it has,
-    by address."""
+    """What one Service requests, and what it holds, by address. `wanted`: None for a Service that
+    does not exist, is being deleted, or needs no address from a pool; Refused for an invalid
+    request."""
 
     wanted: Wanted | Refused | None = None
     taken: Mapping[str, Taken] = {}
 
 
 class Rival(msgspec.Struct, frozen=True):
-    """A port (`TCP/80`) that a Service cannot have at its address, and the Service that has it
-    there."""
+    """A port (`TCP/80`) that a Service cannot have at its address, and the Service that holds the
+    port there."""
 
     port: str
     address: str
@@ -88,7 +90,7 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 def order_of(key: ServiceKey, service: Service) -> Order:
-    """Its place among Services that want the same: the older first."""
+    """Return the sort key of the Service among Services with the same request: the older first."""
     return service.metadata.creation_timestamp or "", key
 
 
@@ -101,8 +103,9 @@ def facts_of(
     ours: bool,
     namespace_labels: Mapping[str, str],
 ) -> Facts:
-    """`wants`: a class of ours is to serve it. `ours`: so it was, and what its status shows is ours
-    too."""
+    """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
+    Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
+    addresses come from pools. In both cases the Service holds the addresses in its status."""
     taken = {
         grant.spec.address: _granted(key, grant)
         for grant in grants
@@ -136,8 +139,8 @@ def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
 
 
 def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wanted:
-    """Read the wishes of a Service from its spec and annotations. Raises Refused for a request that
-    is no address."""
+    """Return what a Service requests in its spec and annotations. Raise Refused if a requested
+    address is not an IP address, or if two of them are of the same family."""
     spec, notes = service.spec, service.metadata.annotations
     families: tuple[Family, ...] = (
         spec.ip_families
@@ -150,8 +153,8 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
     requested = tuple(_canonical(part, name) for part in text.split(",") if part.strip())
     if len({family_of(address) for address in requested}) < len(requested):
         raise Refused(
-            f"{quoted(text)} asks for two addresses of one family",
-            fix="ask for one IPv4 and one IPv6 address at most",
+            f"{quoted(text)} requests two addresses of one family",
+            fix="request at most one IPv4 and one IPv6 address",
         )
     return Wanted(
         families,
@@ -167,36 +170,37 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
 
 
 def keeps(service: Service) -> bool:
-    """Whether its addresses are to be kept when it is gone."""
+    """Return whether the addresses of the Service are to be kept after its deletion."""
     return found(service.metadata.annotations, KEEP_ADDRESS)[1].lower() == "true"
 
 
 def ports_of(service: Service) -> Ports:
-    """All ports of its spec."""
+    """Return all ports of the spec."""
     return frozenset(f"{port.protocol}/{port.port}" for port in service.spec.ports)
 
 
 def held_by(service: Service) -> tuple[str, ...]:
-    """The addresses that a Service's status shows. What stands there and is none, nobody can
-    call."""
+    """Return the addresses that the status of the Service shows. An entry that is not an address is
+    left out."""
     read = map(shown_address, service.status.load_balancer.ingress)
     return tuple(address for address in read if address is not None)
 
 
 def shown_address(entry: LoadBalancerIngress) -> str | None:
-    """The address that an entry of a status shows, be it within a hostname; None if there is none
-    that can be read."""
+    """Return the address that an entry of a status shows, as an IP address or within a hostname;
+    None if the entry contains no valid address."""
     return read_address(entry.ip) if entry.ip else address_in(entry.hostname)
 
 
 def hostname_of(address: str, suffix: str) -> str:
-    """A name that leads to the address where the suffix is a zone such as nip.io:
-    `203.0.113.7.nip.io`, and for IPv6, whose colons no name can have, `2001-db8--7.sslip.io`."""
+    """Return a hostname that resolves to the address if the suffix is a zone such as nip.io:
+    `203.0.113.7.nip.io`. In an IPv6 address, dashes replace the colons, which a hostname cannot
+    contain: `2001-db8--7.sslip.io`."""
     return f"{address.replace(':', '-')}.{suffix}"
 
 
 def address_in(hostname: str) -> str | None:
-    """What `hostname_of` put there; None if there is nothing of the kind."""
+    """Return the address that `hostname_of` wrote into the hostname; None if it contains none."""
     labels = hostname.split(".")
     if len(labels) > 4 and (address := read_address(".".join(labels[:4]))) is not None:
         return address
@@ -208,8 +212,8 @@ def address_in(hostname: str) -> str | None:
 
 
 def still_served(service: Service) -> tuple[str, ...]:
-    """What a Service goes on with while nothing new is published, as `203.0.113.7 TCP/80`: nodes
-    and gateways serve what is both in its status and in its spec."""
+    """Return the ports that stay served while nothing new is published, as `203.0.113.7 TCP/80`:
+    nodes and gateways serve each port that is both in the status and in the spec."""
     wanted = ports_of(service)
     return tuple(
         f"{address} {port}"
@@ -219,8 +223,9 @@ def still_served(service: Service) -> tuple[str, ...]:
 
 
 def shown_by(service: Service) -> dict[str, Ports]:
-    """The addresses that a Service's status shows, with the ports that are served there. An entry
-    that names no ports, as others write them, stands for all of the Service's."""
+    """Return the addresses that the status of the Service shows, with the ports that are served
+    there. An entry without ports, as other controllers write it, stands for all ports of the
+    spec."""
     shown: dict[str, Ports] = {}
     for entry in service.status.load_balancer.ingress:
         if (address := shown_address(entry)) is not None:
@@ -235,6 +240,6 @@ def shown_by(service: Service) -> dict[str, Ports]:
 def _canonical(text: str, where: str) -> str:
     if (address := read_address(text)) is None:
         raise Refused(
-            f"the requested address {quoted(text)} is not an IP address", fix=f"mend {where}"
+            f"the requested address {quoted(text)} is not an IP address", fix=f"correct {where}"
         )
     return address

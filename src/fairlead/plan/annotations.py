@@ -1,12 +1,16 @@
-"""The annotations that a Service is read by: our own, and those that it brings from another system.
+"""The annotations of Services: those of Fairlead, and the supported ones of other systems.
 
-In: a Service's annotations. Out: what they say, by the first name of each list that is there: our
-own comes first; and Findings on those that say something which the class of the Service does
-otherwise, or that nobody knows. What is said of connections that end at the balancer is read in
-`proxying.py`. So manifests written for MetalLB or for OpenStack's cloud controller work unchanged
-where the wish can be met, and where it cannot, their owner is told what comes instead. Nothing is
-passed over in silence. Invariant: pure. Names and meanings: MetalLB 0.16 (`metallb.universe.tf` is
-its old prefix), cloud-provider-openstack 1.34."""
+In: the annotations of a Service. Out: their values, and Findings about annotations that are
+unknown, invalid, or without effect in the class of the Service. Where several annotations have the
+same meaning, the first one in their list counts; Fairlead's own is always the first. Manifests
+written for MetalLB or cloud-provider-openstack therefore work unchanged where Fairlead supports the
+request; where it does not, a Finding tells the owner what the class does instead. No annotation is
+ignored silently. `proxying.py` reads the annotations about connections that end at the load
+balancer. Invariant: pure. Names and meanings: MetalLB 0.16 (`metallb.universe.tf` is its old
+prefix), cloud-provider-openstack 1.34.
+
+A short name is the part after the prefix, such as `subnet-id`. A short name in the tables below
+stands for two annotations, `fairlead.io/NAME` and `loadbalancer.openstack.org/NAME`."""
 
 import difflib
 import re
@@ -19,22 +23,23 @@ _OURS = "fairlead.io/"
 _OPENSTACK = "loadbalancer.openstack.org/"
 
 ADDRESSES = ("fairlead.io/addresses", *(f"{prefix}loadBalancerIPs" for prefix in _METALLB))
-"""Addresses a Service asks for by name, separated by commas; at most one of each family."""
+"""The addresses that a Service requests, separated by commas; at most one of each family."""
 POOL = ("fairlead.io/address-pool", *(f"{prefix}address-pool" for prefix in _METALLB))
-"""The pool a Service wants its addresses from."""
+"""The name of the pool from which the Service requests its addresses."""
 SHARING_KEY = ("fairlead.io/sharing-key", *(f"{prefix}allow-shared-ip" for prefix in _METALLB))
-"""Services with the same key may have one address, each its own ports."""
+"""Services of one namespace with the same key may use one address, each with its own ports."""
 KEEP_ADDRESS = ("fairlead.io/keep-address", f"{_OPENSTACK}keep-floatingip")
-"""`true`: the address stays reserved for a Service of this name when this one is deleted."""
+"""`true`: after the Service is deleted, its addresses stay reserved for a Service of this name."""
 
 INTERNAL = ("fairlead.io/internal", "service.beta.kubernetes.io/openstack-internal-load-balancer")
-"""`true`: a load balancer of OpenStack is reached from inside alone, and has no floating IP."""
+"""`true`: the OpenStack load balancer is reachable only at its own address, without a floating
+IP."""
 
 DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
-"""How long a node that gets no new connections keeps those it has: seconds (`300`), or as Go writes
-it (`5m`, `1h30m`)."""
+"""How long a node that gets no new connections keeps its open ones: seconds (`300`), or a duration
+in the format of Go (`5m`, `1h30m`)."""
 
-PROXY_WISHES = (
+PROXY_ANNOTATIONS = (
     "proxy-protocol",
     "x-forwarded-for",
     "timeout-client-data",
@@ -49,10 +54,9 @@ PROXY_WISHES = (
     "health-monitor-max-retries",
     "health-monitor-max-retries-down",
 )
-"""What a balancer that ends connections can do: `fairlead.io/NAME`, or OpenStack's name for the
-same."""
+"""Short names of annotations about connections, for classes `proxy` and `octavia`."""
 
-OCTAVIA_WISHES = (
+OCTAVIA_ANNOTATIONS = (
     "octavia-provider",
     "subnet-id",
     "network-id",
@@ -70,12 +74,12 @@ OCTAVIA_WISHES = (
     "floating-subnet-id",
     "floating-subnet-tags",
 )
-"""What only OpenStack's load balancers have, under the same names; `octavia-provider` and `members`
-are ours alone."""
+"""Short names of annotations for class octavia alone. cloud-provider-openstack does not have
+`octavia-provider` and `members`."""
 
 LOAD_BALANCER_ID = "load-balancer-id"
-"""The load balancer that a Service is to be on, beside others; cloud-provider-openstack writes
-there the one that it made."""
+"""The id of an existing load balancer that the Service shares with other Services. Into the same
+annotation, cloud-provider-openstack writes the id of the load balancer that it created."""
 
 WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
@@ -84,7 +88,8 @@ _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|m|s)")
 
 LONGEST_QUOTE = 60
-"""Events hold 1,024 characters."""
+"""Maximum length of a quoted value in a message. An Event holds 1,024 characters, and the remedy at
+the end of the message has to fit in."""
 
 OFF = {
     "proxy-protocol": "false",
@@ -93,43 +98,45 @@ OFF = {
     "connection-limit": "-1",
     "internal": "false",
 }
-"""Values that wish for nothing, of those that have one."""
-
+"""By short name, the value with which an annotation requests nothing."""
 
 _MARK = "fairlead.io/class"
-"""Written by the controller: which class serves the Service."""
+"""The controller writes this annotation: the class that serves the Service."""
 _KNOWN = frozenset(
     [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], INTERNAL[0], DRAIN_TIMEOUT[0]]
-    + [_OURS + wish for wish in (*PROXY_WISHES, *OCTAVIA_WISHES, "hostname-suffix")]
+    + [
+        _OURS + short_name
+        for short_name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS, "hostname-suffix")
+    ]
 ) - {_MARK}
-"""What a Service may say of ours."""
+"""The annotations of Fairlead that users may set."""
 
 
 def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
-    """(name, value) of the first of these annotations that is there and not empty; two empty texts
-    if none is."""
+    """Return name and value of the first of these annotations that is set and not empty; two empty
+    strings if there is none."""
     for name in names:
         if value := annotations.get(name, "").strip():
             return name, value
     return "", ""
 
 
-def names_of(wish: str) -> tuple[str, str]:
-    """The annotations that say it; ours first, but for one that the controller writes to say
-    something else."""
-    ours = _OURS + wish
-    return (ours if ours != _MARK else _OPENSTACK + wish), _OPENSTACK + wish
+def names_of(short_name: str) -> tuple[str, str]:
+    """Return the annotations with this short name, Fairlead's first. `fairlead.io/class` is never
+    among them, because the controller writes it with another meaning."""
+    ours = _OURS + short_name
+    return (ours if ours != _MARK else _OPENSTACK + short_name), _OPENSTACK + short_name
 
 
 def quoted(text: str) -> str:
-    """As much of it as leaves room for the remedy."""
+    """Return the text in quotes, shortened to LONGEST_QUOTE."""
     text = text.strip()
     return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}...")
 
 
 def seconds_of(text: str) -> float | None:
-    """A number of seconds, or a duration as Go's time.ParseDuration reads it, of h, m, s and ms;
-    None if it is neither."""
+    """Parse a number of seconds, or a duration in the format of Go's time.ParseDuration with the
+    units h, m, s and ms. Return seconds; None if the text is neither."""
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         return float(text)
     parts = _PART.findall(text) if text.isascii() else []
@@ -139,17 +146,19 @@ def seconds_of(text: str) -> float | None:
 
 
 def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
-    """What the Service says; None if it says nothing that can be understood."""
+    """Return the drain timeout in seconds; None if it is not set, or invalid."""
     _, text = found(annotations, DRAIN_TIMEOUT)
     return seconds_of(text) if text else None
 
 
 def not_understood(annotations: Mapping[str, str]) -> list[Finding]:
-    """Annotations of ours that mean nothing, by their values or their names."""
+    """Return a Finding for each annotation of Fairlead with an invalid value or an unknown name."""
     name, text = found(annotations, DRAIN_TIMEOUT)
     if not name or seconds_of(text) is not None:
         return unknown(annotations)
-    message = f"{name} is {quoted(text)}, which is no time; the gateways' own limit holds"
+    message = (
+        f"{name} is {quoted(text)}, which is not a duration; the default of the gateway applies"
+    )
     note = Finding(
         NOT_UNDERSTOOD,
         message,
@@ -159,15 +168,18 @@ def not_understood(annotations: Mapping[str, str]) -> list[Finding]:
 
 
 def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Finding]:
-    """What this Service asks for and its class does otherwise: one Finding for each thing done
-    instead."""
+    """Return the Findings about annotations that have no effect in the class of the Service: one
+    Finding for all annotations with the same substitute. `instead`: by short name, the substitute,
+    which is what the class does instead."""
     without: dict[str, list[str]] = {}
     for name in sorted(annotations):
-        wish = name.removeprefix(_OPENSTACK if name.startswith(_OPENSTACK) else _OURS)
+        short_name = name.removeprefix(_OPENSTACK if name.startswith(_OPENSTACK) else _OURS)
         ours = name in _KNOWN
-        wished = wish in instead and annotations[name].strip().lower() != OFF.get(wish)
-        if wished and (ours or name.startswith(_OPENSTACK)):
-            without.setdefault(instead[wish], []).append(name)
+        requested = short_name in instead and annotations[name].strip().lower() != OFF.get(
+            short_name
+        )
+        if requested and (ours or name.startswith(_OPENSTACK)):
+            without.setdefault(instead[short_name], []).append(name)
     return [
         Finding(
             WITHOUT_EFFECT,
@@ -178,17 +190,22 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -
 
 
 def unknown(annotations: Mapping[str, str]) -> list[Finding]:
-    """Annotations with our prefix that mean nothing to us: most likely a slip of the pen."""
+    """Return a Finding for each annotation with Fairlead's prefix that does not exist, most likely
+    because of a typing error."""
     known = {_MARK, *_KNOWN}
     notes = []
     for name in sorted(annotations):
         if name.startswith(_OURS) and name not in known:
             like = difflib.get_close_matches(name, sorted(known), 1, 0.75)
-            hint = f"did you mean {like[0]}?" if like else f"known are {', '.join(sorted(known))}"
+            hint = (
+                f"did you mean {like[0]}?"
+                if like
+                else f"known annotations: {', '.join(sorted(known))}"
+            )
             notes.append(
                 Finding(
                     NOT_UNDERSTOOD,
-                    f"{name} ({quoted(annotations[name])}) is no annotation of ours",
+                    f"unknown annotation {name} ({quoted(annotations[name])})",
                     remedy=hint,
                 )
             )

@@ -1,8 +1,8 @@
-"""What a load balancer in front of the nodes must do for one Service.
+"""Plan the load balancer of one Service.
 
-In: a Service, its EndpointSlices, the Nodes, the addresses it holds; at a gateway also what probes
-of the nodes have shown. Out: one LoadBalancer value: listeners with their members (`members.py`),
-what users should know (`notes.py`). Invariant: pure; sorted; equal clusters give equal values."""
+In: a Service, its EndpointSlices, the Nodes, the addresses that it holds; at a gateway also the
+verdicts of probes. Out: one LoadBalancer value: listeners with their members (`members.py`), and
+Findings for users (`notes.py`). Invariant: pure; sorted; equal clusters give equal values."""
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import is_, itemgetter
@@ -25,27 +25,26 @@ from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
 from fairlead.plan.annotations import not_understood, without_effect
 from fairlead.plan.classes import ServiceClass
-from fairlead.plan.members import NO_TUNNELS, Unproved, VerdictOf, confirm, members_of
+from fairlead.plan.members import NO_TUNNELS, UnconfirmedMembers, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 from fairlead.plan.selection import all_members
 from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_ranges
 from fairlead.plan.terms import Asked
 
 PORT_CONFLICT = "PortConflict"
-"""Why a port is not served: code of a Finding, and, with our domain before it, error of a port in
-the status."""
-
+"""The reason of a port that another Service has. It is the code of a Finding; with the domain of
+Fairlead as a prefix, it is the error of the port in the status."""
 
 DEFAULTS = Config()
 
 
 class Unconfirmed(NamedTuple):
-    """A LoadBalancer on the API's word, and of each of its listeners what probes are held against.
-    It depends on objects alone: whoever keeps it need not plan anew because a probe has shown
-    something."""
+    """A LoadBalancer according to the API server, and for each of its listeners the data that
+    `confirmed` combines with verdicts. It depends on Kubernetes objects alone, so the caller may
+    store it and reuse it when a verdict changes."""
 
     balancer: LoadBalancer
-    found: tuple[Unproved, ...]
+    found: tuple[UnconfirmedMembers, ...]
     """In the order of the listeners."""
 
 
@@ -60,12 +59,11 @@ def plan_load_balancer(
     existing: ExistingLoadBalancer | None = None,
     unserved: Collection[UnservedPort] = (),
 ) -> LoadBalancer:
-    """The LoadBalancer of a Service of this class, on the API's word. `addresses` and `existing`:
-    see `Asked`. `unserved`: ports that it cannot have at its addresses; whoever found that out says
-    it.
+    """Return the LoadBalancer of a Service of this class, according to the API server, without
+    probes. `addresses` and `existing`: see `Asked`. `unserved`: ports that the Service cannot have
+    at its addresses; the caller reports the reason.
 
-    Raises Refused for source ranges that are none, and for a Service none of whose ports its class
-    can serve."""
+    Raise Refused if a source range is invalid, or if the class cannot serve the Service."""
     asked = Asked(service, config, nodes, addresses, existing)
     return plan_unconfirmed(asked, slices, class_, unserved=unserved, at_gateway=False).balancer
 
@@ -78,8 +76,9 @@ def plan_unconfirmed(
     unserved: Collection[UnservedPort] = (),
     at_gateway: bool,
 ) -> Unconfirmed:
-    """As `plan_load_balancer`, with what probes are to be held against. `at_gateway`: a gateway
-    serves what is published, and says only what it alone knows."""
+    """Return the result of `plan_load_balancer` together with the data for `confirmed`.
+    `at_gateway`: plan only the ports that the status shows as served, and leave out the Findings
+    that the controller reports."""
     service = asked.service
     annotations = service.metadata.annotations
     terms = class_.terms(asked)
@@ -94,7 +93,8 @@ def plan_unconfirmed(
     else:
         addresses = tuple(address for address in addresses if family_of(address) in families)
     ranges = source_ranges(service)
-    # A gateway asks the nodes that a monitor names.
+    # A gateway probes the members of every LoadBalancer that has a health monitor, so a class
+    # whose members are not probed gets none there.
     probed = not at_gateway or class_.members == "probed"
     monitor = health_monitor_of(service) if probed else None
     notes: list[Finding] = []
@@ -108,7 +108,7 @@ def plan_unconfirmed(
         ]
     nodes = asked.nodes if terms.nodes is None else terms.nodes
     policy = service.spec.external_traffic_policy or "Cluster"
-    listeners: list[tuple[Listener, Unproved]] = []
+    listeners: list[tuple[Listener, UnconfirmedMembers]] = []
     for family in families:
         for port in served:
             if at_gateway and not is_published(service, family, port.port, port.protocol):
@@ -153,16 +153,17 @@ def plan_unconfirmed(
 
 
 def confirmed(
-    told: Unconfirmed, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
+    unconfirmed: Unconfirmed, verdict_of: VerdictOf, tunnels: Mapping[str, str] = NO_TUNNELS
 ) -> LoadBalancer:
-    """The LoadBalancer with its members as probes of their nodes have proved them; the same object
-    where nothing differs. `tunnels`: see `confirm`."""
-    balancer, monitor = told.balancer, told.balancer.health_monitor
+    """Return the LoadBalancer with the states of its members according to probes; the same object
+    if no verdict makes a difference. `tunnels`: see `confirm`."""
+    balancer = unconfirmed.balancer
+    monitor = balancer.health_monitor
     if monitor is None:
         return balancer
     notes: list[Finding] = []
     listeners = []
-    for listener, found in zip(balancer.listeners, told.found, strict=True):
+    for listener, found in zip(balancer.listeners, unconfirmed.found, strict=True):
         members, member_notes = confirm(found, monitor, verdict_of, tunnels)
         notes += member_notes
         listeners.append(
@@ -177,8 +178,8 @@ def confirmed(
 
 
 def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:
-    """Whether the status shows this port as served at an address of the family. An address that is
-    shown without ports, as other controllers do it, stands for all of them."""
+    """Return whether the status shows this port as served at an address of the family. If the
+    entries of the family have no ports, as other controllers write them, all ports are served."""
     entries = [
         entry
         for entry in service.status.load_balancer.ingress

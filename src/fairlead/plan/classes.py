@@ -1,10 +1,10 @@
 """The classes of load balancers (`spec.loadBalancerClass`): one value for each, in one table.
 
-A class says where addresses come from, who serves it, what its members are, and what it does
-instead of the wishes that it cannot meet. Plans, loops and commands choose Services by these
-properties and never by a name: a new class is a row of this table and the files that the row names.
-Invariant: pure; exactly one loop of the controller claims the Services of a class, also of a class
-that has no row."""
+A class defines where addresses come from, which kind of load balancer serves it, how its members
+are chosen, and what it does instead of requests that it does not support. Plans, loops and commands
+select Services by these properties and never by the name of the class. A new class is therefore a
+row of this table and the files that the row names. Invariant: pure; exactly one loop of the
+controller claims the Services of a class, even if the class has no row."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from fairlead.plan.terms import TermsOf
 
 Addresses = Literal["pool", "cloud"]
 """Where addresses come from. `pool`: the controller gives them from its pools. `cloud`: a cloud
-gives them when it makes the load balancer."""
+assigns them when it creates the load balancer."""
 Server = Literal["gateways", "octavia"]
 """The kind of load balancer that serves a class."""
 Members = Literal["probed", "api"]
@@ -36,7 +36,7 @@ def always_configured(_config: Config) -> Refused | None:
 
 
 def all_known(_balancer: LoadBalancer) -> str:
-    """Return nothing: the plan of the class is complete."""
+    """Return an empty string: the plan of the class is complete."""
     return ""
 
 
@@ -48,17 +48,17 @@ class ServiceClass(NamedTuple):
     served_by: Server
     members: Members
     terms: TermsOf
-    """Return how the class serves one Service: the settings, the ports that it cannot serve."""
+    """Return how the class serves one Service: its settings, and the ports that it cannot serve."""
     substitutes: Mapping[str, str]
-    """By annotation that has no effect, what the class does instead."""
+    """By short name of each annotation that has no effect, what the class does instead."""
     writes_headers: bool = False
     """Whether its load balancers can write a PROXY header with the client's address."""
     loop: LoopName = "services"
     """The loop of the controller that claims and publishes its Services."""
     configured: Callable[[Config], Refused | None] = always_configured
-    """Return why this configuration cannot serve the class; None if it can."""
+    """Return why the class is unavailable with this configuration; None if it is available."""
     known_later: Callable[[LoadBalancer], str] = all_known
-    """Return what the plan of a load balancer cannot know before it is made; empty: nothing."""
+    """Return which part of the plan is unknown until the load balancer exists; empty: none."""
 
 
 DIRECT = ServiceClass(
@@ -103,27 +103,27 @@ def names() -> str:
 
 
 def service_class_of(service: Service, default_class: str | None) -> ServiceClass | None:
-    """Return the class that is to serve this Service; None if no class of the table is."""
+    """Return the class that is to serve this Service; None if it is not in the table."""
     return CLASSES.get(class_of(service, default_class) or "")
 
 
 def loop_of(name: str) -> LoopName:
-    """Return the loop that claims and releases Services of the class of this name. Another version
-    may have claimed a Service for a class without a row here: loop `services` releases it."""
+    """Return the loop that claims and releases Services of the class of this name. For a class
+    without a row, which another version of Fairlead may have claimed, it is loop `services`."""
     return CLASSES[name].loop if name in CLASSES else "services"
 
 
 def addresses_of(name: str) -> Addresses:
-    """Return where addresses of the class of this name come from; `pool` if it has no row."""
+    """Return where the addresses of the class of this name come from; `pool` if it has no row."""
     return CLASSES[name].addresses if name in CLASSES else "pool"
 
 
 def refusal_of(service: Service, config: Config) -> Refused | None:
-    """Return why no class of the table can serve a Service that asks for a class of Fairlead. None
-    if one can, and for a Service of another controller."""
+    """Return why a Service that requests a class of Fairlead cannot be served: the class is unknown
+    or not configured. None if it can be served, or belongs to another controller."""
     name = class_of(service, config.default_class)
     if name is None or name in CLASSES:
         return CLASSES[name].configured(config) if name is not None else None
     if not name.startswith(CLASS_PREFIX):
         return None
-    return Refused(f"there is no class {name}", fix=f"make the Service anew with one of {names()}")
+    return Refused(f"there is no class {name}", fix=f"recreate the Service with one of {names()}")

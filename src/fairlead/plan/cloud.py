@@ -1,9 +1,10 @@
 """The plan of the classes whose addresses come from a cloud.
 
 In: a view of the cluster with the load balancers that the driver has seen in the cloud, the
-configuration. Out: for each Service its LoadBalancer, or why it has none. Pure. `addresses` are
-those of the load balancer that exists. The addresses that the Service shows are in the settings
-(`held`), because a load balancer that is lost is made again with them."""
+configuration. Out: for each Service its LoadBalancer, or the reason why it gets none. Pure.
+`LoadBalancer.addresses` are the addresses of the existing load balancer. The addresses that the
+Service shows are in the settings (`held`): if the load balancer is lost, a new one requests them
+again."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -30,9 +31,9 @@ from fairlead.plan.view import CloudCluster, Cluster
 
 
 class Claimant(NamedTuple):
-    """A Service that is to have a load balancer at the cloud, as far as the driver has to know it
-    before it looks there. `held`: the addresses that the Service shows. `elsewhere`: the load
-    balancer that the Service is to be on, unless it gets one of its own."""
+    """A Service that is to get a load balancer in the cloud, with the data that the driver needs to
+    find an existing one. `held`: the addresses that the Service shows. `elsewhere`: the load
+    balancer that the Service shares or adopts; None: it gets one of its own."""
 
     uid: str
     held: tuple[str, ...] = ()
@@ -42,8 +43,8 @@ class Claimant(NamedTuple):
 def plan_cloud(
     cluster: CloudCluster, config: Config, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """Return the plan of the Services whose class has its addresses from a cloud. A Service of a
-    class that is not configured is left out: `plan_controller` says why."""
+    """Return the plan of the Services of classes whose addresses come from a cloud. A Service of a
+    class that is not configured is left out; `plan_controller` returns the reason."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         if (service := cluster.services.get(key)) is None:
@@ -53,7 +54,7 @@ def plan_cloud(
             continue
         existing = cluster.load_balancers.get(key)
         if existing is not None and existing.uid != service.metadata.uid:
-            existing = None
+            existing = None  # it belongs to a deleted Service of the same name
         try:
             balancer = plan_load_balancer(
                 service,
@@ -72,8 +73,8 @@ def plan_cloud(
 
 
 def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant | None:
-    """Return the Service as the driver of Octavia has to know it. None: there is no such Service,
-    or Octavia does not serve it any more."""
+    """Return the data about this Service that the driver of Octavia needs. None: the Service does
+    not exist, or its class is not served by Octavia."""
     service = cluster.services.get(key)
     if service is None or config.octavia is None:
         return None
@@ -83,14 +84,15 @@ def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant |
     try:
         elsewhere = elsewhere_of(service, config.octavia)
     except Refused:
-        elsewhere = None  # the plan tells the user
+        elsewhere = None  # the plan of the Service reports the error to the user
     return Claimant(service.metadata.uid, tuple(held_by(service)), elsewhere)
 
 
 def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None) -> LoadBalancer:
-    """Return the LoadBalancer as it is planned where this one exists: with the addresses by which
-    clients reach it. While it has none of them, the Service goes on to show those that it shows. A
-    LoadBalancer that Octavia does not serve is returned as it is."""
+    """Return the plan completed with this existing load balancer: with the addresses at which
+    clients reach it. While it has no such address, the plan has the addresses that the Service
+    shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
+    unchanged."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):
         return balancer
@@ -104,18 +106,21 @@ def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None)
 
 
 def _addresses(
-    existing: ExistingLoadBalancer, wish: FloatingWish | None, families: Collection[Family]
+    existing: ExistingLoadBalancer, request: FloatingWish | None, families: Collection[Family]
 ) -> tuple[str, ...]:
-    """The addresses by which clients reach it. Empty: the floating IP that is to be the first one
-    does not lead to it yet."""
+    """Return the addresses at which clients reach the load balancer. Empty: the VIP is unknown, or
+    the requested floating IP, which has to be the first address, is not attached yet."""
+    # A Service on a shared load balancer takes the floating IP that is attached to it, because
+    # another Service may have requested it.
     vip = existing.addresses[0] if existing.addresses else ""
     if existing.shared:
         first = next(iter(existing.floating), vip)
-    elif wish is None:
+    elif request is None:
         first = vip
     else:
-        first = next((each for each in existing.floating if wish.address in ("", each)), "")
+        first = next((each for each in existing.floating if request.address in ("", each)), "")
     if not (vip and first):
         return ()
+    # An address of a family without listeners is not published if there is another address.
     further = [each for each in existing.addresses[1:] if family_of(each) in families]
     return tuple([first, *further] if family_of(first) in families or not further else further)

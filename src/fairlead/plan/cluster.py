@@ -1,9 +1,9 @@
-"""The plan of each role: from the whole cluster to one intent for each Service that concerns the
-role.
+"""The plan of each role: one intent for each Service that concerns the role.
 
-In: a view of the cluster, the configuration, the Services to look at. Out: intents, or why there is
-none. A Service that needs nothing of the role is left out. Pure: what must be remembered from one
-time to the next (who was given which address) is a Ledger that the caller keeps."""
+In: a view of the cluster, the configuration, the keys of the Services to plan. Out: for each
+Service its intent, or the reason why there is none. A Service for which the role has nothing to do
+is left out. Pure: the memory between two calls, which Service was given which address, is a Ledger
+that the caller owns."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -41,13 +41,13 @@ from fairlead.plan.view import Addressed, Cluster
 def plan_controller(
     cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """Return the plan of the Services whose class has its addresses from pools, with the addresses
-    that they are given. For every other Service that asks for a class of Fairlead and cannot have
-    it, return why.
+    """Return the plan of the Services of classes whose addresses come from pools, with the
+    addresses that the ledger assigns. For every other Service that requests a class of Fairlead and
+    cannot be served, return the reason.
 
-    The ledger remembers who was given what. One change may touch others, who waited for what it
-    freed: their intents come too. When it is new, or the pools are, everything is looked at,
-    whatever the keys."""
+    The result also contains other Services than those of `keys` if their assignment changed: they
+    waited for an address or port that became free. With a new ledger, or after a change of pools,
+    all Services are assigned again, whatever the keys."""
     concerned: Collection[ServiceKey] = keys
     if ledger.source is not cluster.pools:
         ledger.use(read_pools(config.pools, cluster.pools.values()), cluster.pools)
@@ -56,7 +56,7 @@ def plan_controller(
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in touched.union(keys):
         if (service := cluster.services.get(key)) is None:
-            continue  # gone: nothing is wanted for it any more
+            continue  # deleted: there is nothing to plan
         class_ = service_class_of(service, config.default_class)
         if refusal := refusal_of(service, config):
             planned[key] = refusal
@@ -71,7 +71,8 @@ def plan_controller(
 
 
 def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
-    """Whatever a Service of ours shows in its status is taken, until it shows it no more."""
+    """Return what the Service requests and holds. While the Service is claimed for a class with
+    addresses from pools, it holds every address that its status shows."""
     service = cluster.services.get(key)
     wanted = service_class_of(service, config.default_class) if service is not None else None
     claimed = claimed_class(service) if service is not None else ""
@@ -92,7 +93,8 @@ def _balancer(
     class_: ServiceClass,
     result: Assigned | Refused | None,
 ) -> LoadBalancer:
-    """What a Service gets at the addresses that it was assigned. Raises Refused."""
+    """Return the plan of a Service at its assigned addresses. Raise Refused if the ledger assigned
+    none, or if the Service cannot be served."""
     if not isinstance(result, Assigned):
         raise result or Refused("no address was assigned")
     lost = {rival.port for rival in result.rivals}
@@ -124,22 +126,22 @@ def _port_conflict(rivals: Iterable[Rival]) -> Finding:
 def _with_keep_note(
     balancer: LoadBalancer, config: Config, service: Service, ledger: Ledger
 ) -> LoadBalancer:
-    """Tell the owner of the Service, before the Service is deleted, that its addresses will not be
-    kept."""
+    """Add a Finding if the addresses of the Service would not be kept, so that its owner knows it
+    before the Service is deleted."""
     namespace = service.metadata.namespace
     if not keeps(service) or not (
         why := exceeded(namespace, ledger.kept_in(namespace), limits_of(config))
     ):
         return balancer
-    note = Finding(NOT_KEPT, f"its addresses will not be kept when it is deleted: {why}")
+    note = Finding(NOT_KEPT, f"the addresses will not be kept when the Service is deleted: {why}")
     return msgspec.structs.replace(
         balancer, notes=about(f"Service {service.key}", (*balancer.notes, note))
     )
 
 
 def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...]:
-    """The grants with the ports that are served: a port that no class of ours can serve is held by
-    nobody."""
+    """Return the grants without the ports that the class cannot serve. No Service holds such a
+    port."""
     served = {
         (address, f"{each.protocol}/{each.port}")
         for each in balancer.listeners
@@ -166,11 +168,11 @@ def plan_gateway_unconfirmed(
             continue
         asked = Asked(service, config, cluster.nodes, addresses)
         try:
-            told = plan_unconfirmed(asked, cluster.slices_of(key), class_, at_gateway=True)
+            unconfirmed = plan_unconfirmed(asked, cluster.slices_of(key), class_, at_gateway=True)
         except Refused as error:
             planned[key] = error
         else:
-            planned[key] = _without_rivals(cluster, config, service, told)
+            planned[key] = _without_rivals(cluster, config, service, unconfirmed)
     return planned
 
 
@@ -181,23 +183,23 @@ def _served_by_gateways(service: Service, config: Config) -> ServiceClass | None
 
 
 def _without_rivals(
-    cluster: Cluster, config: Config, service: Service, told: Unconfirmed
+    cluster: Cluster, config: Config, service: Service, unconfirmed: Unconfirmed
 ) -> Unconfirmed:
-    """The Service without the ports that another one has before it (see `plan.conflicts`). The
-    controller never lets two Services show one port of an address; if it happens all the same, all
-    gateways agree."""
-    balancer = told.balancer
+    """Return the plan without the ports that another Service with precedence has (see
+    `plan.conflicts`). The controller never publishes a port of an address for two Services. If two
+    statuses show it nevertheless, all gateways give it to the same Service."""
+    balancer = unconfirmed.balancer
     mine = of_shown(service.key, service)
     older: dict[tuple[str, str], ServiceKey] = {}
     for address in balancer.addresses:
         showing = [of_shown(key, cluster.services[key]) for key in cluster.showing(address)]
-        for each in sorted(showing, reverse=True):  # the first one is noted last
+        for each in sorted(showing, reverse=True):  # the one with precedence overwrites
             other = cluster.services[each.service]
             if each < mine and _served_by_gateways(other, config) is not None:
                 ports = shown_by(other).get(address, frozenset()) & ports_of(other)
                 older |= {(address, port): each.service for port in ports}
     if not older:
-        return told
+        return unconfirmed
     rivals = [
         Rival(port, address, older[address, port])
         for listener in balancer.listeners
@@ -206,7 +208,7 @@ def _without_rivals(
         if (address, port) in older
     ]
     lost = {(family_of(rival.address), rival.port) for rival in rivals}
-    pairs = zip(balancer.listeners, told.found, strict=True)
+    pairs = zip(balancer.listeners, unconfirmed.found, strict=True)
     left = [
         (each, found)
         for each, found in pairs
@@ -224,7 +226,7 @@ def _without_rivals(
 def plan_node(
     cluster: Cluster, node_name: str, keys: Collection[ServiceKey]
 ) -> Mapping[ServiceKey, NodeService | Refused]:
-    """What this node must do for each Service that a service proxy has business with."""
+    """Return what this node must do for each Service that a service proxy has to serve."""
     planned: dict[ServiceKey, NodeService | Refused] = {}
     node = cluster.nodes.get(node_name)
     zone = node.metadata.labels.get(ZONE_LABEL, "") if node else ""

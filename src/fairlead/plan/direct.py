@@ -1,6 +1,6 @@
-"""The terms of class `fairlead.io/direct`: gateways forward packets to nodes as they are.
+"""The terms of class `fairlead.io/direct`: gateways forward packets to nodes unmodified.
 
-In: a Service. Out: `Terms`. The class serves every port, in every protocol. Pure."""
+In: a Service. Out: `Terms`. The class serves every port of every protocol. Pure."""
 
 from fairlead.model import DirectSettings
 from fairlead.plan.annotations import drain_timeout_s
@@ -8,33 +8,30 @@ from fairlead.plan.terms import Asked, Terms
 
 DIRECT = "fairlead.io/direct"
 
-_HEADER = "pods see the client's own address without any header; make them expect none"
-_PASSED_ON = "packets are passed on as they are, so it is for the pods to decide"
-_BY_PLAN = (
-    "nodes with ready pods get their share by the number of these pods, and are watched "
-    "without asking"
-)
-_BY_POOL = "addresses come from pools; choose one by fairlead.io/address-pool"
+_HEADER = "pods see the client's own address and must not expect a header"
+_FORWARDED = "packets are forwarded unmodified, so only the pods can do this"
+_PROBED = "nodes are weighted by the number of their ready pods, and their health is always probed"
+_BY_POOL = "addresses come from pools; choose one with fairlead.io/address-pool"
 
 SUBSTITUTES = {
     "proxy-protocol": _HEADER,
     "x-forwarded-for": _HEADER,
-    "timeout-client-data": _PASSED_ON,
-    "timeout-member-connect": _PASSED_ON,
-    "timeout-member-data": _PASSED_ON,
-    "timeout-tcp-inspect": _PASSED_ON,
-    "connection-limit": _PASSED_ON,
-    "default-tls-container-ref": _PASSED_ON,
+    "timeout-client-data": _FORWARDED,
+    "timeout-member-connect": _FORWARDED,
+    "timeout-member-data": _FORWARDED,
+    "timeout-tcp-inspect": _FORWARDED,
+    "connection-limit": _FORWARDED,
+    "default-tls-container-ref": _FORWARDED,
     "lb-method": (
-        "every ready pod gets the same share; for one pod per client use spec.sessionAffinity"
+        "every ready pod gets the same share; for one pod per client, set spec.sessionAffinity"
     ),
-    "enable-health-monitor": _BY_PLAN,
-    "health-monitor-delay": _BY_PLAN,
-    "health-monitor-timeout": _BY_PLAN,
-    "health-monitor-max-retries": _BY_PLAN,
-    "health-monitor-max-retries-down": _BY_PLAN,
+    "enable-health-monitor": _PROBED,
+    "health-monitor-delay": _PROBED,
+    "health-monitor-timeout": _PROBED,
+    "health-monitor-max-retries": _PROBED,
+    "health-monitor-max-retries-down": _PROBED,
     "node-selector": (
-        "to keep nodes out, label them node.kubernetes.io/exclude-from-external-load-balancers"
+        "to exclude nodes, label them node.kubernetes.io/exclude-from-external-load-balancers"
     ),
     "hostname": "the address itself is published",
     "class": _BY_POOL,
@@ -46,18 +43,18 @@ SUBSTITUTES = {
     "network-id": _BY_POOL,
     "port-id": _BY_POOL,
     "member-subnet-id": _BY_POOL,
-    "octavia-provider": "no load balancer of OpenStack serves this Service",
+    "octavia-provider": "no OpenStack load balancer serves this Service",
     "members": "nodes with ready pods are members",
     "load-balancer-id": (
-        "no load balancer of OpenStack serves this Service; delete that one "
-        "there if nobody needs it"
+        "no OpenStack load balancer serves this Service; if the one with this id is unused, "
+        "delete it"
     ),
-    "flavor-id": "no load balancer of OpenStack serves this Service",
-    "availability-zone": "no load balancer of OpenStack serves this Service",
+    "flavor-id": "no OpenStack load balancer serves this Service",
+    "availability-zone": "no OpenStack load balancer serves this Service",
     "internal": _BY_POOL,
 }
-"""By annotation, what class direct does instead. `load-balancer-address` is not here: it reports
-an address, and asks for nothing."""
+"""By short name of each annotation without effect, what class direct does instead.
+`load-balancer-address` is not here: it reports an address and requests nothing."""
 
 
 def direct_terms(asked: Asked) -> Terms:

@@ -1,10 +1,10 @@
-"""Whether a Service is to be on a load balancer of OpenStack that was not made for it by us.
+"""The OpenStack load balancer of a Service if Fairlead did not create it: shared, or adopted.
 
-In: a Service, the configuration. Out: which one that is. Pure. cloud-provider-openstack writes
-`load-balancer-id` on every Service that it serves, and users write it to have several Services on
-one load balancer; by the load balancer's name the one is told from the other. Names:
-`GetLoadBalancerName` and `GetLoadBalancerLegacyName` of cloud-provider-openstack 1.34, which cuts
-them at 255 characters."""
+In: a Service, the configuration. Out: the load balancer that the Service shares or adopts. Pure.
+cloud-provider-openstack writes `load-balancer-id` on every Service that it serves, and users write
+it to share one load balancer among several Services; the name of the load balancer distinguishes
+the two cases. Names: `GetLoadBalancerName` and `GetLoadBalancerLegacyName` of
+cloud-provider-openstack 1.34, which truncates them to 255 characters."""
 
 import uuid
 
@@ -15,11 +15,14 @@ from fairlead.plan.annotations import LOAD_BALANCER_ID, found, names_of, quoted
 from fairlead.sections import OctaviaConfig
 
 _LONGEST = 255
+"""Maximum length of a name."""
 _LEGACY = 32
+"""Maximum length of a name in the format of old versions."""
 
 
 def elsewhere_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
-    """None: it gets one of its own. Raises Refused for an id that is none."""
+    """Return the load balancer that the Service shares or adopts; None: it gets one of its own.
+    Raise Refused for an invalid id."""
     name, text = found(service.metadata.annotations, names_of(LOAD_BALANCER_ID))
     names = names_of_occm(service, config.adopt_from) if config.adopt_from else ()
     if not name:
@@ -28,13 +31,15 @@ def elsewhere_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | N
         id_ = str(uuid.UUID(text))
     except ValueError:
         raise Refused(
-            f"{name} is {quoted(text)}, which is no id of a load balancer",
+            f"{name} is {quoted(text)}, which is not the id of a load balancer",
             fix="see openstack loadbalancer list",
         ) from None
     return SharedOrAdopted(id_, names)
 
 
 def names_of_occm(service: Service, cluster: str) -> tuple[str, ...]:
-    """How it calls, and once called, the load balancer that it makes for the Service."""
+    """Return the names that cloud-provider-openstack gives to the load balancer of a Service: the
+    current one, and the one of old versions. `cluster`: the cluster name that it is configured
+    with."""
     name = f"kube_service_{cluster}_{service.metadata.namespace}_{service.metadata.name}"
     return name[:_LONGEST], f"a{service.metadata.uid.replace('-', '')}"[:_LEGACY]

@@ -1,9 +1,9 @@
-"""Who may receive the traffic of one Service port.
+"""The endpoints that may receive the traffic of one Service port.
 
-In: the EndpointSlices of one Service. Out: its candidates, and those among them that are to be
-used. Follows kube-proxy: a ready endpoint is used; if there is none, those that are serving while
-terminating (KEP-1669). Slices are joined by port *name* (the number may differ between slices); an
-endpoint that stands in two slices for a moment counts once, and its better state counts."""
+In: the EndpointSlices of one Service. Out: its candidates, and the candidates that get new
+connections. Follows kube-proxy: ready endpoints are used; if there are none, endpoints that serve
+while they terminate (KEP-1669). Slices are joined by port *name*, because the number may differ
+between slices. An endpoint that is temporarily in two slices counts once, in its better state."""
 
 from collections.abc import Iterable
 from operator import itemgetter
@@ -13,8 +13,8 @@ from fairlead.model import Family, Protocol, Value
 
 
 class Candidate(Value, frozen=True):
-    """An endpoint that answers for one port of a Service. `node` is empty where the slice names
-    none."""
+    """An endpoint for one port of a Service. `node`: the name of its node; empty if the slice does
+    not name one."""
 
     address: str
     port: int
@@ -28,7 +28,8 @@ class Candidate(Value, frozen=True):
 def candidates(
     slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family
 ) -> tuple[Candidate, ...]:
-    """Every endpoint of the Service port in one family, sorted, each address and port once."""
+    """Return every endpoint of the Service port in one family, sorted, each address and port
+    once."""
     found = endpoints(slices, port_name=port_name, protocol=protocol, family=family)
     return tuple(
         [
@@ -41,7 +42,8 @@ def candidates(
 def endpoints(
     slices: Iterable[EndpointSlice], *, port_name: str, protocol: Protocol, family: Family
 ) -> dict[tuple[str, int], Endpoint]:
-    """The same as they stand in the slices, by address and port, in whatever order."""
+    """Return the endpoints of `candidates` as the slices contain them, by address and port, in no
+    particular order."""
     found: dict[tuple[str, int], Endpoint] = {}
     for slice_ in slices:
         if slice_.address_type != family:
@@ -59,13 +61,14 @@ def endpoints(
 
 
 def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool]:
+    """Return a sort key of the states of one endpoint; the greatest is the best."""
     ready, serving, terminating = endpoint.state
     return ready, not terminating, serving
 
 
 def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Those that get new connections: the ready ones, or else those that still serve while they
-    terminate."""
+    """Return the endpoints that get new connections: the ready ones; if there are none, those that
+    serve while they terminate."""
     among = tuple(among)
     ready = [candidate for candidate in among if candidate.ready]
     if len(ready) == len(among):
@@ -76,9 +79,12 @@ def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
 
 
 def near(chosen: tuple[Candidate, ...], node: str, zone: str) -> tuple[Candidate, ...]:
-    """Those of the usable ones that are meant for clients on this node, or else in its zone. All of
-    them unless each is ready and says whom it is for, and one is for this node or zone: hints that
-    leave somebody without an endpoint are for nobody."""
+    """Return the endpoints that are hinted for clients on this node; if there are none, in its
+    zone. `chosen`: the usable endpoints.
+
+    Hints count only if every endpoint is ready and has hints of the same type, and if at least one
+    endpoint is for this node or zone. Otherwise return all endpoints, because incomplete hints
+    would leave some clients without an endpoint."""
     if not all(each.ready and each.hints for each in chosen):
         return chosen
     for own, names in ((node, _nodes), (zone, _zones)):

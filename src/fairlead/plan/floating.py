@@ -1,60 +1,65 @@
-"""Whether a load balancer of OpenStack has a floating IP, and which.
+"""Decide whether a load balancer of OpenStack gets a floating IP, and which one.
 
-In: annotations of a Service (ours, or OCCM's of the same name), the configuration, the addresses
-that it asks for. Out: a FloatingWish, or None for a load balancer that is reached from inside
-alone; and Findings on what has no effect. Pure. Meanings: cloud-provider-openstack 1.34. A floating
-IP is IPv4, so load balancers of IPv6 have none."""
+In: the annotations of a Service (of Fairlead, or of cloud-provider-openstack with the same short
+names), the configuration, the requested address. Out: a FloatingWish, or None for a load balancer
+that is reachable only at its own address; and Findings about annotations without effect. Pure.
+Meanings: cloud-provider-openstack 1.34. Floating IPs are IPv4 only, so an IPv6 load balancer has
+none."""
 
 from collections.abc import Mapping
 
 from fairlead.model import Family, Finding, FloatingWish
+from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, found
-from fairlead.plan.wishes import Wishes
 from fairlead.sections import OctaviaConfig
 
-SUBNET_WISHES = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
-FLOATING_WISHES = ("floating-network-id", *SUBNET_WISHES)
+SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
+FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
 REPORT = "loadbalancer.openstack.org/load-balancer-address"
-"""Written by OCCM: the address that a Service had there."""
+"""cloud-provider-openstack writes this annotation: the address that it gave to the Service."""
 
 
 def floating_of(
-    wishes: Wishes,
+    reader: AnnotationReader,
     annotations: Mapping[str, str],
     config: OctaviaConfig,
     family: Family,
     address: str,
 ) -> FloatingWish | None:
-    """`address`: what the Service asks for; with a floating IP, it is that one."""
-    given = [name for wish in FLOATING_WISHES if (name := wishes.given(wish))]
+    """Return the request for a floating IP; None if the load balancer gets none. Findings about
+    annotations without effect are added to `reader.notes`. `family`: the family of the load
+    balancer. `address`: the address that the Service requests; it becomes the floating IP."""
+    given = [name for short in FLOATING_ANNOTATIONS if (name := reader.given(short))]
     given += [name for name in [found(annotations, KEEP_ADDRESS)[0]] if name]
-    internal = wishes.switch(INTERNAL, config.internal)
-    keep = wishes.switch(KEEP_ADDRESS, False)
+    internal = reader.switch(INTERNAL, config.internal)
+    keep = reader.switch(KEEP_ADDRESS, False)
     if not config.floating_network_id:
         outside = found(annotations, INTERNAL)[0] if not internal else ""
         _without_effect(
-            wishes,
+            reader,
             [*given, *([outside] if outside else [])],
             "no floating IPs are configured (octavia.floatingNetworkId)",
         )
         return None
     if internal:
-        _without_effect(wishes, given, "an internal load balancer has no floating IP")
+        _without_effect(reader, given, "an internal load balancer has no floating IP")
         return None
     if family == "IPv6":
-        _without_effect(wishes, given, "there are no floating IPs of IPv6")
+        _without_effect(reader, given, "there are no IPv6 floating IPs")
         return None
-    subnet = {wish: wishes.read(wish, lambda text: text, "", "") for wish in SUBNET_WISHES}
-    if not any(subnet.values()) and not wishes.given("floating-network-id"):
+    subnet = {short: reader.read(short, lambda text: text, "", "") for short in SUBNET_ANNOTATIONS}
+    # The configured subnet belongs to the configured network, so it does not apply if the Service
+    # names a network or a subnet.
+    if not any(subnet.values()) and not reader.given("floating-network-id"):
         subnet = dict(
             zip(
-                SUBNET_WISHES,
+                SUBNET_ANNOTATIONS,
                 (config.floating_subnet_id, config.floating_subnet, config.floating_subnet_tags),
                 strict=True,
             )
         )
     return FloatingWish(
-        network_id=wishes.read(
+        network_id=reader.read(
             "floating-network-id", lambda text: text, "", config.floating_network_id
         ),
         address=address,
@@ -66,7 +71,7 @@ def floating_of(
     )
 
 
-def _without_effect(wishes: Wishes, names: list[str], why: str) -> None:
+def _without_effect(reader: AnnotationReader, names: list[str], why: str) -> None:
     if names:
         message = f"{', '.join(names)} {'have' if len(names) > 1 else 'has'} no effect: {why}"
-        wishes.notes.append(Finding(WITHOUT_EFFECT, message))
+        reader.notes.append(Finding(WITHOUT_EFFECT, message))

@@ -1,8 +1,8 @@
-"""What the owner of a Service should know about its gateways.
+"""Findings about the gateways of a Service.
 
-In: the gateways that are alive, and the Services that each of them cannot serve. Out: Findings,
-which keep the Service from being Ready. Pure. Invariant: a Finding does not change while its cause
-lasts: it names no time, and no gateway that has only gone silent."""
+In: the live gateways, and the Services that each of them cannot serve. Out: Findings that prevent
+the condition Ready of a Service. Pure. Invariant: a Finding does not change while its cause lasts.
+It therefore names neither a time nor a gateway that has merely stopped renewing its Lease."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,9 @@ from fairlead.model import Finding, ServiceKey
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
 MOST_NAMED = 3
-SEE_THERE = "the Event `SyncGatewayFailed`, and `fairlead status` on that host, say why"
+"""Maximum number of gateways that a message names."""
+SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that host"
+"""The text for a gateway that reports no message."""
 
 
 class Gateways(msgspec.Struct, frozen=True):
@@ -25,24 +27,24 @@ class Gateways(msgspec.Struct, frozen=True):
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
-    """What is wrong for this Service. `gateways`: None while the gateways are not known, or if
-    their Leases may not be read."""
+    """Return the Findings for this Service. `gateways`: None while the gateways are unknown, or if
+    the controller may not read their Leases."""
     if gateways is None:
         return ()
     if not gateways.alive:
         message = (
-            "no gateway is alive; the address stays, and works only where the kernel of a "
-            "stopped gateway still forwards"
+            "no gateway is alive; the address stays, but works only while the kernel of a "
+            "stopped gateway still forwards packets"
         )
-        remedy = "start `fairlead gateway`, and see `fairlead status --cluster`"
+        remedy = "start `fairlead gateway`, and check `fairlead status --cluster`"
         return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
     refusals = gateways.refusals.get(key, {})
     if not refusals:
         return ()
-    told = [
+    reports = [
         f"gateway {name} cannot serve it: {message or SEE_THERE}"
         for name, message in sorted(refusals.items())
     ]
-    more = f"; and {len(told) - MOST_NAMED} more gateways" if len(told) > MOST_NAMED else ""
-    message = "; ".join(told[:MOST_NAMED]) + more
+    more = f"; and {len(reports) - MOST_NAMED} more gateways" if len(reports) > MOST_NAMED else ""
+    message = "; ".join(reports[:MOST_NAMED]) + more
     return (Finding(NOT_SERVED, message, severity="error", blocks="Ready"),)

@@ -1,8 +1,9 @@
-"""Which addresses are held, by whom and under which sharing key: the index under `plan.ledger`.
+"""The index of held addresses below `plan.ledger`: their holders and sharing keys.
 
-In: Services that come to an address or leave it. Out: its holders; the addresses of a sharing key;
-what is free in a pool; news for those who wait. It also counts how many addresses of each pool are
-held. Invariant: pure, but for its memory; no answer costs more when there are many Services."""
+In: the Services that start and stop to hold an address. Out: the holders of an address, the
+addresses of a sharing key, the lowest free address of a pool, and notifications for the Services
+that wait. The index also counts the held addresses of each pool. Invariant: pure, except for its
+memory; the cost of a query does not grow with the number of Services."""
 
 import ipaddress
 from collections.abc import Collection
@@ -10,60 +11,64 @@ from collections.abc import Collection
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.pools import Pool, Pools
-from fairlead.plan.waiting import Lines
+from fairlead.plan.waiting import WaitQueues
 
 Sharing = tuple[str, str]
 """Namespace and sharing key."""
 
 
 class Holdings:
-    """`pools` may be exchanged by `use`."""
+    """All held addresses. `use` replaces the pools."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, queues: WaitQueues) -> None:
         self.pools = Pools((), {})
-        self._lines = lines
+        self._queues = queues
         self._holders: dict[str, set[ServiceKey]] = {}
         self._by_sharing: dict[Sharing, set[str]] = {}
-        self._sharings: dict[str, set[Sharing]] = {}  # the same, by address
+        self._sharings: dict[str, set[Sharing]] = {}  # the inverse of _by_sharing
 
     def use(self, pools: Pools) -> None:
-        """From here on these are the pools."""
+        """Replace the pools, and notify all Services that wait for one."""
         self.pools = pools
         for address in self._holders:
             if (found := pools.find(address)) is not None:
                 found[0].assigned[family_of(address)] += 1
-        self._lines.tell_all("pool")
+        self._queues.notify_all("pool")
 
     def of(self, address: str) -> Collection[ServiceKey]:
-        """Who holds this address."""
+        """Return the Services that hold this address."""
         return self._holders.get(address, ())
 
     def shared(self, sharing: Sharing) -> Collection[str]:
-        """The addresses that somebody holds, or held while nobody left it free, under this key."""
+        """Return the addresses that are or were shared under this key. An address stays in the
+        result until its last holder leaves it."""
         return self._by_sharing.get(sharing, ())
 
     def lowest_free(self, pool: Pool, family: Family) -> str | None:
-        """The lowest address of the pool that nobody holds."""
+        """Return the lowest address of the pool that no Service holds; None if there is none."""
         return pool.lowest_free(family, self._holders.__contains__)
 
     def enter(self, key: ServiceKey, address: str) -> None:
+        """Record that the Service holds the address."""
         holders = self._holders.setdefault(address, set())
         if not holders and (found := self.pools.find(address)) is not None:
             found[0].assigned[family_of(address)] += 1
         holders.add(key)
 
     def share(self, address: str, sharing: Sharing) -> None:
-        """One of its holders shares this address under that key."""
+        """Record that a holder of the address shares it under this key."""
         sharings = self._sharings.setdefault(address, set())
         if sharing not in sharings:
             sharings.add(sharing)
             self._by_sharing.setdefault(sharing, set()).add(address)
-            self._lines.tell(("sharing", *sharing))
+            self._queues.notify(("sharing", *sharing))
 
     def leave(self, key: ServiceKey, address: str) -> None:
+        """Record that the Service no longer holds the address, and notify the Services that wait
+        for it."""
         holders = self._holders[address]
         holders.discard(key)
-        self._lines.tell(("address", address))
+        self._queues.notify(("address", address))
         if holders:
             return
         del self._holders[address]
@@ -75,9 +80,9 @@ class Holdings:
             pool, range_ = found
             pool.assigned[family_of(address)] -= 1
             range_.give_back(number(address))
-            self._lines.tell(("pool", pool.name, family_of(address)))
+            self._queues.notify(("pool", pool.name, family_of(address)))
 
 
 def number(address: str) -> int:
-    """Addresses in their order."""
+    """Return the address as an integer, to sort by."""
     return int(ipaddress.ip_address(address))

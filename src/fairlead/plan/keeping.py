@@ -1,8 +1,8 @@
-"""How many addresses a namespace may keep for Services that are gone, and for how long.
+"""Limits of kept addresses: how many a namespace may keep for deleted Services, and how long.
 
-In: a kept holder of an AddressGrant, the namespace, the limits of the configuration, the time. Out:
-why the address is not, or no longer, kept. Pure. Invariant: an address that no Service can get
-back, or that counts towards no quota, does not stay locked for ever."""
+In: the holder of a kept address in an AddressGrant, the namespace, the limits of the configuration,
+the time. Out: the reason why the address is not, or no longer, kept. Pure. Invariant: an address
+does not stay reserved forever if no Service can get it back, or if it counts towards no quota."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -14,19 +14,19 @@ from fairlead.plan.annotations import KEEP_ADDRESS
 
 NOT_KEPT = "AddressNotKept"
 SKEW = timedelta(minutes=10)
-"""How far the clock of the controller may differ from that of the API server."""
+"""Tolerated difference between the clocks of the controller and of the API server."""
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class KeepLimits(Value, frozen=True):
-    """`days` 0: there is no time limit."""
+    """The limits of kept addresses. `days`: how long an address is kept; 0: without limit."""
 
     per_namespace: int
     days: float
 
     def until(self, since: str) -> str:
-        """When an address becomes free that is kept since this time; empty: never, or the time is
-        not known."""
+        """Return when an address that has been kept since this time becomes free; empty: never, or
+        `since` is unknown."""
         begun = _read(since)
         try:
             return (
@@ -45,29 +45,28 @@ def limits_of(config: Config) -> KeepLimits:
 
 
 def exceeded(namespace: str, kept: int, limits: KeepLimits) -> str:
-    """Why one more address is not kept for this namespace, which keeps `kept` already; empty: it is
-    kept."""
+    """Return why a namespace that keeps `kept` addresses may not keep another one; empty: it
+    may."""
     if kept < limits.per_namespace:
         return ""
     return (
         f"kept addresses of namespace {namespace}: {kept} of {limits.per_namespace}; release one "
-        "that is not needed "
-        "(kubectl get addressgrants, kubectl delete addressgrant NAME), or raise "
-        "controller.keptAddressesPerNamespace; "
-        f"without annotation {KEEP_ADDRESS[0]} an address is free when its Service is deleted"
+        "that is not needed (kubectl get addressgrants, kubectl delete addressgrant NAME), or "
+        "raise controller.keptAddressesPerNamespace; without the annotation "
+        f"{KEEP_ADDRESS[0]}, an address becomes free when its Service is deleted"
     )
 
 
 def lapsed(holder: Holder, namespace: Namespace | None, limits: KeepLimits, now: datetime) -> str:
-    """Why the address is no longer kept for this holder; empty: it still is. `namespace`: of the
-    holder, None if it is gone."""
+    """Return why the address is no longer kept for this holder; empty: it is still kept.
+    `namespace`: the namespace of the holder; None if it does not exist."""
     if namespace is None:
-        return f"namespace {holder.namespace} is gone"
+        return f"namespace {holder.namespace} does not exist"
     if namespace.metadata.deletion_timestamp is not None:
         return f"namespace {holder.namespace} is being deleted"
     since, created = _read(holder.kept_since), _read(namespace.metadata.creation_timestamp or "")
     if since is not None and created is not None and created > since + SKEW:
-        return f"namespace {holder.namespace} was deleted and created again"
+        return f"namespace {holder.namespace} was deleted and recreated"
     end = _read(limits.until(holder.kept_since))
     if end is not None and now >= end:
         return f"it was kept for {limits.days:g} days"

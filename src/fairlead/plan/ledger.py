@@ -1,14 +1,19 @@
-"""Who has which address: every Service's share of the pools, kept up to date Service by Service.
+"""The ledger: the assignment of addresses to all Services, updated incrementally.
 
 In: the pools, and `Facts` of the Services that changed. Out: for each Service an `Assigned` or a
-refusal, and which of them are new: a change of one Service may touch those that waited for what it
-gave back. Rules: what is held stays, before anything new is given; a request by name comes next,
-then an address of the same sharing key, then the lowest free address of the first pool that may be
-used; the older Service comes first. An address never changes unless its Service asks for another
-one. A port that another Service has at the address is refused, the others are served. Invariants:
-pure, but for its memory; no port of an address is given twice; to assign all anew gives the same as
-to assign what changed; what one change costs depends on the Services that it concerns, not on how
-many there are."""
+refusal, and the keys of the Services whose result changed. A change of one Service may also change
+the result of Services that waited for an address or port that it released. Rules:
+
+- A Service keeps the addresses that it holds. They are confirmed before any new address is given.
+- New addresses: Services that request an address by name come first, then the older Service comes
+  first. A Service gets the requested address, or an address with its sharing key, or the lowest
+  free address of the first pool that it may use.
+- The address of a Service changes only if the Service requests another one.
+- A port that another Service has at the address is refused; the other ports are served.
+
+Invariants: pure, except for its memory; no port of an address is given twice; an assignment of all
+Services gives the same result as an assignment of the changed ones; the cost of a change depends on
+the Services that it concerns, not on the number of all Services."""
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,39 +26,44 @@ from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken,
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
-from fairlead.plan.waiting import Lines, Wait
+from fairlead.plan.waiting import Wait, WaitQueues
 
-NOTHING: Ports = frozenset()
+NO_PORTS: Ports = frozenset()
 
 
 class _Record:
-    """One Service in the ledger. `given` is what it may have; what it holds besides is in its
-    facts. `draft` is what it will be given, as far as is found out yet."""
+    """One Service in the ledger.
+
+    - `given`: the addresses that are assigned to the Service, and `ports`: its ports there. The
+      Service may also hold addresses that only its facts contain.
+    - `draft`: the addresses that the current evaluation has found for the Service so far.
+    - `waits`: what the Service waits for.
+    - `holding`: all ports that other Services must leave to this one, by address."""
 
     def __init__(self) -> None:
         self.facts = Facts()
         self.order: Order = ("", ServiceKey("", ""))
         self.draft: dict[Family, str] = {}
         self.given: dict[Family, str] = {}
-        self.ports: Ports = NOTHING
+        self.ports: Ports = NO_PORTS
         self.result: Assigned | Refused | None = None
         self.waits: set[Wait] = set()
-        self.holding: dict[str, Ports] = {}  # all that others must leave to it, by address
+        self.holding: dict[str, Ports] = {}
 
 
 class Ledger:
-    """All assignments. `looked_at` counts how often a Service was looked at."""
+    """All assignments. `evaluations`: how often a Service has been evaluated so far. Tests limit
+    this number for each change."""
 
     def __init__(self) -> None:
         self.source: object = None
-        """What the pools were made of."""
-        self.looked_at = 0
+        """The object from which the current pools were read."""
+        self.evaluations = 0
         self._records: dict[ServiceKey, _Record] = {}
-        self._keepers: dict[
-            str, set[ServiceKey]
-        ] = {}  # by namespace, the deleted Services for which an address is kept
-        self._lines = Lines()
-        self._holdings = Holdings(self._lines)
+        self._keeping: dict[str, set[ServiceKey]] = {}
+        """By namespace, the Services for which an address is kept."""
+        self._queues = WaitQueues()
+        self._holdings = Holdings(self._queues)
 
     @property
     def pools(self) -> Pools:
@@ -61,48 +71,51 @@ class Ledger:
         return self._holdings.pools
 
     def result(self, key: ServiceKey) -> Assigned | Refused | None:
-        """What became of this Service; None: it wants nothing."""
+        """Return the assignment or the refusal of this Service; None: it requests nothing."""
         record = self._records.get(key)
         return record.result if record is not None else None
 
     def granted(self) -> Iterator[tuple[str, str, ServiceKey]]:
-        """All addresses that were granted: from which pool, which, and who has it."""
+        """Yield pool, address and holder of each granted address."""
         for key, record in self._records.items():
             for address, taken in record.facts.taken.items():
                 if taken.pool:
                     yield taken.pool, address, key
 
     def kept(self) -> Iterator[tuple[str, ServiceKey, str]]:
-        """All addresses that are kept for deleted Services: the pool, the Service, and since
-        when."""
-        for keys in self._keepers.values():
+        """Yield pool, Service and start time of each address that is kept for a deleted Service."""
+        for keys in self._keeping.values():
             for key in keys:
                 for taken in self._records[key].facts.taken.values():
                     if taken.kept:
                         yield taken.pool, key, taken.kept_since
 
     def kept_in(self, namespace: str) -> int:
-        """How many addresses this namespace keeps."""
-        retained_nodes = self._keepers.get(namespace, ())
+        """Return the number of addresses that this namespace keeps."""
         return sum(
             taken.kept
-            for key in retained_nodes
+            for key in self._keeping.get(namespace, ())
             for taken in self._records[key].facts.taken.values()
         )
 
     @property
     def known(self) -> Collection[ServiceKey]:
-        """All Services that have or want something."""
+        """The Services that hold or request an address."""
         return self._records.keys()
 
     def use(self, pools: Pools, source: object = None) -> None:
-        """From here on these are the pools, made of `source`. Every Service must then be assigned
-        anew."""
+        """Replace the pools. `source`: the object from which they were read. The caller must then
+        call `assign` with all Services."""
         self.source = source
         self._holdings.use(pools)
 
     def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
-        """Take in what these Services are now; the keys of all whose result is another one now."""
+        """Update the facts of these Services and all assignments that depend on them. Return the
+        keys of the Services whose result changed.
+
+        First all Services of the batch confirm what they hold, the older Service first; then new
+        addresses are given. Otherwise an older Service could get an address that a younger one
+        holds already."""
         before = {key: self.result(key) for key in facts}
         batch = set(facts)
         for key, each in facts.items():
@@ -118,67 +131,72 @@ class Ledger:
         ]:
             self._refresh(key)
             del self._records[key]
-        return {key for key, result in before.items() if _words(self.result(key)) != _words(result)}
+        return {
+            key
+            for key, result in before.items()
+            if _comparable(self.result(key)) != _comparable(result)
+        }
 
     def _learn(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
-        """Note the facts of a Service. Answers whose assignments they call in question."""
+        """Store the facts of a Service. Return the other Services whose assignments may no
+        longer be valid."""
         record = self._records.setdefault(key, _Record())
         old, record.facts = record.facts, facts
-        self._note_keeper(key)
+        self._note_kept(key)
         wanted = facts.wanted
         if (
             order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)
         ) != record.order:
-            self._await(record, set())  # it waits at another place from now on
+            self._await(record, set())  # the old order is the key of the Service in the queues
             record.order = order
         if isinstance(wanted, Wanted) and wanted.sharing_key:
-            self._lines.tell(("sharing", key.namespace, wanted.sharing_key))
-        doubted: set[ServiceKey] = set()
+            self._queues.notify(("sharing", key.namespace, wanted.sharing_key))
+        affected: set[ServiceKey] = set()
         if old.wanted != wanted:
-            self._lines.tell(*(("address", address) for address in record.holding))
-            doubted.update(*(self._holdings.of(address) for address in record.holding))
+            self._queues.notify(*(("address", address) for address in record.holding))
+            affected.update(*(self._holdings.of(address) for address in record.holding))
         if not isinstance(wanted, Wanted):
-            record.given, record.ports = {}, NOTHING
+            record.given, record.ports = {}, NO_PORTS
         self._refresh(key)
         for address, taken in facts.taken.items():
             if old.taken.get(address) != taken:
-                doubted.update(self._holdings.of(address))
-                self._lines.tell(
+                affected.update(self._holdings.of(address))
+                self._queues.notify(
                     ("address", address), ("sharing", key.namespace, taken.sharing_key)
                 )
-        return doubted - {key}
+        return affected - {key}
 
-    def _note_keeper(self, key: ServiceKey) -> None:
-        retained_nodes = self._keepers.setdefault(key.namespace, set())
+    def _note_kept(self, key: ServiceKey) -> None:
+        keys = self._keeping.setdefault(key.namespace, set())
         if any(taken.kept for taken in self._records[key].facts.taken.values()):
-            retained_nodes.add(key)
+            keys.add(key)
         else:
-            retained_nodes.discard(key)
-        if not retained_nodes:
-            del self._keepers[key.namespace]
+            keys.discard(key)
+        if not keys:
+            del self._keeping[key.namespace]
 
     def _refresh(self, key: ServiceKey) -> None:
-        """Bring the index in line with what a Service holds now, and note what became free by that,
-        and what was taken."""
+        """Update the index with the addresses that a Service holds now, and notify the Services
+        that wait for an address whose holder or ports changed."""
         record = self._records[key]
         holding = {address: taken.ports for address, taken in record.facts.taken.items()}
         for address in record.given.values():
-            holding[address] = holding.get(address, NOTHING) | record.ports
+            holding[address] = holding.get(address, NO_PORTS) | record.ports
         for address in record.holding.keys() - holding.keys():
             self._holdings.leave(key, address)
         for address in holding.keys() - record.holding.keys():
             self._holdings.enter(key, address)
         for address in record.holding.keys() | holding.keys():
-            if record.holding.get(address, NOTHING) != holding.get(address, NOTHING):
-                self._lines.tell(("address", address))
+            if record.holding.get(address, NO_PORTS) != holding.get(address, NO_PORTS):
+                self._queues.notify(("address", address))
         record.holding = holding
         for address in holding:
             if name := self._sharing_key(key, address):
                 self._holdings.share(address, (key.namespace, name))
 
     def _sharing_key(self, key: ServiceKey, address: str) -> str:
-        """Under which key this Service shares that address: that of the grant, if it has one, else
-        what it asks for."""
+        """Return the key under which this Service shares the address: the sharing key of the grant
+        if there is one, else the requested sharing key."""
         facts = self._records[key].facts
         if (taken := facts.taken.get(address)) is not None and (
             taken.granted is not None or taken.kept
@@ -189,24 +207,26 @@ class Ledger:
     def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
         return [other for other in self._holdings.of(address) if other != key]
 
-    def _stranger(self, key: ServiceKey, address: str) -> ServiceKey | None:
-        """Somebody who has the address and does not share it with this Service: by the grant as
-        well as by its own wish."""
+    def _exclusive_holder(self, key: ServiceKey, address: str) -> ServiceKey | None:
+        """Return another holder that does not share the address with this Service; None if there is
+        none. A holder shares if it has the same namespace and sharing key, both in its grant and in
+        its request."""
         wanted = self._records[key].facts.wanted
         mine = wanted.sharing_key if isinstance(wanted, Wanted) else ""
         for other in sorted(self._others(key, address)):
             theirs = self._records[other].facts.wanted
-            wishes = theirs.sharing_key if isinstance(theirs, Wanted) else mine
+            requested = theirs.sharing_key if isinstance(theirs, Wanted) else mine
             if (
                 not mine
                 or other.namespace != key.namespace
-                or {wishes, self._sharing_key(other, address)} != {mine}
+                or {requested, self._sharing_key(other, address)} != {mine}
             ):
                 return other
         return None
 
     def _rivals(self, key: ServiceKey, address: str, port: str) -> list[ServiceKey]:
-        """The Services that keep this one from having that port there (see `plan.conflicts`)."""
+        """Return the Services that prevent this one from having the port at the address (see
+        `plan.conflicts`)."""
         if not (others := self._others(key, address)):
             return []
         mine = _precedence(self._records[key], address, port)
@@ -215,12 +235,12 @@ class Ledger:
         )
 
     def _free_ports(self, key: ServiceKey, wanted: Wanted, address: str) -> Ports:
-        """Those of its ports that a Service may have at that address."""
+        """Return the requested ports that the Service may have at the address."""
         return frozenset(port for port in wanted.ports if not self._rivals(key, address, port))
 
     def _hold(self, key: ServiceKey) -> None:
-        """What is held stays, unless the Service now asks for another address of that family or no
-        longer for the family."""
+        """Draft the addresses that a Service keeps: all that it holds, unless the Service now
+        requests another address of the family, or no longer requests the family."""
         record = self._records[key]
         wanted = record.facts.wanted
         if not isinstance(wanted, Wanted):
@@ -228,7 +248,7 @@ class Ledger:
         asked = {family_of(address): address for address in wanted.requested}
         record.draft = {}
         for address in sorted(
-            {*record.facts.taken, *record.given.values()}, key=lambda each: _claim(record, each)
+            {*record.facts.taken, *record.given.values()}, key=lambda each: _rank(record, each)
         ):
             family = family_of(address)
             taken = record.facts.taken.get(address, Taken())
@@ -240,7 +260,8 @@ class Ledger:
                 continue
             owned = taken.granted is not None or taken.shown is not None
             if owned or (
-                self._stranger(key, address) is None and self._may_keep(key, wanted, address)
+                self._exclusive_holder(key, address) is None
+                and self._may_keep(key, wanted, address)
             ):
                 record.draft[family] = address
 
@@ -253,8 +274,8 @@ class Ledger:
             self._give(key, kept, record.ports)
 
     def _may_keep(self, key: ServiceKey, wanted: Wanted, address: str) -> bool:
-        """Whether an address that was not granted yet, or was kept, would be given to this Service
-        now."""
+        """Return whether the Service may keep an address that is neither granted nor shown yet, or
+        take an address that is kept for it: whether it could get the address now."""
         if wanted.ports and not self._free_ports(key, wanted, address):
             return False
         if self._records[key].facts.taken.get(address, Taken()).kept:
@@ -269,7 +290,8 @@ class Ledger:
         )
 
     def _ports_at(self, key: ServiceKey, wanted: Wanted, addresses: Iterable[str]) -> Ports:
-        """A port is served at all addresses of the Service or at none."""
+        """Return the ports that the Service may have at each of these addresses. A port is served
+        at all addresses of a Service or at none."""
         ports = wanted.ports
         for address in addresses:
             ports &= self._free_ports(key, wanted, address)
@@ -281,7 +303,8 @@ class Ledger:
         self._refresh(key)
 
     def _request(self, key: ServiceKey, wanted: Wanted) -> Refused | None:
-        """Draft the addresses that a Service asks for by name: all of them or none."""
+        """Draft the addresses that a Service requests by name: all of them or none. Return the
+        refusal if there is one."""
         record = self._records[key]
         draft = dict(record.draft)
         for address in wanted.requested:
@@ -293,7 +316,8 @@ class Ledger:
         return None
 
     def _on_request(self, key: ServiceKey, wanted: Wanted, address: str) -> Refused | None:
-        """Why a Service cannot have an address that it asks for and has not."""
+        """Return why a Service cannot get an address that it requests and does not have; None if it
+        can."""
         found = self.pools.find(address)
         if family_of(address) not in wanted.families:
             return refusals.not_of_families(address)
@@ -303,9 +327,9 @@ class Ledger:
             return refusals.in_another_pool(address, found[0].name, wanted)
         if not found[0].allows(wanted.applicant):
             return refusals.not_for(address, found[0].name)
-        if (other := self._stranger(key, address)) is not None:
+        if (other := self._exclusive_holder(key, address)) is not None:
             is_kept = (
-                self._records[other].holding[address] == NOTHING
+                self._records[other].holding[address] == NO_PORTS
                 and self._records[other].facts.wanted is None
             )
             return refusals.kept(address, other) if is_kept else refusals.held(address, other)
@@ -324,13 +348,16 @@ class Ledger:
     def _serve(
         self, batch: Iterable[ServiceKey], before: dict[ServiceKey, Assigned | Refused | None]
     ) -> None:
-        """Give these Services what they want, those that ask by name first; and with them, one
-        after the other, those that wait for what is free now. `before` takes in the results of all
-        that are looked at."""
+        """Evaluate these Services, and the Services that wait for an address or port that becomes
+        free; Services that request an address by name come first. The previous result of each
+        evaluated Service is added to `before`.
+
+        For each freed resource only the first waiting Service is evaluated, then the next one if
+        some of the resource is left. So the cost does not depend on the length of the queue."""
         queue = [self._place(self._records[key].order, ()) for key in batch]
         heapq.heapify(queue)
         while True:
-            for wait in self._lines.take_news():
+            for wait in self._queues.drain():
                 self._next_in_line(queue, wait, None)
             if not queue:
                 return
@@ -347,7 +374,9 @@ class Ledger:
     def _next_in_line(
         self, queue: list[tuple[bool, Order, Wait]], wait: Wait, after: Order | None
     ) -> None:
-        """Put the next Service into the queue that waits for this, if there is any of it."""
+        """Add the next Service that waits for this resource to the queue, unless the resource is an
+        exhausted pool. `after`: the Service that was evaluated last; None: start with the first
+        one."""
         if wait[0] == "pool":
             pool = self.pools.by_name.get(wait[1])
             if (
@@ -355,12 +384,13 @@ class Ledger:
                 or self._holdings.lowest_free(pool, "IPv6" if wait[2] == "IPv6" else "IPv4") is None
             ):
                 return
-        if (order := self._lines.next(wait, after)) is not None:
+        if (order := self._queues.next(wait, after)) is not None:
             heapq.heappush(queue, self._place(order, wait))
 
     def _settle(self, key: ServiceKey) -> None:
-        """Give a Service what it lacks yet, or find out what it has to wait for."""
-        self.looked_at += 1
+        """Evaluate a Service: assign all its addresses, or record the refusal and what the Service
+        waits for."""
+        self.evaluations += 1
         self._hold(key)
         record = self._records[key]
         wanted = record.facts.wanted
@@ -373,15 +403,17 @@ class Ledger:
         else:
             record.result = self._fill(key, wanted, waits)
         if not isinstance(record.result, Assigned):
-            self._give(key, {}, NOTHING)  # what it holds it goes on holding, by its facts
+            self._give(key, {}, NO_PORTS)  # it still holds the addresses in its facts
         self._await(record, waits)
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
-        """These, and no others, are the things that a Service waits for."""
-        self._lines.move(record.order, record.waits, waits)
+        """Replace what a Service waits for."""
+        self._queues.move(record.order, record.waits, waits)
         record.waits = waits
 
     def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
+        """Assign the missing addresses of a Service and its ports at all of them. What the Service
+        has to wait for is added to `waits`."""
         record = self._records[key]
         notes = []
         given = dict(record.draft)
@@ -403,8 +435,8 @@ class Ledger:
             notes.append(refusals.skipped(family))
         ports = self._ports_at(key, wanted, given.values())
         rivals = self._all_rivals(key, wanted.ports - ports, given.values())
-        # which may be others later, at each of the addresses: it has a port at all of them or at
-        # none
+        # Wait for every address, not only for the addresses with rivals: a port is served at all
+        # addresses or at none, so a change at any address can change the result.
         if rivals:
             waits |= {("address", address) for address in given.values()}
         if wanted.ports and not ports:
@@ -422,8 +454,8 @@ class Ledger:
         return Grant(address, tuple(sorted(ports)), pool, wanted.sharing_key, wanted.keep)
 
     def _candidates(self, wanted: Wanted) -> list[Pool]:
-        """The pools that a Service may have a new address of, in the order in which they are
-        tried."""
+        """Return the pools from which the Service may get a new address, in the order in which they
+        are tried."""
         named = [
             pool
             for pool in self.pools.in_order
@@ -436,20 +468,20 @@ class Ledger:
         return next((address for address in found if address is not None), None)
 
     def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
-        """An address of the same sharing key: one where all its ports are free, else where some
-        are, never one where none is. What it serves already at its other address must be free there
-        too."""
+        """Return an address with the sharing key of the Service: the lowest one where all its ports
+        are free, else the lowest one where some are free; None if there is none. Ports that the
+        Service already serves at its address of the other family must be free, too."""
         if not wanted.sharing_key:
             return None
         record = self._records[key]
-        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NOTHING
+        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NO_PORTS
         some = None
         for address in sorted(
             self._holdings.shared((key.namespace, wanted.sharing_key)), key=number
         ):
             if (
                 family_of(address) != family
-                or self._stranger(key, address)
+                or self._exclusive_holder(key, address)
                 or not self._others(key, address)
             ):
                 continue
@@ -459,7 +491,7 @@ class Ledger:
                 or not found[0].allows(wanted.applicant)
                 or (wanted.pool and found[0].name != wanted.pool)
             ):
-                continue  # nobody new gets an address that has left its pool
+                continue  # an address that is no longer in a pool is not given to further Services
             free = self._free_ports(key, wanted, address)
             if free == wanted.ports:
                 return address
@@ -469,22 +501,22 @@ class Ledger:
 
 
 def _precedence(record: _Record, address: str, port: str) -> Precedence:
-    """The precedence of a Service for a port of an address."""
+    """Return the precedence of a Service for a port of an address."""
     taken = record.facts.taken.get(address, Taken())
     if taken.granted is not None and port in taken.granted:
         basis = Basis.GRANTED
     elif taken.shown is not None and port in taken.shown:
         basis = Basis.SHOWN
     elif port in record.ports and address in record.given.values():
-        basis = Basis.GIVEN
+        basis = Basis.ASSIGNED
     else:
-        basis = Basis.WISHED
+        basis = Basis.REQUESTED
     return Precedence(basis, *record.order)
 
 
-def _claim(record: _Record, address: str) -> tuple[int, int]:
-    """How good the claim of a Service to an address is: granted, then shown, then given a moment
-    ago, then kept for it."""
+def _rank(record: _Record, address: str) -> tuple[int, int]:
+    """Return a sort key for the addresses that a Service may keep: granted addresses first, then
+    shown ones, then newly given ones, then addresses that are kept for it."""
     taken = record.facts.taken.get(address, Taken())
     rank = (
         0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
@@ -492,7 +524,7 @@ def _claim(record: _Record, address: str) -> tuple[int, int]:
     return rank, number(address)
 
 
-def _words(result: Assigned | Refused | None) -> Assigned | str | None:
-    """Exceptions are equal to none but themselves; two refusals are the same when they say the
-    same."""
+def _comparable(result: Assigned | Refused | None) -> Assigned | str | None:
+    """Return the result in a form that can be compared. Two exceptions are never equal, but two
+    refusals with the same text are the same result."""
     return str(result) if isinstance(result, Refused) else result

@@ -1,10 +1,9 @@
-"""What an AddressGrant, the lock on an address, becomes when a Service gets or gives back ports of
-it.
+"""Changes of an AddressGrant, the lock on an address, when a Service gets or releases ports.
 
-In: the lock as it is, what a Service is to have, how the Service stands (its version, what that
-version shows). Out: the lock as it should be, or Conflict where what we know is out of date.
-`drivers.grants` says what these rules add up to. Invariant: pure; no two holders ever have the same
-port; the entry of a Service is never taken back to an older version."""
+In: the current lock, the desired grant of a Service, the last known version of the Service and the
+ports that this version shows. Out: the new lock, or Conflict if the given data is outdated.
+`drivers.grants` explains the protocol that these functions implement. Invariant: pure; no two
+holders ever have the same port; the version in the entry of a Service never decreases."""
 
 from collections.abc import Mapping
 
@@ -17,8 +16,8 @@ from fairlead.model import Grant, ServiceKey
 from fairlead.plan.addresses import Ports
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """One version of a Service: what it shows, by address."""
+class PublishedVersion(msgspec.Struct, frozen=True):
+    """One version of a Service, and the ports that its status shows, by address."""
 
     uid: str
     version: int
@@ -26,41 +25,51 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def is_kept(spec: AddressGrantSpec, key: ServiceKey) -> bool:
-    """Whether the address waits for a Service of this name."""
+    """Return whether the address is kept for a Service of this name."""
     return any(each.key == key and not each.uid for each in spec.holders)
 
 
 def settled(
-    spec: AddressGrantSpec, key: ServiceKey, uid: str, grant: Grant, standing: Standing | None
+    spec: AddressGrantSpec,
+    key: ServiceKey,
+    uid: str,
+    grant: Grant,
+    published: PublishedVersion | None,
 ) -> bool:
-    """Whether the lock is as it should be, so that all of the grant may be published, or is."""
-    if standing is None or standing.uid != uid:
+    """Return whether the lock contains the grant, so that each of its ports may be published, or is
+    published already. `published`: None if there is no Service of this name."""
+    if published is None or published.uid != uid:
         return False
     try:
-        return with_holder(spec, key, grant, standing) == spec
+        return with_holder(spec, key, grant, published) == spec
     except Conflict:
         return False
 
 
 def surplus(spec: AddressGrantSpec, key: ServiceKey, grant: Grant) -> bool:
-    """Whether the Service has ports that it is to have no more."""
+    """Return whether the lock gives ports to the Service that are not in the grant: surplus
+    ports."""
     return any(each.key == key and not set(each.ports) <= set(grant.ports) for each in spec.holders)
 
 
 def shows_surplus(
-    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, standing: Standing | None
+    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, published: PublishedVersion | None
 ) -> bool:
-    """Whether the Service still shows some of these ports: they have to go from its status
-    first."""
-    shown = standing.shown.get(grant.address, frozenset()) if standing is not None else frozenset()
+    """Return whether the status of the Service still shows a surplus port. Such a port must
+    disappear from the status before it is released."""
+    shown = (
+        published.shown.get(grant.address, frozenset()) if published is not None else frozenset()
+    )
     return any(
         each.key == key and shown & (set(each.ports) - set(grant.ports)) for each in spec.holders
     )
 
 
-def licensed(spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: str) -> Ports:
-    """The ports that may be published over this version of the Service, though it does not show
-    them."""
+def publishable_ports(
+    spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: str
+) -> Ports:
+    """Return the ports that may be published over this version of the Service although the version
+    does not show them yet."""
     for each in spec.holders if spec is not None else ():
         if each.key == key and each.uid == uid and each.service_version == version:
             return frozenset(each.ports)
@@ -68,31 +77,34 @@ def licensed(spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: 
 
 
 def with_holder(
-    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, standing: Standing
+    spec: AddressGrantSpec, key: ServiceKey, grant: Grant, published: PublishedVersion
 ) -> AddressGrantSpec:
-    """The lock with this grant to the Service in it. What the Service had besides it keeps.
+    """Return the lock with this grant added for the Service. The Service keeps the ports that it
+    already had.
 
-    Raises Conflict if another Service has one of the ports, or does not share the address, or if
-    the lock was written for a later version of the Service than the one that we know."""
+    Raise Conflict if another Service has one of the ports, or does not share the address, or if the
+    lock was written for a later version of the Service than `published`."""
     others = [each for each in spec.holders if each.key != key]
     mine = next(
-        (each for each in spec.holders if each.key == key and each.uid == standing.uid), None
+        (each for each in spec.holders if each.key == key and each.uid == published.uid), None
     )
     _check_others(
-        spec, key, grant, others, joining=mine is None and grant.address not in standing.shown
+        spec, key, grant, others, joining=mine is None and grant.address not in published.shown
     )
     version = version_number(mine.service_version) if mine is not None else 0
-    if version > standing.version:
+    if version > published.version:
         raise Conflict(
             f"the grant of {grant.address} was written for a later version of Service {key}"
         )
-    if mine is None or not set(grant.ports) <= standing.shown.get(grant.address, frozenset()):
-        version = standing.version
+    # The entry needs the current version only if the status does not show all ports yet.
+    if mine is None or not set(grant.ports) <= published.shown.get(grant.address, frozenset()):
+        version = published.version
     ports = tuple(sorted({*grant.ports, *(mine.ports if mine is not None else ())}))
-    entry = Holder(key.namespace, key.name, standing.uid, ports, str(version) if version else "")
+    entry = Holder(key.namespace, key.name, published.uid, ports, str(version) if version else "")
     alone = not any(each.uid for each in others)
     if alone and grant.sharing_key:
-        # Somebody of the same key has taken what was kept.
+        # All other holders are reservations. The reservations of this namespace end, because a
+        # Service with the same sharing key has taken the address.
         others = [each for each in others if each.namespace != key.namespace]
     return AddressGrantSpec(
         spec.address,
@@ -123,8 +135,9 @@ def _check_others(
 def without_holder(
     spec: AddressGrantSpec, key: ServiceKey, leave: Grant | None, *, keep: bool, since: str = ""
 ) -> AddressGrantSpec:
-    """The lock when the Service has only the ports of `leave` any more, or nothing. `keep`: then
-    the address waits for the next Service of its name, from `since` on."""
+    """Return the lock after the Service has released all ports except the ports of `leave`; with
+    None, all of them. `keep`: a Service that releases all ports keeps the address reserved for the
+    next Service of its name, from the time `since` on."""
     holders = []
     for each in spec.holders:
         if each.key != key:
@@ -140,8 +153,9 @@ def without_holder(
     )
 
 
-def dated(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSpec:
-    """The lock with the time since which the address is kept for this Service."""
+def with_kept_since(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSpec:
+    """Return the lock with `since` recorded as the time from which the address is kept for this
+    Service."""
     kept = (
         msgspec.structs.replace(each, kept_since=since)
         if each.key == key and not each.uid
@@ -151,18 +165,21 @@ def dated(spec: AddressGrantSpec, key: ServiceKey, since: str) -> AddressGrantSp
     return msgspec.structs.replace(spec, holders=tuple(kept))
 
 
-def may_be_published(standing: Standing, holder: Holder) -> bool:
-    """Whether a publication by the licence of this entry could still succeed."""
-    return version_number(holder.service_version) >= standing.version
+def may_be_published(published: PublishedVersion, holder: Holder) -> bool:
+    """Return whether a publication over the version in this entry could still succeed: the Service
+    has no later version."""
+    return version_number(holder.service_version) >= published.version
 
 
-def releasable(standing: Standing, holder: Holder, address: str, leave: Grant | None) -> bool:
-    """Whether all but `leave` may be taken from the Service: it shows none of it, and nobody can
-    publish it any more."""
-    shown = standing.shown.get(address)
+def releasable(
+    published: PublishedVersion, holder: Holder, address: str, leave: Grant | None
+) -> bool:
+    """Return whether all ports except the ports of `leave` may be taken from the Service: its
+    status shows none of them, and no process can still publish one with the entry `holder`."""
+    shown = published.shown.get(address)
     gone = (
         not shown
         if leave is None
         else not (shown or frozenset()) & (set(holder.ports) - set(leave.ports))
     )
-    return gone and not may_be_published(standing, holder)
+    return gone and not may_be_published(published, holder)

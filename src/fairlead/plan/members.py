@@ -76,7 +76,7 @@ def excluded(node: Node) -> bool:
     return label is not None and label not in INCLUDED
 
 
-class Unproved(NamedTuple):
+class UnconfirmedMembers(NamedTuple):
     """Members of a listener on the API's word, and what of its endpoints matters once probes have
     their say."""
 
@@ -95,7 +95,7 @@ def members_of(
     family: Family,
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
-) -> tuple[Unproved, list[Finding]]:
+) -> tuple[UnconfirmedMembers, list[Finding]]:
     """Every node that has an endpoint of the port, in the state that its endpoints put it in."""
     known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
     ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
@@ -134,7 +134,9 @@ def members_of(
         else:
             weight = weights.get(name, 0)
             members.append(Member(name, address, weight, "active" if weight else "draining"))
-    return Unproved(tuple(members), leaving_weights, bool(ready), bool(ready or leaving)), notes
+    return UnconfirmedMembers(
+        tuple(members), leaving_weights, bool(ready), bool(ready or leaving)
+    ), notes
 
 
 def _counted(names: Sequence[str], among: Set[str]) -> dict[str, int]:
@@ -159,7 +161,7 @@ _WELL = frozenset[Verdict | None](("up", "assumed_up"))
 
 
 def confirm(
-    found: Unproved,
+    found: UnconfirmedMembers,
     monitor: HealthMonitor,
     verdict_of: VerdictOf,
     tunnels: Mapping[str, str] = NO_TUNNELS,

@@ -60,7 +60,7 @@ class Inventory(msgspec.Struct, frozen=True):
     metallb_pools: tuple[Mapping[str, Any], ...]
 
 
-class Prospect(msgspec.Struct, frozen=True):
+class Takeover(msgspec.Struct, frozen=True):
     """What awaits one Service. `pools`: those that its addresses are in. `ready`: it can be handed
     over as it is."""
 
@@ -98,7 +98,7 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def homeless(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
+def pool_for_unpooled(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
     """An AddressPool for the addresses that LoadBalancer Services show and that are in no pool;
     nobody gets a new one from it unasked. None if there are none."""
     shown = {
@@ -115,12 +115,12 @@ def homeless(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None
     }
 
 
-def prospects(
+def takeovers(
     services: Iterable[Service], pools: Pools, default_class: str | None
-) -> list[Prospect]:
+) -> list[Takeover]:
     """One for each Service of type LoadBalancer, in the order of their names."""
     return [
-        _prospect(each, pools, default_class)
+        _takeover(each, pools, default_class)
         for each in sorted(services, key=lambda each: each.key)
         if _is_balanced(each)
     ]
@@ -133,7 +133,7 @@ def system_of(service: Service) -> System:
     )
 
 
-def _prospect(service: Service, pools: Pools, default_class: str | None) -> Prospect:
+def _takeover(service: Service, pools: Pools, default_class: str | None) -> Takeover:
     ingress = service.status.load_balancer.ingress
     addresses = held_by(service)
     found = [pools.find(address) for address in addresses]
@@ -163,7 +163,7 @@ def _prospect(service: Service, pools: Pools, default_class: str | None) -> Pros
         and CLEANUP_FINALIZER in service.metadata.finalizers
     ):
         findings.append(_foreign_finalizer(service))
-    return Prospect(
+    return Takeover(
         str(service.key),
         system_of(service),
         addresses,

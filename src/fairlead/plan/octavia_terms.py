@@ -23,7 +23,7 @@ from fairlead.model import (
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import Wanted, wanted_by
 from fairlead.plan.elsewhere import elsewhere_of
-from fairlead.plan.octavia import Asks, has_both, settings_of
+from fairlead.plan.octavia import OctaviaRequest, has_both, settings_of
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
 from fairlead.plan.selection import selected
@@ -57,7 +57,7 @@ def octavia_terms(asked: Asked) -> Terms:
     families, more = _families(annotations, wanted, octavia, existing if provider else None)
     notes += more
     settings, more = settings_of(
-        annotations, _asks(service, octavia, served, wanted, families), octavia, provider
+        annotations, _request(service, octavia, served, wanted, families), octavia, provider
     )
     held = tuple(address for address in asked.addresses if family_of(address) in families)
     settings = msgspec.structs.replace(settings, held=held)
@@ -115,17 +115,17 @@ def known_later(balancer: LoadBalancer) -> str:
     )
 
 
-def _asks(
+def _request(
     service: Service,
     octavia: OctaviaConfig,
     served: Sequence[ServicePort],
     wanted: Wanted,
     families: Sequence[Family],
-) -> Asks:
+) -> OctaviaRequest:
     requested = {family_of(address): address for address in wanted.requested}
     monitor = health_monitor_of(service)
     local = service.spec.external_traffic_policy == "Local"
-    return Asks(
+    return OctaviaRequest(
         local,
         monitor.port if monitor is not None and local else 0,
         sorted({port.protocol for port in served}),

@@ -22,9 +22,10 @@ from fairlead.model import (
     UnservedPort,
 )
 from fairlead.plan import direct
+from fairlead.plan.annotation_reader import CHECKS, HEADERS, SWITCHES, AnnotationReader
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
-    PROXY_WISHES,
+    PROXY_ANNOTATIONS,
     SHARING_KEY,
     drain_timeout_s,
     found,
@@ -33,7 +34,6 @@ from fairlead.plan.annotations import (
 )
 from fairlead.plan.service import affinity_timeout_s
 from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
-from fairlead.plan.wishes import CHECKS, HEADERS, SWITCHES, Wishes
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
@@ -46,10 +46,10 @@ PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
 OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
 AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
-ANNOTATIONS = tuple(name for wish in PROXY_WISHES for name in names_of(wish)) + HOSTNAME_SUFFIX
+ANNOTATIONS = tuple(name for wish in PROXY_ANNOTATIONS for name in names_of(wish)) + HOSTNAME_SUFFIX
 
 SUBSTITUTES = {
-    **{wish: what for wish, what in direct.SUBSTITUTES.items() if wish not in PROXY_WISHES},
+    **{wish: what for wish, what in direct.SUBSTITUTES.items() if wish not in PROXY_ANNOTATIONS},
     "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller end it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
 }
@@ -116,7 +116,7 @@ def settings_of(
     """What the annotations ask for. `affinity`: the Service's spec asks for sessionAffinity, which
     names the method."""
     default = ProxySettings()
-    reader = Wishes(annotations)
+    reader = AnnotationReader(annotations)
     header = reader.choice("proxy-protocol", HEADERS, default.header)
     forwarded_for = reader.choice("x-forwarded-for", SWITCHES, default.forwarded_for)
     method = reader.choice("lb-method", _METHODS, default.method)
@@ -245,7 +245,7 @@ def _said(header: ProxyHeader) -> str:
     return f"a PROXY header {header}" if header else "no PROXY header"
 
 
-def _checks(reader: Wishes) -> MemberChecks | None:
+def _checks(reader: AnnotationReader) -> MemberChecks | None:
     """Asked for as a whole, or by one of its settings."""
     default = MemberChecks()
     checks = MemberChecks(

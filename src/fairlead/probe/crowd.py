@@ -13,8 +13,8 @@ In: targets; another process makes the change under test. Out: for each period a
 * *lost*: a request on an open UDP flow that had no answer within that time. A flow sends no other
   request while it waits.
 
-Every tenth new flow replaces the flow that has been open longest, so that at each moment some flows
-are young and some old. One epoll loop, no asyncio: ten thousand connections must leave a small
+Every tenth new flow replaces the oldest flow, so that at any time the flows have different ages.
+There is one epoll loop and no asyncio: ten thousand connections must leave a small
 machine room for the system under test."""
 
 import errno

@@ -31,7 +31,7 @@ from fairlead.model import (
 )
 from fairlead.net.address import family_of
 from fairlead.net.transition import Slots
-from fairlead.plan.members import Unproved, VerdictOf, confirm
+from fairlead.plan.members import UnconfirmedMembers, VerdictOf, confirm
 
 WEB, API = ServiceKey("default", "web"), ServiceKey("default", "api")
 VIP = "203.0.113.10"
@@ -327,7 +327,7 @@ def test_draining_nodes_get_new_connections_only_if_no_other_node_serves() -> No
     actual = after(spec.diff(spec.render({WEB: serving}), {}), {})
     # After an edit another health port is probed. It makes no difference whether the draining node
     # answers first or not at all.
-    by_the_api = Unproved(
+    by_the_api = UnconfirmedMembers(
         (member("node1"), member("node2"), member("node3", 0, "draining")),
         {"node3": 1},
         any_ready=True,

@@ -115,7 +115,7 @@ def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol
 
     def precedence_of(key: ServiceKey, address: str, port: str) -> Precedence:
         shown = (key, address, port) == (B, X, f"{protocol}/80")
-        return Precedence(Basis.SHOWN if shown else Basis.GIVEN, "1" if key == A else "2", key)
+        return Precedence(Basis.SHOWN if shown else Basis.ASSIGNED, "1" if key == A else "2", key)
 
     each = port(backends("local1"), protocol=protocol, balancers=(X,), node_port=0)
     one, other = (

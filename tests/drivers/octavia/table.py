@@ -36,7 +36,7 @@ from fairlead.model import (
 from fairlead.plan.annotations import WITHOUT_EFFECT
 from fairlead.plan.classes import OCTAVIA
 from fairlead.plan.cloud import plan_cloud
-from fairlead.plan.floating import FLOATING_WISHES
+from fairlead.plan.floating import FLOATING_ANNOTATIONS
 from fairlead.plan.refusals import SKIPPED
 from fairlead.sections import OctaviaClassConfig, OctaviaConfig
 from fairlead.state import State
@@ -117,7 +117,7 @@ APART = frozenset({"x-forwarded-for", "enable-health-monitor", "lb-method"})
 AT_NEUTRON = frozenset(
     {
         "internal",
-        *FLOATING_WISHES,
+        *FLOATING_ANNOTATIONS,
         "keep-floatingip",
         "load-balancer-address",
         "spec.loadBalancerIP",

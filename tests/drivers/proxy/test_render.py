@@ -38,7 +38,7 @@ from fairlead.kube.objects import (
     ServiceSpec,
 )
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
-from fairlead.plan.annotations import PROXY_WISHES
+from fairlead.plan.annotations import PROXY_ANNOTATIONS
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import PROXY
 from fairlead.plan.proxying import ANNOTATIONS
@@ -304,7 +304,7 @@ def test_five_thousand_services_of_both_families_with_all_there_is_to_ask_for(fo
 
     made = [asking(number) for number in range(5000)]
     assert not [note.message for each in made for note in each.notes if "allowed:" in note.message]
-    assert OFFERED.keys() == set(PROXY_WISHES)
+    assert OFFERED.keys() == set(PROXY_ANNOTATIONS)
     specs = specs_of({each.service: each for each in made})
     folder.mkdir()
     paths = Paths(str(folder))

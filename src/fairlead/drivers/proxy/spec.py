@@ -333,7 +333,7 @@ def rivals(
     for key, services in wanting.items():
         if len(services) > 1:
             owner = first(
-                Precedence(Basis.SHOWN if has.get(key) == each else Basis.WISHED, "", each)
+                Precedence(Basis.SHOWN if has.get(key) == each else Basis.REQUESTED, "", each)
                 for each in services
             )
             found |= {each: owner for each in services if each != owner}

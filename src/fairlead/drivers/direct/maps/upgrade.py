@@ -7,7 +7,7 @@ filled. Records are copied field by field, by name: new fields are zero, and gro
 with zeros. Counters by reason are copied by the names of the reasons.
 
 Invariant: the existing maps are only read. Their program changes its flow tables until our program
-replaces it some seconds later. `copy_changes` copies these changes right before and once more right
+replaces it some seconds later. `copy_changes` copies these changes right before and again right
 after the replacement, because flow entries are the one content that only the kernel knows.
 
 A description is JSON in a map with one element, because a bpffs cannot contain files. Table memory

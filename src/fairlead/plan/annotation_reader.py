@@ -1,4 +1,4 @@
-"""Reads one by one what a Service's annotations wish for, and notes what it cannot use.
+"""Reads one by one what a Service's annotations annotation for, and notes what it cannot use.
 
 In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; ours comes first.
 Out: values within their limits, and a Finding for each text that is none: what it is, what is
@@ -26,7 +26,7 @@ CHECKS = (
 ValueT = TypeVar("ValueT")
 
 
-class Wishes:
+class AnnotationReader:
     """Of one Service. `notes`: what could not be used so far."""
 
     def __init__(self, annotations: Mapping[str, str]) -> None:
@@ -34,9 +34,9 @@ class Wishes:
         self.notes: list[Finding] = []
 
     def read(
-        self, wish: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT
+        self, annotation: str, parse: Callable[[str], ValueT | None], allowed: str, default: ValueT
     ) -> ValueT:
-        return self.read_any(names_of(wish), parse, allowed, default)
+        return self.read_any(names_of(annotation), parse, allowed, default)
 
     def read_any(
         self,
@@ -55,9 +55,9 @@ class Wishes:
             return default
         return value
 
-    def choice(self, wish: str, choices: Mapping[str, ValueT], default: ValueT) -> ValueT:
+    def choice(self, annotation: str, choices: Mapping[str, ValueT], default: ValueT) -> ValueT:
         return self.read(
-            wish,
+            annotation,
             lambda text: choices.get(text.lower().replace("_", "-")),
             ", ".join(choices),
             default,
@@ -69,20 +69,20 @@ class Wishes:
             names, lambda text: SWITCHES.get(text.lower()), ", ".join(SWITCHES), default
         )
 
-    def time_ms(self, wish: str, default: int) -> int:
+    def time_ms(self, annotation: str, default: int) -> int:
         allowed = f"milliseconds from 0 to {LONGEST_MS}, or a duration such as 50s or 5m"
-        return self.read(wish, _milliseconds, allowed, default)
+        return self.read(annotation, _milliseconds, allowed, default)
 
-    def number(self, wish: str, lowest: int, highest: int, default: int) -> int:
+    def number(self, annotation: str, lowest: int, highest: int, default: int) -> int:
         def parse(text: str) -> int | None:
             number = int(text) if re.fullmatch(r"-?\d{1,12}", text, re.ASCII) else None
             return number if number is not None and lowest <= number <= highest else None
 
-        return self.read(wish, parse, f"a whole number from {lowest} to {highest}", default)
+        return self.read(annotation, parse, f"a whole number from {lowest} to {highest}", default)
 
-    def given(self, wish: str) -> str:
+    def given(self, annotation: str) -> str:
         """The name under which it is there, or nothing."""
-        return found(self._annotations, names_of(wish))[0]
+        return found(self._annotations, names_of(annotation))[0]
 
 
 def _milliseconds(text: str) -> int | None:
