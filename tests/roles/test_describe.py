@@ -228,7 +228,7 @@ async def somebody_elses_finalizer(cluster: Cluster) -> None:
     await cluster.described(
         "kept",
         "DeletedLoadBalancer",
-        "until finalizer example.com/keep is taken off",
+        "until finalizer example.com/keep is removed",
         "kubectl edit service",
     )
     await cluster.released("kept")

@@ -205,8 +205,8 @@ async def test_it_is_told_where_source_ranges_hold_nobody_off(
         await site.bring(balancer(site, "node1", source_ranges=("192.0.2.0/24",)))
         (said,) = [message for reason, message in heard.events if reason == RANGES]
         assert (
-            f"rule {rule.id} of security group {group.id}, which nodes have as well, lets "
-            "everybody in"
+            f"rule {rule.id} of security group {group.id}, which nodes have as well, "
+            "admits every source"
         ) in said
         await site.bring()
     finally:
