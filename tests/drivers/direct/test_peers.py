@@ -573,6 +573,29 @@ async def test_a_gateway_that_restarts_learns_the_entries_that_peers_made_meanwh
         assert one.nodes(PORTS) == two.nodes(PORTS) == again
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["same entry here", "no entry here"])
+async def test_an_older_entry_of_a_peer_does_not_take_a_connection_that_is_being_opened(
+    stored: bool,
+) -> None:
+    """The peer's entry is about an older connection with the same ports. It arrives between the SYN
+    and the next packet of the new connection."""
+    async with site() as made:
+        one, two = await two_in_transition(made)
+        for each in (one, two):
+            each.serve(OLD)
+        older = {port: one.forwarder.run(tcp("A", port=port)).node for port in PORTS}
+        if not stored:
+            one.forwarder.maps["connections"].delete_all(list(entries(one)))
+        opened = {port: one.forwarder.run(tcp("S", port=port)).node for port in PORTS}
+        assert opened != older
+        mine, theirs = (Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two))
+        for message in map(theirs.entries, theirs.all_entries()):
+            mine.merge_flows(message)
+        assert one.nodes(PORTS) == opened
+        for exchange in (mine, theirs):
+            exchange.close()
+
+
 async def test_flows_that_begin_while_a_gateway_inherits_are_newer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

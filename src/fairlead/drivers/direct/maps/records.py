@@ -53,6 +53,8 @@ TAG_KEY = struct.Struct("=II")
 MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
 COUNTER = struct.Struct("=Q")
+CHALLENGED = INDEX.pack(1)
+"""The end of the entry of a connection with whose ports a SYN has arrived since."""
 
 
 _PROTOCOLS: dict[str, int] = {

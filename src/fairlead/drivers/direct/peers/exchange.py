@@ -28,7 +28,7 @@ import structlog
 
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import InstalledListener
-from fairlead.drivers.direct.maps.records import CLOSING, FLOW, INDEX
+from fairlead.drivers.direct.maps.records import CHALLENGED, CLOSING, FLOW, INDEX
 from fairlead.drivers.direct.peers.messages import ENTRY, MAX_ENTRIES, FlowsMessage, TablesMessage
 from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.spec import ListenerKey
@@ -168,10 +168,26 @@ class Exchange:
                 deletes[_CLOSING_TABLE].append(key)
             if node_field != _NO_ENTRY:
                 sets[_CLOSING_TABLE if closing else table][key] = FLOW.pack(numbers[node])
+        self.received += sum(map(len, sets.values()))
+        sets["connections"] = dict(self._to_store(sets["connections"]))
         for table, elements in sets.items():
             self._maps[table].delete_all(deletes[table])
             self._maps[table].update_all(elements)
-            self.received += len(elements)
+
+    def _to_store(self, entries: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries of connections that differ from the entries here.
+
+        A SYN with the same ports may have arrived here. Its note then has to decide about the
+        packets that follow, as it does if the entry was there first. So an entry on the same node
+        stays as it is, and an entry of a flow that has a note is stored as challenged.
+        """
+        for key, entry in entries.items():
+            present = self._maps["connections"].lookup(key)
+            if present and present[: INDEX.size] == entry[: INDEX.size]:
+                continue
+            if self._maps["new_connections"].lookup(key) is not None:
+                entry = entry[: -len(CHALLENGED)] + CHALLENGED
+            yield key, entry
 
     def _numbers(self, names: Mapping[int, str]) -> dict[int, bytes]:
         """Return our number of each node, as a packed value, by the peer's number. A node that our
