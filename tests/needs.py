@@ -46,7 +46,10 @@ WITHOUT = ("tests/e2e/test_oracle.py",)
 """Files of LABS whose tests need no lab."""
 LONG: tuple[str, ...] = ()
 """Tests that need no more than `make base`, and take long."""
-REFUSED = ("tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",)
+REFUSED = (
+    "tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",
+    "tests/deploy/test_wheel.py::test_a_command_that_is_not_there_says_where_it_is",
+)
 """Tests that run `fairlead lab up` where it is refused at once."""
 SERVERS = (server.SERVER_LABEL, kubeapiserver.LABEL, kubeapiserver.ETCD_LABEL)
 """Labels of processes without which there is no lab."""

@@ -160,28 +160,28 @@ def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
             )
         },
         {
-            "octavia": msgspec.structs.replace(
+            "settings": msgspec.structs.replace(
                 octavia, header=chance.choice(("", "v1", "v2")), forwarded_for=False
             )
         },
-        {"octavia": msgspec.structs.replace(octavia, header="", forwarded_for=True)},
+        {"settings": msgspec.structs.replace(octavia, header="", forwarded_for=True)},
         {
-            "octavia": msgspec.structs.replace(
+            "settings": msgspec.structs.replace(
                 octavia, method=chance.choice(("ROUND_ROBIN", "LEAST_CONNECTIONS"))
             )
         },
         {
-            "octavia": msgspec.structs.replace(
+            "settings": msgspec.structs.replace(
                 octavia, connection_limit=chance.choice((-1, 100)), client_ms=600_000
             )
         },
-        {"octavia": msgspec.structs.replace(octavia, client_ms=None)},
+        {"settings": msgspec.structs.replace(octavia, client_ms=None)},
         {
-            "octavia": msgspec.structs.replace(
+            "settings": msgspec.structs.replace(
                 octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking
             )
         },
-        {"octavia": msgspec.structs.replace(octavia, checks=None, asking=())},
+        {"settings": msgspec.structs.replace(octavia, checks=None, asking=())},
         {
             "affinity_timeout_s": chance.choice((0, 600)),
             "source_ranges": chance.choice(((), ("10.0.0.0/8",))),

@@ -284,7 +284,7 @@ async def test_to_one_of_others_and_back(site: Site) -> None:
     """The address changes; the former parts are deleted when the new ones exist."""
     await site.bring(service(listener(80)))
     host = (await site.tree()).id
-    own = msgspec.structs.replace(guest(""), octavia=settings())
+    own = msgspec.structs.replace(guest(""), settings=settings())
     await site.bring(own, key=MAIL)
     site.forget()
     await site.bring(guest(host), key=MAIL)

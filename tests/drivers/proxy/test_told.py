@@ -32,7 +32,9 @@ async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_to
 ) -> None:
     with capture_logs() as logs:
         await cut_and_look(folder)
-    assert [entry["connections"] for entry in logs if "oldest workers" in entry["event"]] == [3, 3]
+    assert [
+        entry["connections"] for entry in logs if "oldest HAProxy workers" in entry["event"]
+    ] == [3, 3]
 
 
 async def cut_and_look(folder: Path) -> None:
