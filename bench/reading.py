@@ -2,9 +2,9 @@
 driver that records its calls.
 
 In: a role; on the first line of standard input, as JSON, the API server's `Access`. Out: the stages
-and figures of `figures`: `started`, `has_synced` (all objects have been read), `planned` (the driver was
-called for every Service), then the requested figures. The data plane is left out, because its cost
-depends on the kernel's interfaces; everything else is the role's own code.
+and figures of `figures`: `started`, `has_synced` (all objects have been read), `planned` (the
+driver was called for every Service), then the requested figures. The data plane is left out,
+because its cost depends on the kernel's interfaces; everything else is the role's own code.
 """
 
 import argparse

@@ -16,8 +16,8 @@ pools:
   - {name: kept, addresses: ["2001:db8:f::/112"], autoAssign: false}
 gateway: {interfaces: [eth0], pinPath: /sys/fs/bpf/fairlead, probeIntervalS: 0.2, forwarding: ipip,
   peers: ["192.0.2.1:9445", "[2001:db8:0::1]:9445"],
-  apiServer: {addresses: [203.0.113.60, "2001:db8:f:1::5"], servers: ["192.0.2.1:6443", "[2001:db8::1]:6443"],
-    sourceRanges: [192.0.2.0/24]}}
+  apiServer: {addresses: [203.0.113.60, "2001:db8:f:1::5"],
+    servers: ["192.0.2.1:6443", "[2001:db8::1]:6443"], sourceRanges: [192.0.2.0/24]}}
 tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 """
 

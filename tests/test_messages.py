@@ -30,10 +30,11 @@ class Named(Pair):
 
 
 def told(
-    text: str, number: int, several: Sequence[str], maybe: str | None, found: Pair, raw: bytes, error: OSError,
-    address: IPv4Address, path: Path, kind: Literal["a", "b"],
+    text: str, number: int, several: Sequence[str], maybe: str | None, found: Pair, raw: bytes,
+    error: OSError, address: IPv4Address, path: Path, kind: Literal["a", "b"],
 ) -> None:
-    print(f"{text} {text!r} {number} {number:.1f} {address} {path} {kind} {error} {error.strerror}", Named("x"))
+    print(f"{text} {text!r} {number} {number:.1f} {address} {path} {kind}")
+    print(f"{error} {error.strerror}", Named("x"))
     print(f"{', '.join(several)} {maybe or 'none'} {Named('x')} {found.one} {raw.decode()}")
     print(f"{several}")
     print(f"{maybe}")

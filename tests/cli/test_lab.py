@@ -25,7 +25,9 @@ MANIFESTS = """
 apiVersion: v1
 kind: Pod
 metadata: {name: web-1, labels: {app: web}}
-spec: {nodeName: node1, containers: [{name: web, image: echo, ports: [{name: http, containerPort: 8080}]}]}
+spec:
+  nodeName: node1
+  containers: [{name: web, image: echo, ports: [{name: http, containerPort: 8080}]}]
 ---
 apiVersion: v1
 kind: Service

@@ -4,10 +4,10 @@ direct and proxy.
 In: a running lab. Out: `Ingresses`: two applications with host names, over HTTP and TLS, behind
 both controllers, in all set-ups of TRUST_SETTINGS at once, each on its own ports; and Services for
 them, as `fairlead ingress` prints them: of class direct, and of class proxy without a PROXY header,
-with version 1 and with version 2. The controllers themselves (the programs that write these files) need
-images and a whole cluster. The replacements here translate their settings into the servers' own, as
-their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and kubernetes-ingress's
-pkg/handler/proxy-protocol.go."""
+with version 1 and with version 2. The controllers themselves (the programs that write these files)
+need images and a whole cluster. The replacements here translate their settings into the servers'
+own, as their templates do: ingress-nginx's rootfs/etc/nginx/template/nginx.tmpl, and
+kubernetes-ingress's pkg/handler/proxy-protocol.go."""
 
 import itertools
 import subprocess

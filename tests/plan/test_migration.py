@@ -108,7 +108,8 @@ def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
         "proxy-protocol has no effect",
         "timeout-client-data has no effect",
         "203.0.113.99 is in no pool",
-        """kubectl patch service -n default ingress --type=merge -p '{"metadata":{"finalizers":[]}}'""",
+        "kubectl patch service -n default ingress --type=merge"
+        """ -p '{"metadata":{"finalizers":[]}}'""",
     ):
         assert said in text
     assert "keep-floatingip" not in text, "this wish is met"

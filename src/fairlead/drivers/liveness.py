@@ -14,8 +14,8 @@ verdict rests on answers, or on their absence:
   refused connections, because its rules may still be on their way.
 - `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
 verdict.
-- `probe_failed`: the probe of a target without a verdict could not be sent, which is a failure on our
-  own side."""
+- `probe_failed`: the probe of a target without a verdict could not be sent, which is a failure on
+  our own side."""
 
 from collections.abc import Iterator, Sequence
 

@@ -91,7 +91,7 @@ class Networks:
         self._host_network.close()
 
     def set_copying(self, copying: bool) -> None:
-        """Set whether flow entries of an older program are being copied, for COPYING_LIMIT_S at most.
+        """Set whether flow entries of an older program are copied now, for at most COPYING_LIMIT_S.
 
         Meanwhile the program drops packets of flows that may have an entry there, so that their
         senders send them again. Otherwise it would send them to the node that the flow would have
