@@ -14,10 +14,10 @@ from fairlead.drivers import Component
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.records import COUNTER, INDEX
 from fairlead.drivers.host import HarmfulSetting
-from fairlead.drivers.need import Need
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.model import DONE, DirectSettings, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
@@ -145,7 +145,7 @@ def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # no
     async def scenario() -> None:
         view = View("node", "node1")
         packets = {"taken": 5, "strangers": 0, "broken": 2}
-        need = Need(
+        need = SysctlRequirement(
             "net/ipv4/conf/eth0/rp_filter",
             lambda value: value == "1",
             "2",

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from fairlead.drivers.host import HarmfulSetting, Host, harmful_settings
-from fairlead.drivers.need import Need
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.errors import Conflict, Refused
 from fairlead.lab import namespace
 from fairlead.model import Finding
 from fairlead.net import sysctl
 
 FILTER = "net/ipv4/conf/lo/rp_filter"
-NEED = Need(FILTER, lambda value: value == "1", "2", "packets are dropped")
-GONE = Need("net/ipv4/conf/nowhere/rp_filter", lambda value: True, "2", "nothing")
+NEED = SysctlRequirement(FILTER, lambda value: value == "1", "2", "packets are dropped")
+GONE = SysctlRequirement("net/ipv4/conf/nowhere/rp_filter", lambda value: True, "2", "nothing")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,9 @@ def here() -> Iterator[None]:
 
 def test_only_values_that_do_harm_are_found_and_settings_that_are_not_there_do_none() -> None:
     values = {"a": "1", "b": "0"}
-    needs = [Need(name, lambda value: value == "1", "2", f"why {name}") for name in "abc"]
+    needs = [
+        SysctlRequirement(name, lambda value: value == "1", "2", f"why {name}") for name in "abc"
+    ]
     assert harmful_settings(needs, values.get) == (HarmfulSetting(needs[0], "1"),)
 
 

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from fairlead.drivers import Component
 from fairlead.drivers.host import Host
-from fairlead.drivers.need import Need
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.errors import Refused, Unavailable
 from fairlead.role_state import GatewayState, PeersState
 from fairlead.roles.components import Task, Until, remove_components, run_components
@@ -159,8 +159,10 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
     view, release = View("gateway", "gw1"), asyncio.Event()
 
     class Needy(Part):
-        async def requirements(self) -> Sequence[Need]:
-            return [Need("net/ipv4/ip_forward", lambda _: True, "1", "packets stay here")]
+        async def requirements(self) -> Sequence[SysctlRequirement]:
+            return [
+                SysctlRequirement("net/ipv4/ip_forward", lambda _: True, "1", "packets stay here")
+            ]
 
     parts = [
         Needy("first", diary),

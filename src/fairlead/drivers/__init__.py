@@ -20,7 +20,7 @@ from fairlead.model import Outcome, ServiceKey
 if TYPE_CHECKING:  # the helper processes of a role need none of these imports
     from prometheus_client.registry import Collector
 
-    from fairlead.drivers.need import Need
+    from fairlead.drivers.sysctl_requirement import SysctlRequirement
     from fairlead.role_state import Part
 
 Requeue = Callable[[Collection[ServiceKey]], None]
@@ -76,7 +76,7 @@ class Component:
         """Return the collectors of its metrics. Called once, when the component is open."""
         return ()
 
-    async def requirements(self) -> "Collection[Need]":
+    async def requirements(self) -> "Collection[SysctlRequirement]":
         """Return what the component currently requires of its host. Called while it is open."""
         return ()
 

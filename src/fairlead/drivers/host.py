@@ -1,13 +1,13 @@
 """Finds settings of the host's kernel that harm what Fairlead does, and corrects them if the
 configuration allows it.
 
-In: the `Need`s of a role: a setting, the values that do harm, and the harm. Out: a `Finding` for
-each harmful setting, for log and status; if allowed, the settings are changed and their earlier
-values recorded in a file, so that `restore` can write them back. Invariants: without permission
-nothing is written. If a setting was changed twice, the first value is recorded. A setting that
-another program has changed since is not restored. A need belongs here only if a test shows its harm
-with packets; the exceptions are needs whose harm would reach every namespace of the test machine
-(`direct.needs`, `nodeproxy.requirements`)."""
+In: the `SysctlRequirement`s of a role: a setting, the values that do harm, and the harm. Out: a
+`Finding` for each harmful setting, for log and status; if allowed, the settings are changed and
+their earlier values recorded in a file, so that `restore` can write them back. Invariants: without
+permission nothing is written. If a setting was changed twice, the first value is recorded. A
+setting that another program has changed since is not restored. A need belongs here only if a test
+shows its harm with packets; the exceptions are needs whose harm would reach every namespace of the
+test machine (`direct.needs`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from fairlead.drivers.need import Need
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.errors import Conflict, FairleadError
 from fairlead.model import Finding
 from fairlead.net import sysctl
@@ -32,9 +32,10 @@ DIRECTORY = Path("/run/fairlead/settings")
 
 
 class HarmfulSetting(NamedTuple):
-    """An unmet Need, with the value that the setting has, or had before it was `adjusted`."""
+    """An unmet SysctlRequirement, with the value that the setting has, or had before it was
+    `adjusted`."""
 
-    need: Need
+    need: SysctlRequirement
     value: str
     adjusted: bool = False
 
@@ -63,7 +64,7 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 def harmful_settings(
-    needs: Iterable[Need], read: Callable[[str], str | None] = sysctl.read
+    needs: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
     """Return the needs that are not met. A setting that does not exist does no harm."""
     values = ((need, read(need.setting)) for need in needs)
@@ -89,7 +90,7 @@ class Host:
         """The findings of the last `check`."""
         return tuple(each.finding for each in self._shown)
 
-    def check(self, needs: Collection[Need]) -> tuple[Finding, ...]:
+    def check(self, needs: Collection[SysctlRequirement]) -> tuple[Finding, ...]:
         """Find the settings that do harm now, and correct them if that is allowed. Each finding is
         logged once, with the command that corrects it."""
         found = tuple(

@@ -19,8 +19,8 @@ from fairlead.config import Config
 from fairlead.drivers import Component, Driver
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.host import Host
-from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.drivers.tunnel import NoTunnel, TunnelDriver
 from fairlead.drivers.tunnel.requirements import requirements as requirements_of_arrivals
 from fairlead.errors import Refused, Unavailable
@@ -236,7 +236,7 @@ class Arrivals(Component):
         self._addresses = addresses
         self._selectors = selectors
 
-    async def requirements(self) -> Collection[Need]:
+    async def requirements(self) -> Collection[SysctlRequirement]:
         return await requirements_of_arrivals(self._addresses(), self._selectors)
 
 

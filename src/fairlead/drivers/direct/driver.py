@@ -52,7 +52,7 @@ from fairlead.drivers.direct.spec import (
     SetListener,
     SetNode,
 )
-from fairlead.drivers.need import Need
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.errors import FairleadError
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
@@ -302,7 +302,7 @@ class DirectDriver(Component):
         """What is attached to each interface, and why."""
         return self._attachments.shown
 
-    async def requirements(self) -> tuple[Need, ...]:
+    async def requirements(self) -> tuple[SysctlRequirement, ...]:
         """Return the sysctls that the data plane needs with its present next hops."""
         _, _, networks = self._opened()
         return needs_of(networks.next_hops)

@@ -26,7 +26,6 @@ from typing import NamedTuple
 import structlog
 
 from fairlead.drivers import Component, Requeue, no_requeue
-from fairlead.drivers.need import Need
 from fairlead.drivers.nodeproxy.affinity import AffinityMaps
 from fairlead.drivers.nodeproxy.cleanup import (
     FLOWS,
@@ -59,6 +58,7 @@ from fairlead.drivers.nodeproxy.transactions import (
     is_exclusive,
     resolve,
 )
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net.conntrack import Conntrack
@@ -175,7 +175,7 @@ class NodeProxyDriver(Component):
         removed = await remove_table()
         return ("the table inet fairlead: this node no longer serves Services",) if removed else ()
 
-    async def requirements(self) -> Sequence[Need]:
+    async def requirements(self) -> Sequence[SysctlRequirement]:
         """Return the requirement of space for tracked flows. kube-proxy sets this limit on its
         nodes."""
         return requirements()

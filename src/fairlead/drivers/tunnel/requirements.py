@@ -1,7 +1,7 @@
 """What a node requires of its host, so that clients' packets are accepted.
 
 In: the interfaces at which packets from gateways arrive, and the interfaces through which clients
-are answered. Out: `Need`s.
+are answered. Out: `SysctlRequirement`s.
 
 - Reverse path filtering: a gateway passes on a client's packet unchanged. With strict filtering
   (RFC 3704, rp_filter 1) the kernel silently drops it unless the route back to the client leads
@@ -17,7 +17,7 @@ Our own VXLAN devices are not checked here: `devices` sets their values when it 
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from fairlead.drivers.need import Need
+from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.net import sysctl
 from fairlead.net.interfaces import default_devices, holders, links, present
 from fairlead.net.selection import DEFAULT_ROUTE, select
@@ -28,7 +28,9 @@ IPVS = "kube-ipvs0"
 OWN_ONLY, BEST_OWN = "1", "2"
 
 
-async def requirements(node_addresses: Sequence[str], selectors: Sequence[str]) -> tuple[Need, ...]:
+async def requirements(
+    node_addresses: Sequence[str], selectors: Sequence[str]
+) -> tuple[SysctlRequirement, ...]:
     """Return the requirements for this host's present interfaces and routes. `selectors`: select
     the interfaces at which packets of gateways arrive, as in the configuration; without any, the
     interfaces with the node's addresses are used."""
@@ -45,7 +47,7 @@ async def requirements(node_addresses: Sequence[str], selectors: Sequence[str]) 
     return (*strict, *(_arp_requirements(arrivals) if IPVS in links() else ()))
 
 
-def _arp_requirements(arrivals: Collection[str]) -> tuple[Need, ...]:
+def _arp_requirements(arrivals: Collection[str]) -> tuple[SysctlRequirement, ...]:
     """Return the requirements for a node that has load-balancer addresses itself. The kernel uses
     the greater of the interface's value and the value of `all`."""
     why = (
@@ -60,7 +62,11 @@ def _arp_requirements(arrivals: Collection[str]) -> tuple[Need, ...]:
         ):
             enough = (sysctl.read(f"net/ipv4/conf/all/{setting}") or "0") >= should
             harmful = partial(_less, than=should, enough=enough)
-            made.append(Need(f"net/ipv4/conf/{name}/{setting}", harmful, should, why.format(what)))
+            made.append(
+                SysctlRequirement(
+                    f"net/ipv4/conf/{name}/{setting}", harmful, should, why.format(what)
+                )
+            )
     return tuple(made)
 
 
@@ -70,7 +76,7 @@ def _less(own: str, *, than: str, enough: bool) -> bool:
 
 def requirements_of(
     arrivals: Collection[str], answers: Collection[str], *, everywhere: str
-) -> tuple[Need, ...]:
+) -> tuple[SysctlRequirement, ...]:
     """Return the requirements on reverse path filtering. Pure. The kernel uses the greater of the
     interface's own value and the value of `all`, so setting the interface to loose is always
     enough."""
@@ -83,4 +89,7 @@ def requirements_of(
         "reverse path filtering drops them"
     )
     lonely = [name for name in arrivals if answers and name not in answers]
-    return tuple(Need(f"net/ipv4/conf/{name}/rp_filter", is_strict, LOOSE, why) for name in lonely)
+    return tuple(
+        SysctlRequirement(f"net/ipv4/conf/{name}/rp_filter", is_strict, LOOSE, why)
+        for name in lonely
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Need(NamedTuple):
+class SysctlRequirement(NamedTuple):
     """The name of a setting (see `net.sysctl`), a predicate for harmful values, the value that the
     setting should have, and the reason."""
 
