@@ -184,7 +184,7 @@ async def test_a_header_that_is_switched_costs_nobody_anything(
         "live",
         "ProxyHeaderSwitched",
         "a PROXY header v2, open connections keep no",
-        "with a PROXY header v1:",
+        "keep a PROXY header v1:",
     )
 
 

@@ -268,8 +268,8 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
                 kubectl,
                 "first",
                 "ProxyHeaderSwitched",
-                "with and without a header before",
-                "move clients to a second one",
+                "connections with and without a header",
+                "move clients to a second Service",
             )
             failures, broken, still_open = lost(await old_clients.through(asyncio.sleep(0)))
             assert (bool(failures), broken, still_open) == (True, [], OPEN_CONNECTIONS)

@@ -298,7 +298,7 @@ async def test_connections_that_too_many_edits_cost_are_told(site: Site, kubectl
         kubectl,
         "web",
         "OldConnectionsEnded",
-        "no more than 1 of its old workers go on (gateway.proxyOldWorkers)",
+        "HAProxy keeps at most 1 of its old workers after reloads (gateway.proxyOldWorkers)",
     )
     assert all([await line.ask() for made in lines[1:] for line in made])
     for line in (line for made in lines for line in made):

@@ -92,7 +92,7 @@ async def all_stale(site: Site) -> None:
             f"http://127.0.0.1:{ROLE_PORTS[site.topology.host(host).kind]}/metrics",
         )
         assert "fairlead_api_reachable 0.0" in metrics
-        assert "stale: " in await output(site, host, PROGRAM, "status")
+        assert "continues with a stale state" in await output(site, host, PROGRAM, "status")
         assert "in step with the cluster" not in await output(site, host, PROGRAM, "status")
 
 

@@ -88,7 +88,7 @@ async def neither_selector_nor_slice(cluster: Cluster) -> None:
         "Warning",
         "NoReadyEndpoints",
         "neither a selector nor an EndpointSlice",
-        "write one",
+        "create an EndpointSlice",
     )
 
 
