@@ -61,7 +61,7 @@ class Load:
     async def __aenter__(self) -> Self:
         self._piped = Piped(self._site, self._host, self._argv)
         try:
-            await until(self._all_open, "the load did not open its connections")
+            await until(self._all_open, "the opening of all connections")
         except BaseException:
             self._piped.kill()
             raise
@@ -138,7 +138,7 @@ class Web:
         }
 
     async def start(self, nodes: Iterable[str]) -> None:
-        """A new pod on each node; they are ready when this returns."""
+        """Create a new pod on each node. All are ready when this returns."""
         await self.site.apply(
             [_pod(f"{NAME}-{next(_numbers)}", node, self.pod_fields) for node in nodes]
         )
@@ -157,8 +157,8 @@ class Web:
             await client.patch(PODS, ObjectKey("default", name), body)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """Place as many pods on each node as the arguments name it, like a rollout: first create
-        the new pods, then delete the old ones."""
+        """Place pods on these nodes, one for each time a node is named, like a rollout: first
+        create the new pods, then delete the old ones."""
         there = await self.pods()
         missing = Counter(nodes) - Counter(there.values())
         surplus = Counter(there.values()) - Counter(nodes)
@@ -190,7 +190,7 @@ class Web:
             await until(as_wanted, "weights")
         except AssertionError as late:
             raise AssertionError(
-                f"the gateways' members are {seen}, wanted are {dict(wanted)}"
+                f"the gateways' members are {seen}, expected {dict(wanted)}"
             ) from late
 
     async def on_one_node(self) -> bool:
@@ -219,7 +219,7 @@ async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
         found = tuple(entry.ip for entry in service.status.load_balancer.ingress)
         return len(found) == max(1, len(service.spec.ip_families))
 
-    await until(has_all, f"Service {name} got no address")
+    await until(has_all, f"addresses of Service {name}")
     return found
 
 
@@ -250,7 +250,8 @@ async def _answer(site: Site, host: str, path: str) -> bytes:
         async with asyncio.timeout(5):
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             answer = await reader.read()
-    except ConnectionError:  # it has just ended
+    # The role has just exited.
+    except ConnectionError:
         answer = b""
     finally:
         writer.close()
@@ -267,7 +268,8 @@ async def forwarding(site: Site) -> dict[str, Any]:
     for each in filters:
         each.get("options", {}).get("prog", {}).pop(
             "id", None
-        )  # each start loads the same program anew
+        # Each start loads the same program again, with another id.
+        )
     (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
     listeners = Map.open(layout / "listeners")
     try:
@@ -277,7 +279,7 @@ async def forwarding(site: Site) -> dict[str, Any]:
 
 
 async def rules(site: Site, node: str) -> list[Any]:
-    """All nftables objects of a node with their handles."""
+    """Return all nftables objects of a node with their handles."""
     listed: list[Any] = json.loads(await output(site, node, "nft", "-j", "-a", "list", "ruleset"))[
         "nftables"
     ]
@@ -285,7 +287,8 @@ async def rules(site: Site, node: str) -> list[Any]:
 
 
 async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
-    """Packets that the gateway's program dropped since it was first loaded, by reason."""
+    """Return the number of packets that the gateway's program has dropped since it was first
+    loaded, by reason."""
     state = await gateway_state(site, gateway)
     assert state is not None
     assert state.traffic is not None
@@ -293,7 +296,8 @@ async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
 
 
 async def messages(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
-    """Messages that the gateway's program has sent since it was first loaded, by kind."""
+    """Return the number of messages that the gateway's program has sent since it was first loaded,
+    by kind."""
     state = await gateway_state(site, gateway)
     assert state is not None
     assert state.traffic is not None

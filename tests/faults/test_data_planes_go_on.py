@@ -59,7 +59,7 @@ async def web() -> AsyncIterator[Web]:
         yield web
 
 
-def unharmed(period: Period) -> None:
+def check_unharmed(period: Period) -> None:
     assert period.requests > 50
     assert (period.failed, period.broken) == (0, []), period
 
@@ -80,7 +80,7 @@ async def test_nobody_notices_that_the_api_server_fails(web: Web) -> None:
             await web.place(PLACES[(number + 1) % len(PLACES)])
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(fail()))
+        check_unharmed(await load.through(fail()))
 
 
 async def test_nobody_notices_that_the_api_server_is_away(web: Web) -> None:
@@ -95,4 +95,4 @@ async def test_nobody_notices_that_the_api_server_is_away(web: Web) -> None:
             await web.place(place)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(away()))
+        check_unharmed(await load.through(away()))

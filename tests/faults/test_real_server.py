@@ -85,7 +85,7 @@ async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
             await until(equal, f"the mirror of {resource.plural} is another than the server")
 
 
-def unharmed(period: Period) -> None:
+def check_unharmed(period: Period) -> None:
     assert period.requests > 50
     assert (period.failed, period.broken) == (0, []), period
 
@@ -168,7 +168,7 @@ async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
         await web.settled(PLACEMENT)
 
     async with mirrors(web.site) as reflectors, Load(web.site, web.address) as load:
-        unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.through(die_and_return()))
         await agree(web.site, reflectors)
         assert names <= (await addresses(web.site)).keys()
         async with web.site.client() as client:
@@ -205,7 +205,7 @@ async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
     async with mirrors(site) as reflectors:
         await agree(site, reflectors)
         async with Load(site, web.address) as load:
-            unharmed(await load.through(go_back()))
+            check_unharmed(await load.through(go_back()))
         await agree(site, reflectors)
         async with site.client() as client:
             await create(client, "afterwards")

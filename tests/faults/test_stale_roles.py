@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.e2e.load import GATEWAY, Load, Web, fetch, output, until
 from tests.faults.real import RealServer
-from tests.faults.test_real_server import unharmed
+from tests.faults.test_real_server import check_unharmed
 
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab import process
@@ -135,7 +135,7 @@ async def test_the_server_hangs(web: Web) -> None:
         await all_current(site)
 
     async with Load(site, web.address) as load:
-        unharmed(await load.through(hang()))
+        check_unharmed(await load.through(hang()))
     stale, current = (
         "watches of the API server are stale: continuing with the last known state",
         "watches of the API server are current again",
@@ -161,5 +161,5 @@ async def test_the_server_is_killed(web: Web) -> None:
         await all_current(web.site)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.through(die_and_return()))
     await no_gateway_was_missed(web, since)

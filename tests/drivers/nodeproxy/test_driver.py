@@ -291,7 +291,7 @@ async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriv
 async def test_a_client_keeps_its_endpoint(
     site: Site, driver: NodeProxyDriver, policy: str, family: str
 ) -> None:
-    """P11.9. When an endpoint is removed, its clients get another; other clients keep theirs."""
+    """When an endpoint is removed, its clients get another; other clients keep theirs."""
 
     def served(*pods: str) -> NodeService:
         chosen = port(backends(*pods, family=family), family=family)
