@@ -1,5 +1,5 @@
-"""The benchmark runs, on a cluster small enough for a test, and its figures can be true. Its times
-prove nothing here."""
+"""The benchmark of large clusters runs, on a cluster small enough for a test, and its results are
+plausible. The measured times prove nothing here."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bench"
 
 
-async def test_every_subject_plans_all_and_answers_every_event(
+async def test_every_subject_plans_all_services_and_follows_every_event(
     real_programs: None, official_client: Path, folder: Path
 ) -> None:
     said: list[str] = []

@@ -31,7 +31,7 @@ TO_CLUSTER_IP = '{"spec":{"type":"ClusterIP"}}'
 @pytest.fixture
 async def cluster(server: KubeApiServer, tmp_path: Path) -> AsyncIterator[Cluster]:
     """A controller, a pool in use, and three Services: one without a class, one of a Fairlead
-    class, one that keeps its address."""
+    class, and one that keeps its address."""
     async with Client(server.access) as client:
         await crds.install(client)
         cluster = Cluster(server.access, client, tmp_path)
@@ -67,7 +67,7 @@ async def kinds(cluster: Cluster) -> str:
     return await cluster.kubectl("get", "customresourcedefinitions", "-o", "name")
 
 
-async def test_in_the_documented_order(cluster: Cluster, reader: Reader) -> None:
+async def test_uninstalling_in_the_documented_order_leaves_nothing(cluster: Cluster, reader: Reader) -> None:
     names = sorted((await reader.run(FIND)).split())
     assert names == [f"{cluster.namespace}/{name}" for name in ("classed", "kept", "plain")]
     await cluster.kubectl("delete", "service", "kept", "--timeout=60s")
@@ -86,7 +86,7 @@ async def test_in_the_documented_order(cluster: Cluster, reader: Reader) -> None
     assert "fairlead.io" not in await kinds(cluster)
 
 
-async def test_after_the_controller_is_gone(cluster: Cluster, reader: Reader) -> None:
+async def test_uninstalling_after_the_controller_is_gone_leaves_nothing(cluster: Cluster, reader: Reader) -> None:
     await cluster.stop_controller()
     await cluster.kubectl("delete", "addresspool", "spare", "--wait=false")
     await cluster.kubectl("delete", "service", "classed", "--wait=false")

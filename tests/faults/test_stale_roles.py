@@ -52,7 +52,7 @@ async def web(real_programs: None) -> AsyncIterator[Web]:
 
 
 async def ready(web: Web) -> str:
-    """When the Service became ready; empty if it is not."""
+    """Return the time at which the Service became ready; empty if it is not ready."""
     async with web.site.client() as client:
         service = await client.get(SERVICES, ObjectKey("default", "web"))
     found = [
@@ -64,7 +64,7 @@ async def ready(web: Web) -> str:
 
 
 async def code(site: Site, host: str, path: str) -> int:
-    """The HTTP status of the role on a host."""
+    """Return the HTTP status code of the role on a host."""
     port = ROLE_PORTS[site.topology.host(host).kind]
     where = f"http://127.0.0.1:{port}{path}"
     return int(
@@ -106,14 +106,14 @@ async def all_current(site: Site) -> None:
         assert "in step with the cluster" in await output(site, host, PROGRAM, "status")
 
 
-def told(site: Site, host: str) -> list[str]:
+def stale_log_lines(site: Site, host: str) -> list[str]:
     """Return the role's log lines about the age of its state."""
     lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
     events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
     return [event for event in events if "watches of the API server" in event]
 
 
-async def no_gateway_was_missed(web: Web, since: str) -> None:
+async def check_no_event_about_gateways(web: Web, since: str) -> None:
     async with web.site.client() as client:
         events = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))[
             "items"
@@ -122,7 +122,7 @@ async def no_gateway_was_missed(web: Web, since: str) -> None:
     assert await ready(web) == since
 
 
-async def test_the_server_hangs(web: Web) -> None:
+async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> None:
     site, server = web.site, process.one(web.site.name, LABEL)
     since = await ready(web)
 
@@ -143,13 +143,13 @@ async def test_the_server_hangs(web: Web) -> None:
     for host in ROLES:
 
         async def both(host: str = host) -> bool:
-            return told(site, host) == [stale, current]
+            return stale_log_lines(site, host) == [stale, current]
 
         await until(both, f"{host} has said both, once")
-    await no_gateway_was_missed(web, since)
+    await check_no_event_about_gateways(web, since)
 
 
-async def test_the_server_is_killed(web: Web) -> None:
+async def test_roles_report_stale_state_after_the_api_server_is_killed(web: Web) -> None:
     server = RealServer(web.site)
     since = await ready(web)
 
@@ -162,4 +162,4 @@ async def test_the_server_is_killed(web: Web) -> None:
 
     async with Load(web.site, web.address) as load:
         check_unharmed(await load.through(die_and_return()))
-    await no_gateway_was_missed(web, since)
+    await check_no_event_about_gateways(web, since)

@@ -1,5 +1,5 @@
-"""The requirements of a lab are tried; all missing ones are reported together, and nothing is left
-behind."""
+"""The requirements of a lab are checked by trying them. All missing ones are reported together, and
+the check leaves nothing behind."""
 
 import os
 import subprocess
@@ -12,12 +12,12 @@ from fairlead.lab import namespace, requirements
 FAIRLEAD = Path(sys.executable).with_name("fairlead")
 
 
-async def test_this_machine_has_all_of_it_and_nothing_is_left() -> None:
+async def test_this_machine_meets_all_requirements_and_the_check_leaves_nothing() -> None:
     await requirements.check()
     assert namespace.names(f"flcheck-{os.getpid()}") == ()
 
 
-def test_what_is_missing_is_named_and_so_is_what_works_without(lab_name: str) -> None:
+def test_missing_requirements_and_the_commands_that_work_without_them_are_named(lab_name: str) -> None:
     # Root without CAP_NET_ADMIN: it cannot configure networks.
     command = [
         "setpriv",

@@ -120,7 +120,7 @@ async def test_nodes_are_registered(client: Client) -> None:
     ] == ["True"]
 
 
-async def test_a_pod_without_a_node_goes_where_fewest_are(web: dict[str, Pod]) -> None:
+async def test_a_pod_without_a_node_is_scheduled_to_the_node_with_the_fewest_pods(web: dict[str, Pod]) -> None:
     assert {name: pod.spec.node_name for name, pod in web.items()} == {
         "a": "node1",
         "b": "node1",
@@ -129,7 +129,7 @@ async def test_a_pod_without_a_node_goes_where_fewest_are(web: dict[str, Pod]) -
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_pods_answer_everybody_and_see_who_asks(
+async def test_pods_answer_all_hosts_and_see_their_addresses(
     site: Site, web: dict[str, Pod], family: int
 ) -> None:
     addresses = {name: pod.status.pod_ips[family].ip for name, pod in web.items()}
@@ -145,7 +145,7 @@ async def test_pods_answer_everybody_and_see_who_asks(
             ), (caller, target)
 
 
-async def test_pods_call_the_outside_by_their_nodes_address(
+async def test_pods_reach_outside_hosts_with_the_address_of_their_node(
     site: Site, web: dict[str, Pod]
 ) -> None:
     for family, address in enumerate(site.topology.host("client1").addresses):
@@ -172,7 +172,7 @@ async def test_udp_reaches_a_pod_with_the_callers_address(site: Site, web: dict[
     assert (said["pod"], said["peer"], said["text"]) == ("c", "198.51.100.11", "hello")
 
 
-async def test_a_pods_process_can_be_anything(site: Site, web: dict[str, Pod]) -> None:
+async def test_any_command_can_run_in_a_pod(site: Site, web: dict[str, Pod]) -> None:
     exit_code, output, _ = await site.exec(
         "default/a", ["ip", "-br", "-4", "address", "show", "eth0"]
     )
@@ -281,7 +281,7 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
     await client.delete(PODS, ("default", "s1"))
 
 
-async def test_endpoints_follow_readiness_and_go_with_their_service(
+async def test_endpoints_follow_readiness_and_are_deleted_with_their_service(
     site: Site, client: Client
 ) -> None:
     """Endpoints that another client wrote for a Service without a selector stay unchanged."""
@@ -360,7 +360,7 @@ async def test_slices_of_a_service_without_selector_are_left_alone(
         await client.delete(SERVICES, ("default", name))
 
 
-async def test_a_deleted_pod_serves_until_its_connections_are_done(
+async def test_a_deleted_pod_serves_until_its_connections_end(
     site: Site, client: Client
 ) -> None:
     await site.apply([pod("g", "node1", app="g")])
@@ -389,7 +389,7 @@ async def is_gone(client: Client, name: str) -> bool:
     return False
 
 
-async def test_the_grace_period_ends_what_does_not_end(site: Site, client: Client) -> None:
+async def test_a_pod_is_killed_at_the_end_of_its_grace_period(site: Site, client: Client) -> None:
     await site.apply([pod("h", "node1", app="g", grace_s=1)])
     await site.await_pods()
     address = (await client.get(PODS, ("default", "h"))).status.pod_ips[0].ip
@@ -401,7 +401,7 @@ async def test_the_grace_period_ends_what_does_not_end(site: Site, client: Clien
     writer.close()
 
 
-async def test_a_crashed_server_is_started_again(site: Site, client: Client) -> None:
+async def test_a_crashed_container_is_restarted(site: Site, client: Client) -> None:
     await site.apply([pod("k", "node1", app="k")])
     await site.await_pods()
     await process.one(site.name, "pod/node1/default.k").kill()
@@ -424,7 +424,7 @@ async def test_a_crashed_server_is_started_again(site: Site, client: Client) -> 
     await until(lambda: is_gone(client, "k"), "the pod's end")
 
 
-async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(
+async def test_a_dead_node_is_silent_and_returns_with_its_pods(
     site: Site, client: Client
 ) -> None:
     await site.apply([pod("n", "node2", app="n")])
@@ -435,7 +435,8 @@ async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(
         await site.connect("client1", address, 8080, timeout_s=0.3)
     assert process.find(site.name, "pod/node2/") == ()
     assert "node2" in [node.metadata.name for node in await client.list(NODES)]
-    assert (await client.get(PODS, ("default", "n"))).ready  # Kubernetes does not know yet
+    # The API server does not show the failure yet.
+    assert (await client.get(PODS, ("default", "n"))).ready
     await site.revive_node("node2")
 
     async def answers() -> bool:

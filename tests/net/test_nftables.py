@@ -28,7 +28,7 @@ def nft() -> Iterator[Nftables]:
         namespace.delete(name)
 
 
-def test_a_transaction_is_whole_or_nothing(nft: Nftables) -> None:
+def test_a_transaction_is_atomic(nft: Nftables) -> None:
     nft.run("add table inet t; add set inet t s { type inet_service; }")
     with pytest.raises(Conflict, match="No such file or directory"):
         nft.run("add element inet t s { 1, 2 }\ndelete element inet t s { 9 }")

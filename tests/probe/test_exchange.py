@@ -1,4 +1,5 @@
-"""An answer of an echo server contains the client that it saw: by its headers, if there are any."""
+"""The answer of an echo server contains the client that the server saw, from its headers if there
+are any."""
 
 import pytest
 

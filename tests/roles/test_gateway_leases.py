@@ -91,7 +91,8 @@ def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:
 
 
 def test_a_gateway_that_was_gone_counts_again_when_it_is_ready() -> None:
-    """Its host has booted: the kernel forwards nothing until the process has started completely."""
+    """The gateway's host has rebooted: the kernel forwards nothing until the process has started
+    completely."""
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
     pass_time(silences, DURATION_S + 1)

@@ -37,8 +37,8 @@ async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     )
     assert await cluster.addresses("web") == address
 
-    # Another process finds the Lease of the dead gateway, and knows only after it has watched the
-    # Lease for a while that the gateway is gone.
+    # Another process finds the Lease of the dead gateway. It must watch the Lease for a while
+    # before it knows that the gateway is gone.
     await cluster.stop_controller()
     await cluster.start_controller(gateway=False)
     await cluster.set_endpoints("other", ("10.244.1.2", "life-1", True))
@@ -100,7 +100,7 @@ async def test_the_next_leader_writes_recovered(cluster: Cluster) -> None:
     assert event["count"] == 1
 
 
-async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluster) -> None:
+async def test_a_gateway_may_have_a_name_that_is_not_a_valid_object_name(cluster: Cluster) -> None:
     announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "GW_1")
     announcing = asyncio.ensure_future(announcer.run())
 
@@ -117,7 +117,7 @@ async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluste
         await asyncio.gather(announcing, return_exceptions=True)
 
 
-async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster) -> None:
+async def test_a_record_does_not_exceed_the_maximum_size_of_annotations(cluster: Cluster) -> None:
     """The record names more Services than it has reasons for, and each of them must be shown as not
     served."""
     name, namespace = "w" * 59, "n" * 63

@@ -1,5 +1,5 @@
-"""Addresses that are kept for deleted Services, on both API servers: their number, their display,
-and their release."""
+"""Kept addresses of deleted Services, on both API servers: their number, their display, and their
+release."""
 
 import json
 import secrets
@@ -25,11 +25,11 @@ async def kept(cluster: Cluster, namespace: str) -> list[AddressGrant]:
     ]
 
 
-async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace_may(
+async def test_services_deleted_at_the_same_time_keep_no_more_addresses_than_permitted(
     cluster: Cluster,
 ) -> None:
-    """All deletions are processed at the same time, and each of them finds the namespace below its
-    limit at first."""
+    """All deletions are processed at the same time, so each of them at first finds the number of
+    kept addresses of the namespace below the limit."""
     await cluster.stop_controller()
     cluster.keeps = 2
     await cluster.start_controller()

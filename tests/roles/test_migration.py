@@ -1,7 +1,9 @@
-"""Services of MetalLB and of OpenStack's cloud controller are taken over without a change of their
-addresses. In: the objects of `examples/migrate`, written as these systems leave them, on both API
-servers. The steps are those of docs/migration.md: examine the Services, create pools, start the
-controller, remove foreign finalizers."""
+"""Fairlead takes over Services of MetalLB and of OpenStack's cloud controller without changing
+their addresses.
+
+In: the objects of `examples/migrate`, written as these systems leave them, on both API servers. The
+steps are those of docs/migration.md: examine the Services, create pools, start the controller,
+remove foreign finalizers."""
 
 import asyncio
 import sys
@@ -122,7 +124,7 @@ def _ips(service: Service) -> tuple[str, ...]:
     return tuple(entry.ip for entry in service.status.load_balancer.ingress)
 
 
-async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> None:
+async def test_no_address_changes_during_the_migration(cluster: Cluster, others: dict[str, str]) -> None:
     coming = {name: address for name, address in others.items() if name != "classed"}
     output = await migrate(cluster, "services")
     assert all(address in output for address in others.values())
@@ -149,7 +151,7 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     assert "fairlead.io/class" not in shown["metadata"]["annotations"], "its class is not ours"
     await cluster.described("ingress", "proxy-protocol has no effect", "must not expect a header")
 
-    # As `migrate services` instructs, the other finalizer is removed, and Fairlead's finalizer is
+    # As `migrate services` instructs, the foreign finalizer is removed, and Fairlead's finalizer is
     # added. After that a Service can be deleted, and its address is kept.
     patch = next(
         line.split(" -p '")[1].rstrip("'")
@@ -158,11 +160,11 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     )
     await cluster.kubectl("patch", "service", "ingress", "--type=merge", "-p", patch)
 
-    async def ours_alone() -> bool:
+    async def has_only_our_finalizer() -> bool:
         shown = await cluster.kubectl.service("ingress")
         return bool(shown["metadata"].get("finalizers"))
 
-    await until(ours_alone, "our finalizer on ingress")
+    await until(has_only_our_finalizer, "our finalizer on ingress")
     await cluster.kubectl("delete", "service", "ingress", "--wait=false")
     await cluster.gone("ingress")
     kept = {each.spec.address: each.spec for each in await cluster.client.list(ADDRESS_GRANTS)}[

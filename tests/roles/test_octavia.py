@@ -51,7 +51,7 @@ async def members(front: Front) -> list[tuple[str, int]]:
     )
 
 
-async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> None:
+async def test_a_service_of_class_octavia_is_created_edited_and_deleted(cluster: Cluster, octavia_front: Front) -> None:
     await cluster.set_endpoints(
         "web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True)
     )
@@ -86,7 +86,7 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
         return [(each["ip"], each["ipMode"]) for each in status] == [(address, "Proxy")]
 
     await until(by_header, "ipMode Proxy")
-    # Another Service has another class: each loop processes only its own Services.
+    # Another Service has another class. Each loop processes only the Services of its class.
     await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
     assert (await cluster.addresses("plain")) != [address]
     await cluster.has("plain", Programmed="True/Programmed")
@@ -98,7 +98,7 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
     ] == ["POST /v2/lbaas/loadbalancers"]
 
 
-async def test_a_controller_that_comes_back_changes_nothing(
+async def test_a_restarted_controller_changes_nothing_in_the_cloud(
     cluster: Cluster, octavia_front: Front
 ) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)

@@ -193,8 +193,8 @@ def test_an_unchanged_service_is_planned_once() -> None:
 
 
 def test_members_of_class_proxy_and_direct_are_confirmed_separately() -> None:
-    """The two kinds of connections take different paths to the node if forwarded packets go through
-    a tunnel."""
+    """Connections of class proxy and forwarded packets take different paths to the node if
+    forwarded packets go through a tunnel."""
     state = State(())
     planned = PlanCache(state, CONFIG)
     for name in NODES[:2]:

@@ -1,4 +1,5 @@
-"""A start probes nodes and computes tables slice by slice of its plan; the loops do the rest."""
+"""At the start, a gateway probes nodes and computes tables for one slice of its Services after the
+other, before the loops begin."""
 
 import asyncio
 from collections.abc import Collection, Mapping

@@ -26,7 +26,7 @@ def full_collections() -> int:
 
 
 @pytest.mark.usefixtures("collector")
-async def test_events_cause_no_collection_of_all_objects() -> None:
+async def test_events_cause_no_full_garbage_collection() -> None:
     """At 10,000 Services a full collection would delay all other work for a tenth of a second,
     every few seconds while there are many events."""
     state = State(("services",))

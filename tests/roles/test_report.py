@@ -1,4 +1,5 @@
-"""The Events about a Service, and their timing: each once, and only for problems that last."""
+"""The Events about a Service, and their timing: each Event is written once, and only for problems
+that last."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -20,8 +21,8 @@ SETTLE_S = 2 * PATIENCE_S
 
 
 class Bench:
-    """A reporter with a patience, and the Events that it wrote: the warnings, and in `ended` the
-    Events that they no longer hold."""
+    """A reporter, and the Events that it wrote: the warnings, and in `ended` the Events that report
+    the end of a warning."""
 
     def __init__(self) -> None:
         self.warnings: list[tuple[str, str, str]] = []
@@ -110,8 +111,8 @@ async def test_a_problem_that_returns_is_reported_again(bench: Bench) -> None:
 
 
 async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
-    """The Event is written although the number changes more often than the patience, and shows each
-    later number."""
+    """The Event is written although the number changes before the problem has lasted long enough,
+    and shows each later number."""
     while not bench.warnings:
         for number in range(10):
             bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
@@ -128,7 +129,8 @@ NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`
 
 
 async def test_starting_pods_of_a_new_service_are_not_reported(bench: Bench) -> None:
-    """The next note is reported after the patience, and shows that the first note waits longer."""
+    """Another note is reported when it has lasted long enough, although the note about the start
+    waits longer."""
     bench.create(age_s=0)
     bench.tell(NOBODY, FAILING)
     assert await bench.reasons() == ["HealthChecksFailing"]

@@ -20,13 +20,13 @@ from fairlead.model import ServiceKey
 LONG = "n" * 63
 DEADLINE_S = 60
 NOT_ASKED = None
-"""The fields that are written to the status, or that a dry run does not return."""
+"""The fields that belong to the status, or that a dry run does not return."""
 
 
 class Row(NamedTuple):
-    """`spec` of a Service with ClusterIP 10.96.1.N for row N, and its `endpoints`; the addresses at
-    which it is served nevertheless, and the message about it. `let_in`: whether the present API
-    server admits it."""
+    """An invalid object: the `spec` of a Service with ClusterIP 10.96.1.N for row N, and its
+    `endpoints`; the addresses at which it is still served, and the message about it. `admitted`:
+    whether the present API server admits the object."""
 
     id: str
     spec: dict[str, Any] = {}
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     target: int = 8080
     served: tuple[str, ...] = ("cluster",)
     said: str = ""
-    let_in: bool | None = False
+    admitted: bool | None = False
     name: str = ""
 
 
@@ -76,14 +76,14 @@ ROWS = (
         {"type": "LoadBalancer"},
         ("x",),
         said="'x' of status.loadBalancer.ingress",
-        let_in=NOT_ASKED,
+        admitted=NOT_ASKED,
     ),
     Row(
         "an ingress with zeros",
         {"type": "LoadBalancer"},
         ("203.0.113.010",),
         served=("cluster", "203.0.113.10"),
-        let_in=NOT_ASKED,
+        admitted=NOT_ASKED,
     ),
     Row(
         "no ClusterIP",
@@ -99,7 +99,7 @@ ROWS = (
         {"type": "NodePort", **port(80, nodePort=70_000)},
         served=(),
         said="node port 70000",
-        let_in=NOT_ASKED,
+        admitted=NOT_ASKED,
     ),
     Row(
         "health port 70000",
@@ -112,21 +112,21 @@ ROWS = (
         ranges(" 192.0.2.0/24 "),
         ("203.0.113.20",),
         served=("cluster", "203.0.113.20"),
-        let_in=True,
+        admitted=True,
     ),
     Row(
         "bits behind the prefix",
         ranges("192.0.2.7/24"),
         ("203.0.113.21",),
         served=("cluster", "203.0.113.21"),
-        let_in=NOT_ASKED,
+        admitted=NOT_ASKED,
     ),
     Row(
         "overlapping",
         ranges("192.0.2.0/24", "192.0.2.0/25"),
         ("203.0.113.22",),
         served=("cluster", "203.0.113.22"),
-        let_in=True,
+        admitted=True,
     ),
     Row(
         "no CIDR",
@@ -158,14 +158,14 @@ ROWS = (
         "an endpoint's port 70000",
         target=70_000,
         said="endpoint '10.0.0.1' port 70000 is not an IPv4 address and port",
-        let_in=True,
+        admitted=True,
     ),
     Row(
         "1,000 endpoints",
         endpoints=tuple(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(1000)),
-        let_in=True,
+        admitted=True,
     ),
-    Row("long names", name=LONG, let_in=True),
+    Row("long names", name=LONG, admitted=True),
 )
 
 
@@ -214,8 +214,8 @@ async def driver(here: None) -> AsyncIterator[NodeProxyDriver]:
 async def test_invalid_objects_are_reported_and_all_others_are_served(
     driver: NodeProxyDriver,
 ) -> None:
-    """All rows are applied at once, which is harder than one by one, because they share
-    transactions."""
+    """All rows are applied at the same time, which is harder than one after the other, because they
+    share transactions."""
     role = Role()
     sound = Row("sound", name="sound")
     everything = [objects(number, row) for number, row in enumerate((*ROWS, sound), 1)]
@@ -263,7 +263,7 @@ async def test_which_rows_the_present_api_server_admits(real_apiserver: KubeApiS
     wrong = []
     async with Api(real_apiserver.access, "real") as api:
         for number, row in enumerate(ROWS, 1):
-            if row.let_in is NOT_ASKED:
+            if row.admitted is NOT_ASKED:
                 continue
             service, slice_ = objects(number, row, api.namespace)
             if service["spec"]["clusterIP"] != "x":
@@ -274,6 +274,6 @@ async def test_which_rows_the_present_api_server_admits(real_apiserver: KubeApiS
                 body["metadata"].pop("uid", None)
                 status, _ = await api.call("POST", f"{api.path(kind)}?dryRun=All", body)
                 codes.append(status)
-            if (codes == [201, 201]) != row.let_in:
+            if (codes == [201, 201]) != row.admitted:
                 wrong.append((row.id, codes))
     assert not wrong
