@@ -50,7 +50,7 @@ VALUES = {
         "controller": {"leaseDurationS": 3},
         "presence": {"leaseDurationS": 6},
         # The list for this gateway, selected by a pattern of names, takes precedence. No host has
-        # the interface of the common list, so the gateway would fail with that list.
+        # the interface of the common list.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
     },
     "gateway": {"enabled": True},

@@ -99,11 +99,11 @@ def of_bpf(process: int, command: int, attributes: int) -> str:
     (descriptor,) = struct.unpack(
         "=I", read(process, attributes + (36 if name.endswith("BATCH") else 0), 4)
     )
-    stated_length = dict(
+    sizes = dict(
         line.split()
         for line in Path(f"/proc/{process}/fdinfo/{descriptor}").read_text().splitlines()
     )
-    return f"{name} {stated_length['key_size:']}:{stated_length['value_size:']}"
+    return f"{name} {sizes['key_size:']}:{sizes['value_size:']}"
 
 
 def request(head: bytes, length: int) -> str:

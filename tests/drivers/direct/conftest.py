@@ -20,7 +20,7 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
-from tests.drivers.direct.carrying import set_listener
+from tests.drivers.direct.applying import set_listener
 from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import AttachKind
@@ -115,8 +115,8 @@ class Forwarder:
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:
-            way = NextHop(LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
-            self.tables.nodes.set_next_hop(name, way, ipv6=":" in address)
+            next_hop = NextHop(LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
+            self.tables.nodes.set_next_hop(name, next_hop, ipv6=":" in address)
 
     def serve(
         self,

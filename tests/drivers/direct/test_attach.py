@@ -21,7 +21,7 @@ from tests.drivers.direct.site import (
     SITE,
     VIP,
     Conversation,
-    ask_by_udp,
+    request_by_udp,
     made_site,  # noqa: F401 - a fixture
     pods,
     running_gateway,
@@ -80,7 +80,7 @@ OTHER_END = bpffs.ROOT / f"{NAME}-other-end"
         ("xdp", CARD, Driver("ice", "0000:00:03.0"), "xdp", "requested by gateway.attach"),
     ],
 )
-def test_choice(
+def test_the_attachment_follows_from_configuration_and_driver(
     wanted: AttachKind, interface: Interface, driver_of: Driver, mode: str, why: str
 ) -> None:
     choice = choose(wanted, interface, driver_of)
@@ -154,7 +154,7 @@ def _without_pins() -> Iterator[None]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic", "xdp"])
-async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) -> None:
+async def test_each_attachment_forwards_packets(site: None, attach: AttachKind) -> None:
     if attach == "xdp":
         prepare_other_end()
     async with pods(), running_gateway(Options(attach)) as gateway:
@@ -165,7 +165,7 @@ async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) 
         for _ in range(2):
             for family in FAMILIES:
                 tcp = [await (await Conversation.start(family)).ask() for _ in range(40)]
-                udp = [await ask_by_udp(family) for _ in range(40)]
+                udp = [await request_by_udp(family) for _ in range(40)]
                 assert {peer for _, peer in tcp + udp} == {CLIENT[family]}
                 assert Counter(node for node, _ in tcp + udp).keys() == set(NODES)
             if attach == "tc":
@@ -173,7 +173,7 @@ async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) 
             # Without the tc program only XDP forwards. A packet that XDP passed would end in a
             # blackhole route, and its connection would fail.
             in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
-        await gateway.tell("remove")
+        await gateway.send("remove")
 
 
 @pytest.mark.root
@@ -205,7 +205,7 @@ async def test_a_frame_with_a_priority_tag_is_forwarded(site: None, attach: Atta
                 answer = await asyncio.wait_for(loop.sock_recv(client, 100), DEADLINE_S)
             assert answer.decode().split() == ["node1", CLIENT[family]]
         wire.close()
-        await gateway.tell("remove")
+        await gateway.send("remove")
 
 
 @pytest.mark.root
@@ -226,7 +226,7 @@ async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwar
             "node1",
             "node1",
         ]
-        await gateway.tell("remove")
+        await gateway.send("remove")
 
 
 def announce(node: str, family: int) -> None:
@@ -238,7 +238,7 @@ def announce(node: str, family: int) -> None:
 
 
 @pytest.mark.root
-def test_programs_of_others_are_left_alone(run: Run) -> None:
+def test_programs_of_other_owners_are_unchanged(run: Run) -> None:
     async def scenario() -> None:
         index = socket.if_nametoindex("eth0")
         foreign = create_maps(list(read_object(OBJECTS / "direct_xdp.o").maps.values()))

@@ -123,7 +123,7 @@ def test_an_audit_finds_foreign_changes_while_other_changes_are_applied(run: Run
     run(scenario)
 
 
-def test_other_tasks_run_between_batches(run: Run) -> None:
+def test_other_tasks_run_between_the_batches_of_a_change(run: Run) -> None:
     async def scenario() -> None:
         made = driver(arena_bytes=8 << 20)
         await made.open()

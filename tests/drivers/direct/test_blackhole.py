@@ -92,7 +92,7 @@ async def answers(port: int) -> list[Packet]:
             return seen
 
 
-def test_routes_come_and_go_with_listeners(run: Run) -> None:
+def test_routes_are_created_and_removed_with_listeners(run: Run) -> None:
     async def scenario() -> None:
         ip("address", "add", "2001:db8::10/64", "dev", "eth0", "nodad")
         made = driver()
@@ -213,8 +213,8 @@ def test_packets_for_a_listener_that_did_not_fit_do_not_return_to_the_router(run
         )
         refused = load_balancer(NODE1)
         for wanted in ({hog.service: hog}, refused, refused):
-            told = await made.apply(made.diff(made.render(wanted), await made.read(wanted)))
-        assert [each.missing for each in told.values()] == [(f"{VIP}:80/TCP",)]
+            outcome_of = await made.apply(made.diff(made.render(wanted), await made.read(wanted)))
+        assert [each.missing for each in outcome_of.values()] == [(f"{VIP}:80/TCP",)]
         assert await answers(80) == []
         await made.read(None)
         assert kernel()[0] == {VIP, "203.0.113.99"}

@@ -162,7 +162,7 @@ def test_toggling_affinity_moves_no_open_connection(forwarder: Forwarder) -> Non
     assert owners(forwarder, "A", range(30000, 30100)) == during
 
 
-def test_affinity_sends_a_client_to_one_node_whatever_its_ports(forwarder: Forwarder) -> None:
+def test_affinity_sends_a_client_to_one_node_from_any_port(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1, "node2": 1, "node3": 1}, by_source=True)
     by_client = {
         f"198.51.100.{i}": {

@@ -26,9 +26,9 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
             return {key: intents[key] for key in keys}
 
         def report(
-            _: Mapping[ServiceKey, LoadBalancer], told: Mapping[ServiceKey, Outcome]
+            _: Mapping[ServiceKey, LoadBalancer], outcome_of: Mapping[ServiceKey, Outcome]
         ) -> None:
-            outcomes.extend(told.values())
+            outcomes.extend(outcome_of.values())
 
         async def retained(*nodes: str) -> None:
             while (await made.read([WEB]))[WEB].listeners[0].retained_nodes != nodes:

@@ -43,11 +43,11 @@ SET_NODE1 = [
 ]
 
 
-def way_to_node1() -> NextHop:
+def next_hop_of_node1() -> NextHop:
     """Return the IPv4 next hop of the first node, from the pinned map."""
     (layout,) = PINS.glob("layout-*")
-    with Map.open(layout / "ways") as ways:
-        return unpack_next_hop(ways.lookup(INDEX.pack(0)) or b"")
+    with Map.open(layout / "ways") as next_hops:
+        return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
 
 def refuses() -> bool:
@@ -152,7 +152,7 @@ def test_a_recreated_interface_gets_its_filter_back(run: Run) -> None:
             await made.read(None)
         add_cable("eth0", "192.0.2.10/24")
         assert await bring(made, load_balancer(NODE1)) == []
-        assert way_to_node1().interface == socket.if_nametoindex("eth0")
+        assert next_hop_of_node1().interface == socket.if_nametoindex("eth0")
         assert len(await tc.filters(f"fairlead:{PINS}")) == 1
         assert await bring(made, load_balancer(NODE1)) == []
         await made.close(remove=True)
@@ -168,7 +168,7 @@ def test_a_node_that_moves_to_another_link_is_followed(run: Run) -> None:
         await bring(made, load_balancer(NODE1))
         ip("route", "add", "192.0.2.21", "dev", "eth1")
         assert await bring(made, load_balancer(NODE1)) == []
-        assert way_to_node1().interface == socket.if_nametoindex("eth1")
+        assert next_hop_of_node1().interface == socket.if_nametoindex("eth1")
         await made.close(remove=True)
 
     run(scenario)

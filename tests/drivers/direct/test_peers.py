@@ -178,7 +178,7 @@ def connected_to(gateway: Gateway, count: int) -> bool:
     return sum(peer.connected for peer in gateway.peers.shown) == count
 
 
-async def acquainted(*gateways: Gateway) -> None:
+async def await_connected(*gateways: Gateway) -> None:
     """Wait until each gateway follows all others."""
     for each in gateways:
         await until(partial(connected_to, each, len(gateways) - 1))
@@ -228,7 +228,7 @@ async def test_only_connected_gateways_keep_connections_opened_in_transition(
             assert len(lost) > len(PORTS) / 4  # all connections in slots that changed
         for each in (one, two):
             await made.join(each)
-        await acquainted(one, two)
+        await await_connected(one, two)
         assert two.nodes(PORTS, packet) == opened
         later = one.open(range(41000, 41300), packet)
         await have_received(1, two)
@@ -250,7 +250,7 @@ async def test_a_later_gateway_starts_with_the_tables_and_entries_of_the_others(
         for each in (one, two):
             each.serve(NEW)
         during = two.open(range(41000, 41300))
-        await acquainted(one, two)
+        await await_connected(one, two)
         await have_received(1, one)
         three = await made.start(3)
         (inherited,) = three.forwarder.tables.actual(None)[SERVICE].listeners
@@ -280,7 +280,7 @@ async def test_a_connection_that_closes_at_one_gateway_closes_at_all_on_its_node
         for each in (one, two):
             each.serve(OLD)
             each.serve(NEW)
-        await acquainted(one, two)
+        await await_connected(one, two)
         opened = one.open(PORTS)
         await until(lambda: len(entries(two)) == len(entries(one)))
         count = len(entries(one))
@@ -326,7 +326,7 @@ async def test_a_gateway_that_missed_a_change_knows_the_connections_opened_meanw
         one, two = await made.start(1), await made.start(2)
         for each in (one, two):
             each.serve(OLD)
-        await acquainted(one, two)
+        await await_connected(one, two)
         own = two.open(range(42000, 42300))
         one.serve(NEW)
         meanwhile = one.open(PORTS)
@@ -337,7 +337,7 @@ async def test_a_gateway_that_missed_a_change_knows_the_connections_opened_meanw
 
 
 @pytest.mark.parametrize("packet", [tcp, udp])
-async def test_gateways_that_learn_of_the_nodes_of_a_new_service_in_different_orders(
+async def test_no_connection_moves_between_gateways_that_learn_of_nodes_in_different_orders(
     packet: Callable[..., object],
 ) -> None:
     """Each gateway learns of another node first, and sends it all connections that arrive then. The
@@ -351,7 +351,7 @@ async def test_gateways_that_learn_of_the_nodes_of_a_new_service_in_different_or
         for each in (one, two):
             each.among_others(lambda: now_s)
             await made.join(each)
-        await acquainted(one, two)
+        await await_connected(one, two)
         for each, node in ((one, "node1"), (two, "node3")):
             each.forwarder.serve({node: 1}, ALL_NODES, protocol=key.protocol)
         opened = [one.open(range(40000, 40100), packet), two.open(range(41000, 41100), packet)]
@@ -410,7 +410,7 @@ async def test_a_gateway_without_packets_takes_over_the_slots_of_one_with_packet
     other gateways' connections may arrive."""
     async with site() as made:
         one, two = await made.start(1), await made.start(2)
-        await acquainted(one, two)
+        await await_connected(one, two)
         one.serve(OLD)
         opened = one.open(PORTS)
         two.serve(NEW)
@@ -496,7 +496,7 @@ async def pass_on(one: Gateway, two: Gateway) -> None:
     for each in (one, two):
         each.serve(OLD)
         each.serve(NEW)
-    await acquainted(one, two)
+    await await_connected(one, two)
     one.open(PORTS)
     await until(lambda: len(entries(two)) == len(entries(one)) > 0)
 

@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import msgspec
 import pytest
-from tests.drivers.direct.carrying import carry_out
+from tests.drivers.direct.applying import apply_changes
 from tests.drivers.direct.conftest import (
     CLIENT4,
     DROP,
@@ -40,10 +40,10 @@ def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
 
 
 def bring(tables: ListenerMaps, specs: dict[ServiceKey, DirectSpec]) -> dict[ServiceKey, Outcome]:
-    return carry_out(tables, spec.diff(specs, tables.actual(None)), {})
+    return apply_changes(tables, spec.diff(specs, tables.actual(None)), {})
 
 
-def lets_in(forwarder: Forwarder, client: str) -> bool:
+def admits(forwarder: Forwarder, client: str) -> bool:
     answer = forwarder.run(tcp("A", client=client, ipv6=":" in client))
     assert answer.verdict in (REDIRECT, DROP)
     return answer.verdict == REDIRECT
@@ -88,10 +88,10 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_clients_that_may_connect(forwarder: Forwarder, name: str) -> None:
+def test_source_ranges_decide_which_clients_may_connect(forwarder: Forwarder, name: str) -> None:
     cidrs, clients = ROWS[name]
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
-    assert {client: lets_in(forwarder, client) for client in clients} == clients
+    assert {client: admits(forwarder, client) for client in clients} == clients
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
     assert spec.diff({SERVICE: wanted(*cidrs)}, forwarder.tables.actual(None)) == ()
 
@@ -103,11 +103,11 @@ def test_thousands_of_ranges_change_in_place_and_only_where_they_differ(
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[:3000])}) == {}
     before = dict(forwarder.maps["listeners"].items())
     assert [
-        lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])
+        admits(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])
     ] == [True, True, False]
     assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[1000:])}) == {}
     assert [
-        lets_in(forwarder, cidr.split("/")[0])
+        admits(forwarder, cidr.split("/")[0])
         for cidr in (cidrs[0], cidrs[999], cidrs[1000], cidrs[3999])
     ] == [
         False,
@@ -135,14 +135,14 @@ def test_a_removed_range_cuts_open_connections_and_counts_their_packets(
 def test_services_do_not_share_ranges(forwarder: Forwarder) -> None:
     mine, theirs = wanted("198.51.100.0/24", keys=KEYS[:1]), wanted("192.0.2.0/24", keys=KEYS[1:])
     bring(forwarder.tables, {SERVICE: mine, OTHER: theirs})
-    assert lets_in(forwarder, CLIENT4)
-    assert not lets_in(forwarder, "2001:db8:c::7")
+    assert admits(forwarder, CLIENT4)
+    assert not admits(forwarder, "2001:db8:c::7")
     bring(forwarder.tables, {OTHER: theirs})
     assert forwarder.maps["ranges"].count() == 1
     taken = wanted("198.51.100.0/25", keys=KEYS)  # with a listener of SERVICE
     bring(forwarder.tables, {OTHER: taken})
-    assert lets_in(forwarder, CLIENT4)
-    assert not lets_in(forwarder, "198.51.100.200")
+    assert admits(forwarder, CLIENT4)
+    assert not admits(forwarder, "198.51.100.200")
 
 
 def test_ranges_survive_a_restart_and_unused_ones_are_removed(forwarder: Forwarder) -> None:
@@ -154,7 +154,7 @@ def test_ranges_survive_a_restart_and_unused_ones_are_removed(forwarder: Forward
     assert forwarder.maps["ranges"].count() == 2
     (actual,) = forwarder.tables.actual(None).values()
     assert actual.source_ranges == service.source_ranges
-    assert lets_in(forwarder, CLIENT4)
+    assert admits(forwarder, CLIENT4)
     bring(forwarder.tables, {SERVICE: service})
     assert forwarder.maps["ranges"].count() == 2
 
@@ -169,7 +169,7 @@ def test_an_incomplete_set_is_repaired_after_a_restart(
     restart(forwarder)
     changes = spec.diff({SERVICE: service}, forwarder.tables.actual(None))
     assert str(changes[0]) == "set ranges default/web 198.51.100.0/24,192.0.2.0/24"
-    carry_out(forwarder.tables, changes, {})
+    apply_changes(forwarder.tables, changes, {})
     assert forwarder.maps["ranges"].count() == 2
 
 

@@ -135,4 +135,4 @@ async def test_packets_are_forwarded_on_an_interface_that_was_not_named(
         assert [name for name, _, _ in answer["interfaces"]] == ["eth0"]
         for family in (socket.AF_INET, socket.AF_INET6):
             assert await (await Conversation.start(family)).ask() == ("node1", CLIENT[family])
-        await gateway.tell("remove")
+        await gateway.send("remove")

@@ -118,7 +118,7 @@ async def test_a_program_whose_pins_are_gone_forwards_until_the_new_tables_are_f
             assert await nodes_that_answer() == {"node1"}
             await third.serve({"node2": 1})
             assert await nodes_that_answer() == {"node2"}
-            await third.tell("remove")
+            await third.send("remove")
 
 
 async def nodes_that_answer() -> set[str]:

@@ -3,7 +3,7 @@ it holds but the maps do not."""
 
 import pytest
 from msgspec.structs import replace
-from tests.drivers.direct.carrying import carry_out, set_listener
+from tests.drivers.direct.applying import apply_changes, set_listener
 from tests.drivers.direct.conftest import LISTENERS, REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
 
 from fairlead.drivers.direct import spec
@@ -245,7 +245,7 @@ class Clocked:
             for change in changes
             if isinstance(change, SetNode)
         }
-        assert carry_out(self.tables, changes, next_hops) == {}
+        assert apply_changes(self.tables, changes, next_hops) == {}
 
     def nodes(self, ports: range, flags: str) -> dict[int, str]:
         return {port: self.forwarder.run(tcp(flags, port)).node for port in ports}
@@ -316,7 +316,7 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
         changes = spec.diff(
             {SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)
         )
-        return carry_out(clocked.tables, changes, {})
+        return apply_changes(clocked.tables, changes, {})
 
     def kept() -> set[str]:
         return set(clocked.nodes(OLD, "A").values())
@@ -420,7 +420,7 @@ def test_the_first_packets_arrive_while_unused_slots_are_changed(clocked: Clocke
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node3", 1)), ("node1", "node2", "node3"))
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
     before = clocked.nodes(OLD, "S")
-    carry_out(clocked.tables, changes, {})
+    apply_changes(clocked.tables, changes, {})
     assert clocked.nodes(OLD, "A") == before
 
 
@@ -443,7 +443,7 @@ def test_slots_received_from_a_peer_after_planning_are_not_undone(clocked: Clock
     clocked.tables.set_peer_slots(
         KEY, SERVICE, "uid", received, retained_nodes, restricted=False, used=True
     )
-    assert carry_out(clocked.tables, changes, {}) == {}
+    assert apply_changes(clocked.tables, changes, {}) == {}
     installed = clocked.tables.installed(KEY)
     assert installed
     assert installed.slots == transition(
@@ -471,21 +471,21 @@ def test_a_released_number_of_a_node_is_not_reused_next(
 
 
 def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:
-    def held() -> set[str]:
+    def count_entries() -> set[str]:
         return {unpack_address(key) for key, _ in forwarder.maps["addresses"].items()}
 
     forwarder.serve({"node1": 1})
     forwarder.serve({"node1": 1}, port=81)
     forwarder.serve({"node1": 1}, address="2001:db8:f00::10")
-    assert held() == {VIP4, "2001:db8:f00::10"}
+    assert count_entries() == {VIP4, "2001:db8:f00::10"}
     forwarder.tables.remove_listener(KEY, SERVICE)
-    assert held() == {VIP4, "2001:db8:f00::10"}
+    assert count_entries() == {VIP4, "2001:db8:f00::10"}
     forwarder.maps["addresses"].update(pack_address("203.0.113.99"), bytes(4))  # as another process
     forwarder.maps["addresses"].delete(pack_address(VIP4))
     renew(forwarder)
-    assert held() == {VIP4, "2001:db8:f00::10"}
+    assert count_entries() == {VIP4, "2001:db8:f00::10"}
     forwarder.tables.remove_listener(ListenerKey(VIP4, 81, "TCP"), SERVICE)
-    assert held() == {"2001:db8:f00::10"}
+    assert count_entries() == {"2001:db8:f00::10"}
 
 
 def test_nodes_retain_udp_flows_while_they_serve(clocked: Clocked) -> None:
@@ -495,7 +495,7 @@ def test_nodes_retain_udp_flows_while_they_serve(clocked: Clocked) -> None:
         listener = ListenerSpec(
             key, False, tuple((node, 1) for node in nodes), (*nodes, *([also] if also else []))
         )
-        carry_out(
+        apply_changes(
             clocked.tables,
             spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)),
             {},

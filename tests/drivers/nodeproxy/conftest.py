@@ -182,12 +182,12 @@ class Site:
             source = callers("IPv6" if six else "IPv4")(place)
         if protocol == "SCTP":
             with self.sctp_socket(place, socket.AF_INET6 if six else socket.AF_INET) as caller:
-                return ask_by_sctp(caller, address, port, source=source, timeout_s=timeout_s)
+                return request_by_sctp(caller, address, port, source=source, timeout_s=timeout_s)
         kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
         with namespace.make_socket(
             self.name(place), socket.AF_INET6 if six else socket.AF_INET, kind
         ) as caller:
-            return ask(caller, address, port, source=source, timeout_s=timeout_s)
+            return request(caller, address, port, source=source, timeout_s=timeout_s)
 
     def remove(self) -> None:
         for server in self.servers:
@@ -197,7 +197,7 @@ class Site:
             namespace.delete(name)
 
 
-def ask(
+def request(
     caller: socket.socket, address: str, port: int, *, source: str = "", timeout_s: float = 10.0
 ) -> Seen | str:
     """Send one line or datagram, and return the answer."""
@@ -220,7 +220,7 @@ def ask(
     return Seen(answer["pod"], answer["peer"])
 
 
-def ask_by_sctp(
+def request_by_sctp(
     caller: socket.socket,
     address: str,
     port: int,
@@ -233,7 +233,7 @@ def ask_by_sctp(
     if source:
         caller.bind((source, 0))
     try:
-        told = sctp.ask(
+        told = sctp.request(
             caller, address, port, source_port=source_port or next(_sctp_ports), timeout_s=timeout_s
         )
     except ConnectionRefusedError:

@@ -36,7 +36,7 @@ PLACES = ("client", "blocked", "node", "caller", "local1")
 LOCAL = ("local1", "local2")
 
 
-class Drawn(NamedTuple):
+class DrawnService(NamedTuple):
     """A Service and its pods."""
 
     slot: int
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
     ports: tuple[tuple[str, int], ...]
     internal: str
     external: str
-    affine: bool
+    service_with_affinity: bool
     ranges: tuple[str, ...]
     external_ips: str
     """The external addresses of the Service: its own, shared with other Services, or the ClusterIPs
@@ -102,7 +102,7 @@ class Drawn(NamedTuple):
             "ports": ports,
         }
         spec |= {"internalTrafficPolicy": self.internal, "externalTrafficPolicy": self.external}
-        if self.affine:
+        if self.service_with_affinity:
             spec |= {
                 "sessionAffinity": "ClientIP",
                 "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
@@ -159,7 +159,7 @@ class Drawn(NamedTuple):
 
 
 SERVICES = st.builds(
-    Drawn,
+    DrawnService,
     slot=st.integers(0, SLOTS - 1),
     kind=st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer")),
     families=st.sampled_from((("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4"))),
@@ -168,7 +168,7 @@ SERVICES = st.builds(
     ),
     internal=st.sampled_from(("Cluster", "Cluster", "Local")),
     external=st.sampled_from(("Cluster", "Local")),
-    affine=st.sampled_from((False, False, True)),
+    service_with_affinity=st.sampled_from((False, False, True)),
     ranges=st.sampled_from(RANGES),
     external_ips=st.sampled_from(("", "own", "own", "shared", "cluster")),
     ip_mode=st.sampled_from(("VIP", "VIP", "VIP", "Proxy")),
@@ -184,7 +184,7 @@ class Call(NamedTuple):
     """Packets from a place to a port of a Service at one of its addresses. `number`: the index of
     the port."""
 
-    drawn: Drawn
+    drawn: DrawnService
     number: int
     kind: str
     family: str
@@ -217,7 +217,7 @@ class Expected(NamedTuple):
     otherwise: str
 
 
-def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
+def owners(shown: Iterable[DrawnService]) -> dict[str, tuple[int, str]]:
     """Return, for each frontend (`address . protocol . port`), the slot of the Service that gets
     it, and the kind of its address."""
     ranks = [
@@ -229,7 +229,7 @@ def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
     return {frontend: (-slot, kind) for _, slot, kind, frontend in sorted(ranks, reverse=True)}
 
 
-def calls(drawn: Drawn) -> list[Call]:
+def calls(drawn: DrawnService) -> list[Call]:
     """Return the calls from every place to every frontend."""
     ports, kinds = range(len(drawn.ports)), tuple(drawn.kinds())
     return [
@@ -246,7 +246,7 @@ def expected(call: Call) -> Expected:
     drawn, outside = call.drawn, call.place in ("client", "blocked")
     address_of = callers(call.family)
     own, node = address_of(call.place), address_of("node")
-    if call.kind == "balancer" and not _let_in(drawn.ranges, own):
+    if call.kind == "balancer" and not _admits(drawn.ranges, own):
         return Expected(frozenset(), SILENT)
     inside_policy = (
         drawn.internal == "Local"
@@ -265,19 +265,19 @@ def expected(call: Call) -> Expected:
     )
 
 
-def usable(drawn: Drawn, among: tuple[str, ...]) -> frozenset[str]:
+def usable(drawn: DrawnService, among: tuple[str, ...]) -> frozenset[str]:
     """Return the ready pods, or if there are none, the serving terminating pods."""
     found = [(pod, state) for pod, state in drawn.endpoints if pod in among]
     ready = frozenset(pod for pod, state in found if state == "ready")
     return ready or frozenset(pod for pod, state in found if state == "going")
 
 
-def serving(drawn: Drawn) -> frozenset[str]:
+def serving(drawn: DrawnService) -> frozenset[str]:
     """Return the pods to which an existing flow may lead."""
     return frozenset(pod for pod, state in drawn.endpoints if state in ("ready", "going"))
 
 
-def _let_in(ranges: tuple[str, ...], address: str) -> bool:
+def _admits(ranges: tuple[str, ...], address: str) -> bool:
     """Ranges of the other family alone restrict nothing."""
     own = ip_address(address)
     networks = [

@@ -43,7 +43,7 @@ class Settings(msgspec.Struct):
         )
 
 
-def a_state() -> State:
+def make_state() -> State:
     """Return a State that knows the node and is complete."""
     state = State(())
     state.update_nodes({ObjectKey("", NODE): msgspec.convert({"metadata": {"name": NODE}}, Node)})
@@ -73,7 +73,7 @@ def _key(name: str) -> ObjectKey:
 
 async def main() -> None:
     """Run until the process is killed, or its input ends."""
-    state = a_state()
+    state = make_state()
     driver = msgspec.json.decode(sys.stdin.readline(), type=Settings).driver(state)
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
     state.mark_synced("")

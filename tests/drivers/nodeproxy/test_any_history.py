@@ -42,21 +42,21 @@ from tests.drivers.nodeproxy.conftest import (
     SILENT,
     Seen,
     Site,
-    ask,
-    ask_by_sctp,
+    request,
+    request_by_sctp,
     callers,
 )
 from tests.drivers.nodeproxy.drawn import (
     SERVICES,
     SLOTS,
     Call,
-    Drawn,
+    DrawnService,
     calls,
     expected,
     owners,
     serving,
 )
-from tests.drivers.nodeproxy.process import NODE, Settings, a_state, show
+from tests.drivers.nodeproxy.process import NODE, Settings, make_state, show
 
 from fairlead.drivers.nodeproxy.elements import Spec, frontend_of, parsed
 from fairlead.drivers.nodeproxy.skeleton import owned_sets
@@ -101,24 +101,24 @@ AFFINITY_NUMBER = re.compile(r"^(jump recall[46]_|goto remember[46]_\d+_)(\d+)$"
 """Matches the number of a Service's map of clients, which depends on the history of the node."""
 
 
-def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
+def without_numbers(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
     return {
         key: frozenset(each._replace(value=AFFINITY_NUMBER.sub(r"\1", each.value)) for each in spec)
         for key, spec in table.items()
     }
 
 
-def same_but_for_numbers(
+def equal_except_numbers(
     found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]
 ) -> bool:
     """Whether the table has the wanted elements, and each Service with affinity has its own map of
     clients."""
     if isinstance(found, str):
         return False
-    return numbers_left_out(found) == numbers_left_out(wanted) and each_has_its_own_number(found)
+    return without_numbers(found) == without_numbers(wanted) and numbers_are_unique(found)
 
 
-def each_has_its_own_number(table: Mapping[ServiceKey, Spec]) -> bool:
+def numbers_are_unique(table: Mapping[ServiceKey, Spec]) -> bool:
     numbers = [
         {found[2] for each in spec if (found := AFFINITY_NUMBER.match(each.value))}
         for spec in table.values()
@@ -135,7 +135,7 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shown: dict[int, Drawn] = {}
+        self.shown: dict[int, DrawnService] = {}
         self.choose = random.Random(SEED)
         self.seen: dict[str, str] = {}
         """The rules of each chain, as seen first."""
@@ -153,18 +153,18 @@ class History(RuleBasedStateMachine):
         self.nft.close()
 
     @initialize(some=st.lists(SERVICES, min_size=2, max_size=4))
-    def begin(self, some: list[Drawn]) -> None:
+    def begin(self, some: list[DrawnService]) -> None:
         self.show(some)
 
     @rule(some=st.lists(SERVICES, min_size=1, max_size=3))
-    def show(self, some: list[Drawn]) -> None:
+    def show(self, some: list[DrawnService]) -> None:
         """Create Services, or replace existing ones."""
         for drawn in some:
             self._show(drawn)
 
     @precondition(lambda self: self.shown)
     @rule(slot=st.integers(0, SLOTS - 1), other=SERVICES)
-    def move(self, slot: int, other: Drawn) -> None:
+    def move(self, slot: int, other: DrawnService) -> None:
         """Change the endpoints of a Service."""
         self._show(self._one(slot)._replace(endpoints=other.endpoints))
 
@@ -175,7 +175,7 @@ class History(RuleBasedStateMachine):
         self._tell({"services": {gone.name: None}, "slices": dict.fromkeys(gone.slices())})
 
     @rule(first=SERVICES, second=SERVICES, pause_s=st.sampled_from((0.0, 0.005, 0.02)))
-    def kill(self, first: Drawn, second: Drawn, pause_s: float) -> None:
+    def kill(self, first: DrawnService, second: DrawnService, pause_s: float) -> None:
         """Kill the process while it handles one change; another change comes before its restart."""
         self._show(first)
         time.sleep(pause_s)
@@ -185,7 +185,7 @@ class History(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shown)
     @rule(what=st.sampled_from(DISTURBANCES), slot=st.integers(0, SLOTS - 1), other=SERVICES)
-    def disturb(self, what: str, slot: int, other: Drawn) -> None:
+    def disturb(self, what: str, slot: int, other: DrawnService) -> None:
         """Disturb the table while a Service changes."""
         with suppress(Conflict):  # the table may not exist yet
             self.nft.run(what)
@@ -199,7 +199,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_as_planned(self) -> None:
-        state = a_state()
+        state = make_state()
         show(state, self._everything())
         planned = plan_node(state, NODE, list(state.services))
         intents = {
@@ -217,7 +217,7 @@ class History(RuleBasedStateMachine):
             for key, spec in SETTINGS.driver(state).render(intents).items()
         }
         end_s = time.monotonic() + DEADLINE_S
-        while not same_but_for_numbers(found := self._table(), wanted):
+        while not equal_except_numbers(found := self._table(), wanted):
             assert time.monotonic() < end_s, f"wanted {wanted}\nfound {found}"
             assert self.process.poll() is None, "the process has ended by itself"
             time.sleep(0.02)
@@ -252,10 +252,10 @@ class History(RuleBasedStateMachine):
                 f"{one}: {problem}" for one, problem in said
             )
 
-    def _one(self, number: int) -> Drawn:
+    def _one(self, number: int) -> DrawnService:
         return self.shown[sorted(self.shown)[number % len(self.shown)]]
 
-    def _show(self, drawn: Drawn) -> None:
+    def _show(self, drawn: DrawnService) -> None:
         self.shown[drawn.slot] = drawn
         self._tell({"services": {drawn.name: drawn.service()}, "slices": drawn.slices()})
 
@@ -337,7 +337,7 @@ class History(RuleBasedStateMachine):
 
     def _call(self, one: Kept) -> list[Seen | str]:
         timeout_s = SILENCE_S if expected(one.call).otherwise == SILENT else 2.0
-        return [self._answer(one, timeout_s) for _ in range(2 if one.call.drawn.affine else 1)]
+        return [self._answer(one, timeout_s) for _ in range(2 if one.call.drawn.service_with_affinity else 1)]
 
     def _answer(self, one: Kept, timeout_s: float) -> Seen | str:
         call, six = one.call, one.call.family == "IPv6"
@@ -346,14 +346,14 @@ class History(RuleBasedStateMachine):
         try:
             if call.protocol == "SCTP":
                 with self.sctp, self.site.sctp_socket(call.place, family) as sock:
-                    return ask_by_sctp(
+                    return request_by_sctp(
                         sock, *call.target, source=source, source_port=one.port, timeout_s=timeout_s
                     )
             kind = socket.SOCK_STREAM if call.protocol == "TCP" else socket.SOCK_DGRAM
             with namespace.make_socket(self.site.name(call.place), family, kind) as sock:
                 if source or one.port:
                     sock.bind((source, one.port))
-                return ask(sock, *call.target, timeout_s=timeout_s)
+                return request(sock, *call.target, timeout_s=timeout_s)
         except OSError as error:
             return str(error)
 
@@ -383,7 +383,7 @@ def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
     return f"affinity, but {sorted(pods)} answered" if len(pods) > 1 else ""
 
 
-def test_whatever_happens_the_table_is_as_planned_and_packets_agree(
+def test_after_any_history_the_table_is_as_planned_and_packets_agree(
     site: Site, at_node: None
 ) -> None:
     class OfThisSite(History):

@@ -20,7 +20,7 @@ from tests.drivers.nodeproxy.conftest import (
     VIP4,
     Seen,
     Site,
-    ask,
+    request,
     backends,
     port,
     service,
@@ -40,13 +40,13 @@ CLUSTER_IPS = {OLD: CLUSTER4, YOUNG: "172.30.0.42"}
 
 @pytest.fixture
 async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
-    made = a_driver()
+    made = make_driver()
     await made.open()
     yield made
     await made.close(remove=True)
 
 
-def a_driver() -> NodeProxyDriver:
+def make_driver() -> NodeProxyDriver:
     return NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6),
         pod_cidrs=POD_CIDRS,
@@ -97,7 +97,7 @@ def pod_at(site: Site, address: str, *, protocol: str = "TCP", place: str = "cal
     return seen.pod if isinstance(seen, Seen) else seen
 
 
-async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
+async def test_a_service_without_one_frontend_follows_its_endpoints_at_the_others(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     await bring(driver, at(OLD, EXTERNAL4, pods=("local1",)), at(YOUNG, pods=("local1",)))
@@ -121,7 +121,7 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
     assert site.call("caller", EXTERNAL4, 81) == Seen("remote1", NODE4)
 
 
-async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_again(
+async def test_the_older_service_gets_the_frontend_and_the_other_one_gets_it_back(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     young, old = (
@@ -149,7 +149,7 @@ async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_agai
 
 
 @pytest.mark.parametrize("first", [OLD, YOUNG], ids=["the older first", "the younger first"])
-async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
+async def test_neither_a_flush_nor_a_restart_changes_the_service_of_a_frontend(
     site: Site, driver: NodeProxyDriver, first: ServiceKey
 ) -> None:
     services = {
@@ -174,17 +174,17 @@ async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
         await bring(driver, each)
     check()
     there = await driver.read(None)
-    heir = a_driver()
-    await heir.open()
-    assert await heir.read(None) == there
+    successor = make_driver()
+    await successor.open()
+    assert await successor.read(None) == there
     for each in reversed(order):
-        await bring(heir, each)
-    assert await heir.read(None) == there
+        await bring(successor, each)
+    assert await successor.read(None) == there
     check()
-    await heir.close(remove=False)
+    await successor.close(remove=False)
 
 
-async def test_a_cluster_ip_is_its_own_services_though_an_older_one_had_it_as_external(
+async def test_a_cluster_ip_has_precedence_over_an_external_ip_of_an_older_service(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     claimed = at(OLD, CLUSTER_IPS[YOUNG], EXTERNAL4, pods=("local1",))
@@ -196,7 +196,7 @@ async def test_a_cluster_ip_is_its_own_services_though_an_older_one_had_it_as_ex
     assert there == ["local2", "local1", "local1"]
 
 
-async def test_flows_and_remembered_clients_follow_the_frontend(
+async def test_flows_and_recorded_clients_follow_the_frontend(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     """Both Services have source ranges, whose sets have intervals, and session affinity."""
@@ -208,19 +208,19 @@ async def test_flows_and_remembered_clients_follow_the_frontend(
     await bring(driver, young)
     with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("203.0.113.2", 0))
-        flow = [ask(sock, VIP4, 53)]
+        flow = [request(sock, VIP4, 53)]
         assert pod_at(site, VIP4, place="client") == "local2"
         await bring(driver, old)
-        flow.append(ask(sock, VIP4, 53))
+        flow.append(request(sock, VIP4, 53))
     assert [seen.pod if isinstance(seen, Seen) else seen for seen in flow] == ["local2", "local1"]
     assert pod_at(site, VIP4, place="client") == "local1"
-    heir = a_driver()
-    await heir.open()
-    assert await heir.read(None) == await driver.read(None)
-    await heir.close(remove=False)
+    successor = make_driver()
+    await successor.open()
+    assert await successor.read(None) == await driver.read(None)
+    await successor.close(remove=False)
 
 
-async def test_no_call_fails_while_a_frontend_passes_on(
+async def test_no_call_fails_while_a_frontend_passes_to_another_service(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     """The frontend is taken over, or given up to a Service that waits for it."""

@@ -85,7 +85,7 @@ async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
         await driver.apply(changes)
 
 
-async def test_a_start_that_failed_is_over_once_the_table_is_read(
+async def test_a_driver_is_healthy_once_the_table_is_read_after_a_failed_start(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     """The driver is healthy again although nothing remains to be written."""
@@ -100,7 +100,7 @@ async def test_a_start_that_failed_is_over_once_the_table_is_read(
     assert driver.healthy()
 
 
-async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(
+async def test_a_driver_is_unhealthy_a_minute_after_the_table_became_unreadable(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     nft(THEIRS)
@@ -116,7 +116,7 @@ async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(
     assert driver.healthy()
 
 
-async def test_a_change_that_the_kernel_does_not_take(
+async def test_a_change_that_the_kernel_rejects_makes_the_driver_unhealthy(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     """The change is pending from its first request, although other Services are read and written in
@@ -139,7 +139,7 @@ async def test_a_change_that_the_kernel_does_not_take(
     assert driver.healthy()
 
 
-async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(
+async def test_a_change_that_is_no_longer_requested_is_not_pending(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
@@ -159,7 +159,7 @@ async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(
     assert not driver.healthy()
 
 
-async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(
+async def test_a_change_that_is_no_longer_desired_is_not_pending_after_a_read(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
@@ -173,7 +173,7 @@ async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(
     assert driver.healthy()
 
 
-async def test_a_transaction_that_takes_long_counts_while_it_does(
+async def test_a_long_transaction_is_pending_while_it_lasts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
@@ -187,7 +187,7 @@ async def test_a_transaction_that_takes_long_counts_while_it_does(
     assert driver.healthy()
 
 
-async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_parts(
+async def test_a_large_change_is_no_failure_while_the_kernel_accepts_its_parts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     """The change may take any time: a node must not be removed from load balancers because one
@@ -207,7 +207,7 @@ async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_part
     assert driver.healthy()
 
 
-async def test_a_service_that_another_one_keeps_from_a_frontend_is_no_failure(
+async def test_a_contested_frontend_is_no_failure(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()

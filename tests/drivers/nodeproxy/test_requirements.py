@@ -27,7 +27,7 @@ TRACK = (
         (1_000_000, "262144", ["2097152"]),
     ],
 )
-def test_a_table_that_is_more_than_half_full_is_to_grow(
+def test_a_conntrack_limit_below_twice_the_flows_is_harmful(
     flows: int, limit: str, found: list[str]
 ) -> None:
     assert [
@@ -38,7 +38,7 @@ def test_a_table_that_is_more_than_half_full_is_to_grow(
 
 
 @pytest.mark.root
-def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
+def test_a_node_requires_a_conntrack_limit_of_twice_its_flows() -> None:
     name = f"flt-{os.getpid()}-room"
     namespace.create(name)
     try:

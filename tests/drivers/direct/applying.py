@@ -10,7 +10,7 @@ from fairlead.errors import FairleadError
 from fairlead.model import Outcome, ServiceKey
 
 
-def carry_out(
+def apply_changes(
     tables: ListenerMaps,
     changes: Sequence[DirectChange],
     next_hops: Mapping[SetNode, NextHop | FairleadError],
