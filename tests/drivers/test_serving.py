@@ -84,17 +84,17 @@ STATES = st.dictionaries(
     {"node1": (1, "active"), "node4": (1, "active")},
     {"node1": (1, "pending"), "node3": (1, "draining")},
 )
-def test_both_classes_have_the_same_nodes_serve(before: States, after: States) -> None:
+def test_both_classes_use_the_same_nodes(before: States, after: States) -> None:
     assert direct_serving(before, after) == proxy_serving(before, after)
 
 
-def test_a_node_that_is_proved_dead_yields_to_one_that_terminates() -> None:
+def test_a_node_with_terminating_pods_replaces_a_node_that_is_down() -> None:
     before: States = {"node1": (1, "active")}
     after: States = {"node1": (1, "down"), "node2": (1, "pending"), "node3": (1, "draining")}
     assert direct_serving(before, after) == {"node3"}
 
 
-def test_a_listener_stays_as_it_is_while_one_of_its_nodes_is_pending() -> None:
+def test_a_listener_is_unchanged_while_one_of_its_nodes_is_pending() -> None:
     before: States = {"node1": (1, "active"), "node4": (1, "active")}
     after: States = {"node1": (1, "pending"), "node3": (1, "draining")}
     assert direct_serving(before, after) == {"node1", "node4"}

@@ -340,7 +340,7 @@ def load_balancer(
     return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (address,), listeners)}
 
 
-async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
+async def reconcile(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
     """Bring the driver to the intents, which must succeed, and return the changes."""
     changes = made.diff(made.render(intents), await made.read(None))
     assert await made.apply(changes) == {}

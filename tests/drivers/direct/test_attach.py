@@ -12,7 +12,7 @@ import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
-from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, reconcile, driver, ip, load_balancer
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     CLIENT,
@@ -107,7 +107,7 @@ def test_a_changed_mac_address_of_an_interface_is_followed(run: Run, following: 
     async def scenario() -> None:
         made = driver(attach_kind="xdp-generic")
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         follow = asyncio.create_task(made.run()) if following else None
         ip("link", "set", "eth0", "address", "02:00:00:00:07:07")
         if follow is None:
@@ -265,7 +265,7 @@ def test_programs_of_other_owners_are_unchanged(run: Run) -> None:
                     await made.open()
             made = driver()
             await made.open()
-            await bring(made, load_balancer(NODE1))
+            await reconcile(made, load_balancer(NODE1))
             await made.close(remove=True)
             assert (await xdp.attached(index), await tc.filters("foreign")) == before
         finally:
@@ -299,7 +299,7 @@ def test_a_recreated_interface_gets_its_programs_by_event(run: Run) -> None:
     async def scenario() -> None:
         made = driver(attach_kind="xdp-generic")
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         following = asyncio.create_task(made.run())
         ip("link", "delete", "eth0")
         ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0-end")

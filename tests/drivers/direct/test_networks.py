@@ -13,7 +13,7 @@ from tests.drivers.direct.conftest import (
     PINS,
     Run,
     add_cable,
-    bring,
+    reconcile,
     driver,
     ip,
     load_balancer,
@@ -325,7 +325,7 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
         touched: list[str] = []
         made = driver(touched=lambda keys: touched.extend(map(str, keys)))
         await made.open()
-        await bring(made, load_balancer(Member("node1", "192.0.2.21", 1)))
+        await reconcile(made, load_balancer(Member("node1", "192.0.2.21", 1)))
         following = asyncio.create_task(made.run())
         ip("route", "add", "192.0.2.21", "dev", "eth1")
         await until(NextHop(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1500))

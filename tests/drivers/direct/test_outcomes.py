@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
-from tests.drivers.direct.conftest import NODE1, WEB, Run, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import NODE1, WEB, Run, reconcile, driver, ip, load_balancer
 
 from fairlead.drivers import Component
 from fairlead.drivers.direct import DirectDriver
@@ -171,7 +171,7 @@ def test_the_share_of_an_unreachable_node_goes_to_others_until_it_is_back(run: R
         made = driver()
         await made.open()
         intents = load_balancer(NODE1, NODE2) | service("api", "203.0.113.11", NODE1, NODE2)
-        await bring(made, intents)
+        await reconcile(made, intents)
         before = await made.read(None)
         ip("route", "add", "unreachable", "192.0.2.22")
         await made.read(None)
@@ -197,7 +197,7 @@ def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         late = service("late", "203.0.113.10", NODE2)
         also = service("also", "203.0.113.12", NODE2)
         outcome_of = await outcomes(made, late | also)

@@ -196,7 +196,7 @@ class Full:
             except OutOfMemory:
                 pass
 
-    def bring(
+    def reconcile(
         self, weights: dict[str, int], retained_nodes: Collection[str] | None = None
     ) -> dict[ServiceKey, Outcome]:
         shares = tuple(sorted(weights.items()))
@@ -224,10 +224,10 @@ OLD, NEW = range(20000, 20100), range(40000, 40100)
 
 def test_without_memory_a_dead_node_is_still_removed_from_a_table(full: Full) -> None:
     """Connections to other nodes stay. As soon as there is memory, the shares are exact again."""
-    full.bring({"node1": 1, "node2": 1, "node3": 1})
+    full.reconcile({"node1": 1, "node2": 1, "node3": 1})
     before = full.send(OLD, "S")
     full.fill()
-    outcome_of = full.bring({"node1": 1, "node3": 1})
+    outcome_of = full.reconcile({"node1": 1, "node3": 1})
     assert outcome_of[SERVICE].in_part
     assert "changed in place" in outcome_of[SERVICE].message
     after = full.send(OLD, "A")
@@ -237,13 +237,13 @@ def test_without_memory_a_dead_node_is_still_removed_from_a_table(full: Full) ->
     assert set(after.values()) == set(full.send(NEW, "S").values()) == {"node1", "node3"}
     (listener,) = full.actual()[SERVICE].listeners
     assert slots_by_node(listener.slots).total() == 1021
-    assert full.bring({"node1": 1, "node3": 1}) == outcome_of
+    assert full.reconcile({"node1": 1, "node3": 1}) == outcome_of
 
     for key in full.fillers:
         full.tables.remove_listener(key, GREEDY)
     assert full.tables.quotas.take_retriable() == {SERVICE}
     full.now_s += GRACE_S
-    assert full.bring({"node1": 1, "node3": 1}) == {}
+    assert full.reconcile({"node1": 1, "node3": 1}) == {}
     (listener,) = full.actual()[SERVICE].listeners
     assert listener.slots.current == table((("node1", 1), ("node3", 1))).slots
     assert full.send(OLD, "A") == after
@@ -254,27 +254,27 @@ def test_without_memory_a_draining_node_keeps_its_connections_if_there_is_a_prev
 ) -> None:
     """The previous table is overwritten in place too. For each slot it names the node of
     connections without an entry."""
-    full.bring({"node1": 1, "node2": 1})
+    full.reconcile({"node1": 1, "node2": 1})
     first = full.send(OLD, "S")
-    full.bring({"node1": 1, "node2": 1, "node3": 4})
+    full.reconcile({"node1": 1, "node2": 1, "node3": 4})
     assert full.send(OLD, "A") == first
     second = full.send(NEW, "S")
     assert full.send(NEW, "A") == second
     full.fill()
-    outcome_of = full.bring({"node1": 1, "node2": 1}, ("node1", "node2", "node3"))
+    outcome_of = full.reconcile({"node1": 1, "node2": 1}, ("node1", "node2", "node3"))
     assert outcome_of[SERVICE].in_part
     assert full.send(OLD, "A") == first
     assert full.send(NEW, "A") == second
     assert set(full.send(range(50000, 50100), "S").values()) == {"node1", "node2"}
-    outcome_of = full.bring({}, ("node1", "node2", "node3"))
+    outcome_of = full.reconcile({}, ("node1", "node2", "node3"))
     assert full.send(OLD, "A") == first
     assert full.forwarder.run(tcp("S", 60000)).node == ""
 
 
 def test_tables_changed_in_place_are_read_back_after_a_crash(full: Full) -> None:
-    full.bring({"node1": 1, "node2": 1, "node3": 1})
+    full.reconcile({"node1": 1, "node2": 1, "node3": 1})
     full.fill()
-    full.bring({"node1": 1, "node3": 1})
+    full.reconcile({"node1": 1, "node3": 1})
     (before,) = full.actual()[SERVICE].listeners
     full.tables.adopt(full.tables.survey(full.tables.baseline()))
     (same,) = full.actual()[SERVICE].listeners
@@ -286,7 +286,7 @@ def test_tables_changed_in_place_are_read_back_after_a_crash(full: Full) -> None
     full.tables.adopt(full.tables.survey(full.tables.baseline(), with_entries=True))
     (found,) = full.actual()[SERVICE].listeners
     assert found.slots == before.slots
-    assert full.bring({"node3": 1}) == {}, "this needs no memory"
+    assert full.reconcile({"node3": 1}) == {}, "this needs no memory"
     assert set(full.send(NEW, "S").values()) == {"node3"}
 
 
@@ -302,7 +302,7 @@ class Small:
         for i in range(1, 21):
             forwarder.add_node(f"node{i}", f"192.0.2.{i}")
 
-    def bring(
+    def reconcile(
         self,
         service: ServiceKey,
         ports: range,
@@ -332,20 +332,20 @@ def small(request: pytest.FixtureRequest, forwarder: Forwarder) -> Iterator[Smal
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
 @pytest.mark.parametrize("small", [("listeners", 80)], indirect=True, ids=["listeners"])
 def test_one_namespace_cannot_use_up_the_listeners(small: Small) -> None:
-    outcome = small.bring(GREEDY, range(100, 200))
+    outcome = small.reconcile(GREEDY, range(100, 200))
     assert len(outcome.missing) == 100 - 35
     assert (
         "65 of 100 listeners are not served; namespace greedy has reached its share of this "
         "gateway's capacity for listeners"
     ) in outcome.message
-    assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of the free entries"
-    assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
+    assert small.reconcile(BYSTANDER, range(200, 217)) == Outcome("done"), "half of the free entries"
+    assert len(small.reconcile(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
         "and of the reserve, because the Service is served already"
     )
     assert small.tables.quotas.take_retriable() == set()
     # A Service that is served can change, although its namespace now has more than its share.
-    assert small.bring(GREEDY, range(101, 136)) == Outcome("done")
-    assert len(small.bring(GREEDY, range(106, 142)).missing) == 1
+    assert small.reconcile(GREEDY, range(101, 136)) == Outcome("done")
+    assert len(small.reconcile(GREEDY, range(106, 142)).missing) == 1
     assert small.tables.quotas.take_retriable() == {GREEDY, BYSTANDER}
 
 
@@ -353,14 +353,14 @@ def test_one_namespace_cannot_use_up_the_listeners(small: Small) -> None:
 @pytest.mark.parametrize("small", [("retained_nodes", 32)], indirect=True, ids=["retained_nodes"])
 def test_one_namespace_cannot_use_up_the_retained_nodes(small: Small, forwarder: Forwarder) -> None:
     """The listener is served, with fewer retained nodes."""
-    outcome = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")
+    outcome = small.reconcile(GREEDY, range(1, 2), nodes=20, protocol="UDP")
     assert outcome.in_part
     assert "connections may move" in outcome.message
     assert "share of this gateway's capacity for retained nodes" in outcome.message
     assert small.map.count() == 14
-    assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
+    assert small.reconcile(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
     assert small.map.count() == 21
-    assert small.bring(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), (
+    assert small.reconcile(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), (
         "nodes can be removed"
     )
     assert forwarder.run(udp()).node
@@ -370,15 +370,15 @@ def test_one_namespace_cannot_use_up_the_retained_nodes(small: Small, forwarder:
 @pytest.mark.parametrize("small", [("ranges", 32)], indirect=True, ids=["ranges"])
 def test_one_namespace_cannot_use_up_the_source_ranges(small: Small) -> None:
     many = tuple(f"198.51.100.{i}/32" for i in range(20))
-    outcome = small.bring(GREEDY, range(1, 2), ranges=many)
+    outcome = small.reconcile(GREEDY, range(1, 2), ranges=many)
     assert (
         "share of this gateway's capacity for source ranges" in outcome.message
         or "used up" in outcome.message
     )
     assert not outcome.missing
-    assert small.bring(GREEDY, range(1, 2), ranges=many[:14]) == Outcome("done")
-    assert small.bring(BYSTANDER, range(80, 81), ranges=many[:7]) == Outcome("done")
-    assert small.bring(BYSTANDER, range(80, 81), ranges=many[1:8]) == Outcome("done")
-    assert "share" in small.bring(GREEDY, range(1, 2), ranges=many).message
-    assert small.bring(BYSTANDER, range(0), ranges=()) == Outcome("done")
+    assert small.reconcile(GREEDY, range(1, 2), ranges=many[:14]) == Outcome("done")
+    assert small.reconcile(BYSTANDER, range(80, 81), ranges=many[:7]) == Outcome("done")
+    assert small.reconcile(BYSTANDER, range(80, 81), ranges=many[1:8]) == Outcome("done")
+    assert "share" in small.reconcile(GREEDY, range(1, 2), ranges=many).message
+    assert small.reconcile(BYSTANDER, range(0), ranges=()) == Outcome("done")
     assert small.tables.quotas.take_retriable() == {GREEDY}

@@ -12,7 +12,7 @@ from tests.drivers.direct.conftest import (
     WEB,
     Run,
     add_cable,
-    bring,
+    reconcile,
     driver,
     ip,
     load_balancer,
@@ -84,7 +84,7 @@ def test_a_failed_start_leaves_the_programs_of_its_predecessor(run: Run) -> None
         add_cable("eth1", "198.51.100.10/24")
         first = two_interfaces()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         before = await tc.filters(f"fairlead:{PINS}")
         assert len(before) == 2
@@ -132,7 +132,7 @@ def test_a_cleanup_leaves_the_pins_of_others_in_subdirectories(run: Run) -> None
         deeper = PINS / "other"
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         bpffs.prepare(deeper / "layout-1")
         with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from hatch_build import bpf_compiler
-from tests.drivers.direct.conftest import NODE1, Run, add_cable, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, add_cable, reconcile, driver, load_balancer
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
@@ -257,7 +257,7 @@ def test_all_programs_are_loaded_before_the_first_is_replaced(run: Run, newer: P
 
         first = driver(attach_kind="xdp-generic", interfaces=("eth0", "eth1"))
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         older, steps = await running(), list[str]()
         assert len(older) == 4
@@ -296,7 +296,7 @@ def test_an_interrupted_upgrade_is_continued_or_reverted(run: Run, newer: Path, 
     async def scenario() -> None:
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         there = await first.read(None)
         await first.close()
         # As `open` of the newer version does before it attaches programs.
@@ -332,7 +332,7 @@ def test_an_interrupted_resize_of_the_table_memory_is_continued_or_reverted(
     async def scenario() -> None:
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         there = await first.read(None)
         await first.close()
         interrupted = pins.open_pins(PINS_HERE, pins.Sizes(2 << 20, 1024, 1024))
@@ -351,7 +351,7 @@ def test_an_interrupted_resize_of_the_table_memory_is_continued_or_reverted(
         (layout,) = PINS_HERE.glob("layout-*")
         with Map.open(layout / "arena") as arena:
             assert arena.spec.max_entries * CHUNK_BYTES == size_mib << 20
-        assert await bring(second, load_balancer(NODE1, Member("node2", "192.0.2.22", 1)))
+        assert await reconcile(second, load_balancer(NODE1, Member("node2", "192.0.2.22", 1)))
         await second.close(remove=True)
 
     run(scenario)

@@ -104,7 +104,7 @@ def pod_of(answer: Seen | str) -> str:
     return answer.pod if isinstance(answer, Seen) else answer
 
 
-async def bring(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
+async def reconcile(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
     """Run one pass of the loop for this Service."""
     changes = driver.diff(driver.render({each.service: each}), await driver.read([each.service]))
     return (await driver.apply(changes)).get(each.service)
@@ -258,13 +258,13 @@ async def test_a_failed_deletion_of_flows_is_repeated_by_the_next_pass(
     with client(site, "client") as old, client(site, "client") as new:
         assert pod_of(request(old, VIP4, 53)) == "local1"
         with failing_cleanup(driver):
-            outcome = await bring(driver, served("local2"))
+            outcome = await reconcile(driver, served("local2"))
         assert outcome is not None
         assert outcome.state == "unavailable"
         assert "stale tracked flows" in outcome.message
         assert pod_of(request(new, VIP4, 53)) == "local2"
         assert pod_of(request(old, VIP4, 53)) == "local1"
-        assert await bring(driver, served("local2")) is None
+        assert await reconcile(driver, served("local2")) is None
         assert pod_of(request(old, VIP4, 53)) == "local2"
         assert await driver.read(None) == driver.render(
             {served("local2").service: served("local2")}
@@ -279,13 +279,13 @@ async def test_a_failed_deletion_of_flows_is_repeated_by_the_next_process(
         assert pod_of(request(old, VIP4, 53)) == "local1"
         await install(driver, served())
         with failing_cleanup(driver):
-            assert await bring(driver, served("local2")) is not None
+            assert await reconcile(driver, served("local2")) is not None
         assert pod_of(request(old, VIP4, 53)) == "local1"
         successor = NodeProxyDriver(
             node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
         )
         await successor.open()
-        assert await bring(successor, served("local2")) is None
+        assert await reconcile(successor, served("local2")) is None
         await successor.close(remove=False)
         assert pod_of(request(old, VIP4, 53)) == "local2"
 

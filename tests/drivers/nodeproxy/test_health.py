@@ -78,7 +78,7 @@ def nft(words: str) -> None:
     subprocess.run(["nft", words], check=True)
 
 
-async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
+async def reconcile(driver: NodeProxyDriver, *services: NodeService) -> None:
     """Do what a pass of the loop does: write only what can be read and differs."""
     intents = {each.service: each for each in services}
     if changes := driver.diff(driver.render(intents), await driver.read(list(intents))):
@@ -92,7 +92,7 @@ async def test_a_driver_is_healthy_once_the_table_is_read_after_a_failed_start(
     nft(THEIRS)
     await driver.open()
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert driver.healthy()
     nft("delete table inet fairlead")
     assert await driver.read(None) == {}
@@ -107,12 +107,12 @@ async def test_a_driver_is_unhealthy_a_minute_after_the_table_became_unreadable(
     await driver.open()
     clock.ahead_s = UNHEALTHY_AFTER_S - 10
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert driver.healthy()
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert not driver.healthy()
     nft("delete table inet fairlead")
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     assert driver.healthy()
 
 
@@ -122,20 +122,20 @@ async def test_a_change_that_the_kernel_rejects_makes_the_driver_unhealthy(
     """The change is pending from its first request, although other Services are read and written in
     between."""
     await driver.open()
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     for clock.ahead_s in (0, UNHEALTHY_AFTER_S / 2, UNHEALTHY_AFTER_S - 10):
         with pytest.raises(Unavailable, match="another program has changed"):
-            await bring(driver, WEB)
-        await bring(driver, OTHER)
+            await reconcile(driver, WEB)
+        await reconcile(driver, OTHER)
         await driver.apply(driver.diff({}, await driver.read([OTHER.service])))
         await driver.read(None)
         assert driver.healthy()
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert not driver.healthy()
     nft(f"delete {IN_THE_WAY}")
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     assert driver.healthy()
 
 
@@ -143,17 +143,17 @@ async def test_a_change_that_is_no_longer_requested_is_not_pending(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     clock.ahead_s = ABANDONED_AFTER_S + 1
     assert driver.healthy()
     # A new request starts a new time.
     await driver.read(None)
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert driver.healthy()
     clock.ahead_s += UNHEALTHY_AFTER_S
     assert not driver.healthy()
@@ -163,11 +163,11 @@ async def test_a_change_that_is_no_longer_desired_is_not_pending_after_a_read(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert await driver.read([WEB.service]) == {}  # the Service should be gone, and is
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert driver.healthy()
@@ -177,7 +177,7 @@ async def test_a_long_transaction_is_pending_while_it_lasts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
-    bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
+    bringing = asyncio.create_task(reconcile(driver, *map(web, range(1, 3000))))
     await asyncio.sleep(0.01)
     assert driver.healthy()
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
@@ -194,7 +194,7 @@ async def test_a_large_change_is_no_failure_while_the_kernel_accepts_its_parts(
     Service is large."""
     await driver.open()
     netlink = Nfnetlink()
-    bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
+    bringing = asyncio.create_task(reconcile(driver, *map(web, range(1, 3000))))
     for _ in range(3):
         before = netlink.generation()
         while netlink.generation() == before:
@@ -212,6 +212,6 @@ async def test_a_contested_frontend_is_no_failure(
 ) -> None:
     await driver.open()
     again = service(*(WEB.ports), name="another")
-    await bring(driver, WEB, again)
+    await reconcile(driver, WEB, again)
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert driver.healthy()

@@ -72,7 +72,7 @@ def address_of(node: str) -> str:
     return f"127.0.1.{node.removeprefix('node')}"
 
 
-async def bring(
+async def reconcile(
     driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()
 ) -> Mapping[ServiceKey, Outcome]:
     """Do what the loop does for these Services, and wait where the loop would retry later."""
@@ -177,7 +177,7 @@ def _answerer(node: str):  # type: ignore[no-untyped-def]
     return answer
 
 
-class Talk(msgspec.Struct):
+class ClientConnection(msgspec.Struct):
     """A client's connection."""
 
     reader: asyncio.StreamReader
@@ -190,7 +190,7 @@ class Talk(msgspec.Struct):
             *await asyncio.wait_for(asyncio.open_connection(address, port, local_addr=local), 5)
         )
 
-    async def ask(self, line: str = "x") -> list[str]:
+    async def request(self, line: str = "x") -> list[str]:
         """Return the words of the answer; none if the connection is closed."""
         self.writer.write(f"{line}\n".encode())
         return (await asyncio.wait_for(self.reader.readline(), 10)).decode().split()
@@ -199,15 +199,15 @@ class Talk(msgspec.Struct):
         self.writer.close()
 
 
-async def asked(
+async def new_answers(
     times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1"
 ) -> list[list[str]]:
     """Return the answers over new connections; no words for a connection that was refused."""
     answers = []
     for _ in range(times):
         try:
-            talk = await Talk.start(address, port, source)
-            answers.append(await talk.ask())
+            talk = await ClientConnection.start(address, port, source)
+            answers.append(await talk.request())
             talk.end()
         except ConnectionResetError:
             answers.append([])

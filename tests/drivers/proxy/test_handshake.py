@@ -13,9 +13,9 @@ from tests.drivers.proxy.site import (
     NODE_PORT,
     VIP,
     address_of,
-    asked,
+    new_answers,
     balancer,
-    bring,
+    reconcile,
     nodes,
     opened,
 )
@@ -66,7 +66,7 @@ def openings(frames: list[bytes]) -> list[int]:
     return list(found.values())
 
 
-async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
+async def test_the_header_is_sent_with_the_last_packet_of_the_handshake(folder: Path) -> None:
     """The header always goes with the last packet of the handshake, unless HAProxy does not run
     within 40 ms, after which the kernel sends an empty packet. Without the option the kernel would
     always send an empty packet first."""
@@ -74,8 +74,8 @@ async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
         wire.setblocking(False)
         wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
         async with nodes("node1"), opened(folder) as driver:
-            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
-            assert {node for node, _, _ in await asked(TRIES)} == {"node1"}
+            await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
+            assert {node for node, _, _ in await new_answers(TRIES)} == {"node1"}
         frames = []
         while True:
             try:
@@ -90,11 +90,11 @@ async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "v1", "v2"])
-async def test_a_server_speaks_first_and_a_client_waits_for_it(
+async def test_a_client_may_wait_for_a_server_that_speaks_first(
     folder: Path, header: ProxyHeader
 ) -> None:
     async with greeters(header), opened(folder) as driver, asyncio.timeout(WITHIN_S):
-        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header=header)))
+        await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(header=header)))
         reader, writer = await asyncio.open_connection(VIP, 80, local_addr=("127.0.0.1", 0))
         assert await reader.readline() == b"220 node1\r\n"
         writer.write(b"helo\n")
