@@ -1,9 +1,9 @@
-"""Controllers whose calls to the API server arrive in any order, each of which may fail before or
-after it took effect.
+"""Controllers whose calls to the API server arrive in any order, and of which each may fail before
+or after it took effect.
 
-In: an embedded API server. Out: `Racer`s: the real planner and drivers of a controller, which stop
-before every call until they are told how it ends, and which see of the server what they are shown.
-Nothing here waits for time to pass."""
+In: an embedded API server. Out: `SteppedController`s: the real planner and drivers of a controller.
+A stepped controller stops before every call until the test decides how the call ends, and receives
+changes of the server only when the test delivers them. Nothing here waits for time to pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -42,13 +42,14 @@ CONFIG = Config(default_class="fairlead.io/direct")
 
 
 class StoppingClient(Client):
-    """Stops before each call until `let` says how it ends."""
+    """A client that stops before each call until `continue_call` decides how the call ends."""
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
         self.stopped = asyncio.Event()
         self.pending_call = ""
-        """The call before which it stands: `apply fairlead-publish`, `delete AddressGrant`."""
+        """The call before which the client has stopped: `apply fairlead-publish`, `delete
+        AddressGrant`."""
         self._ending: asyncio.Future[Ending] | None = None
 
     def continue_call(self, ending: Ending) -> None:
@@ -99,7 +100,7 @@ class StoppingClient(Client):
 
 
 class Watch:
-    """What one controller has seen of one kind: its mirror, and up to which version."""
+    """The objects of one kind that a controller has received: a mirror, up to a version."""
 
     def __init__(
         self, server: ApiServer, kind: Kind, resource: Resource[Any], update: Callable[[Any], None]
@@ -117,7 +118,7 @@ class Watch:
         update(self._mirror.take())
 
     def receive(self, limit: int) -> None:
-        """Take in the next changes, so many at most."""
+        """Receive the next changes, at most `limit`."""
         for change in self._server.store.since(self._kind, self._version)[:limit]:
             self._process(change.stored.encoded, gone=change.event == "DELETED")
             self._version = change.version
@@ -130,7 +131,7 @@ class Watch:
 
 
 class SteppedController:
-    """One controller. It begins with what the server has now."""
+    """A controller. It begins with the present objects of the server."""
 
     def __init__(self, server: ApiServer, config: Config = CONFIG) -> None:
         self.client = StoppingClient(Access(server.url))
@@ -173,7 +174,7 @@ class SteppedController:
         self.audit()
 
     def audit(self) -> None:
-        """Look at everything again."""
+        """Mark all Services and grants as dirty."""
         self.dirty |= {*self.state.services, *self.state.granted}
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
@@ -191,12 +192,12 @@ class SteppedController:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a Service to look at, or to serve."""
+        """Return whether there is a dirty Service, or one that waits for its pass."""
         return bool(self.dirty or self._ready)
 
     def _plan(self) -> None:
-        """As the loop does it: all that is dirty at once; who waits for its pass gets the newest
-        intent."""
+        """Plan all dirty Services at once, like the loop. A Service that waits for its pass gets
+        the newest intent."""
         while self.dirty:
             keys, self.dirty = self.dirty, set()
             planned = self.planner(keys)
@@ -205,11 +206,12 @@ class SteppedController:
 
     @property
     def is_before_call(self) -> bool:
-        """Whether it stands before a call."""
+        """Return whether the controller has stopped before a call."""
         return self._task is not None
 
     async def step(self, ending: Ending, choice: int = 0) -> None:
-        """Go on to before the next call; `ending` is how the one ends before which it stands."""
+        """Run until the next call. `ending`: how the call ends before which the controller has
+        stopped."""
         if self._task is None:
             if not self.has_work:
                 return
@@ -226,33 +228,34 @@ class SteppedController:
             self._task = None
 
     async def run_until(self, pending_call: str, key: ServiceKey, limit: int = 50) -> None:
-        """Serve this Service up to before that call; an empty text: to the end of one pass."""
+        """Serve this Service until the call `pending_call`; if it is empty, until the end of one
+        pass."""
         if self._task is None:
             self.dirty, self._ready = {key}, {}
         for _ in range(limit):
             await self.step("well")
             if self._task is None or (pending_call and self.client.pending_call == pending_call):
                 break
-        assert self.client.pending_call == pending_call, f"it stands before {self.client.pending_call!r}"
+        assert self.client.pending_call == pending_call, f"it has stopped before {self.client.pending_call!r}"
 
     async def run_until_idle(self, limit: int = 500) -> None:
-        """Go on until nothing is left to do, seeing everything."""
+        """Run until there is no more work, and receive every change."""
         for _ in range(limit):
             await self.receive(1_000)
             if self._task is None and not self.has_work:
                 return
             await self.step("well")
-        raise AssertionError("it does not come to rest")
+        raise AssertionError("the controller does not become idle")
 
     async def stop(self) -> None:
-        """It is killed where it stands."""
+        """Kill the controller where it has stopped."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=10)
             self._task = None
 
     async def _serve(self, key: ServiceKey, intent: LoadBalancer | Refused | None) -> None:
-        """One pass of the loop."""
+        """Run one pass of the loop for this Service."""
         self.refused.discard(key)
         if isinstance(intent, Refused):
             self.refused.add(key)

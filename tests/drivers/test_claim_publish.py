@@ -1,5 +1,5 @@
-"""Claim and publish against the API server: claimed first, released last, nothing touched that is
-not ours."""
+"""Claim and publish against the API server: the claim comes first and is released last, and fields
+of others are not written."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,8 @@ WITHDRAWN = (
 
 
 class Bench:
-    """The driver over a real client; `see` takes in what the server has, as the reflector would."""
+    """The drivers with a real client. `update_state` stores the present Service of the server in
+    the state, like the reflector."""
 
     def __init__(self, server: ApiServer, client: Client) -> None:
         self.server = server
@@ -72,8 +73,8 @@ class Bench:
         return service
 
     async def reconcile(self, *wanted: LoadBalancer) -> list[str]:
-        """What the loop does for what is wanted, and backwards for what is not; returns the
-        changes."""
+        """Pass these load balancers through the drivers, like the loop; without one, pass the
+        Service backwards to release it. Return the changes."""
         desired = {balancer.service: balancer for balancer in wanted}
         changes: list[str] = []
         if desired:
@@ -216,11 +217,11 @@ async def test_a_write_is_not_repeated_before_the_watch_shows_it(
     service = await bench.create()
     wanted = balancer(service)
     assert len(await bench.reconcile(wanted)) == 3
-    assert await bench.reconcile(wanted) == [], "the watch has shown nothing yet"
+    assert await bench.reconcile(wanted) == [], "a write is not repeated before the watch shows it"
     assert (
         len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None)))
         == 1
-    ), "an audit believes the watch alone"
+    ), "an audit uses only what the watch has shown"
 
 
 @pytest.mark.parametrize("recreated", [True, False])
@@ -276,11 +277,11 @@ async def test_a_class_annotation_written_by_a_user_is_not_a_claim(bench: Bench)
     for _ in range(3):
         assert await bench.claim.read(None) == {}
         assert await bench.publish.read(None) == {}
-    assert bench.events == [("Warning", "AnnotationWithoutEffect")] * 2, "its owner is told once"
+    assert bench.events == [("Warning", "AnnotationWithoutEffect")] * 2, "each annotation gets one Event"
 
 
 async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Bench) -> None:
-    """A manifest that was copied from a served Service brings the annotation along, and a user may
+    """A manifest that was copied from a served Service contains the annotation, and a user may
     overwrite it."""
     await bench.create()
     copied = {"metadata": {"annotations": {"fairlead.io/class": "fairlead.io/proxy"}}}
@@ -302,7 +303,8 @@ async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Benc
 
 
 async def test_each_claim_belongs_to_exactly_one_loop(bench: Bench) -> None:
-    """Also one for a class of another version, which has no row: someone must let it go."""
+    """This includes a claim for a class of another version, which has no row: one loop must release
+    it."""
     names = {"unknown": "fairlead.io/unknown"} | {name.rpartition("/")[2]: name for name in CLASSES}
     for short, name in names.items():
         await bench.client.create(

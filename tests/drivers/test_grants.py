@@ -1,8 +1,9 @@
-"""AddressGrants as locks: who holds what, when it is given back, and the races that the rules of
-the lock are made for.
+"""AddressGrants as locks: which Service holds which address, when a grant is revoked, and the race
+conditions that the rules of the lock prevent.
 
-In each race one controller stands before a call, another goes on with a view of its own; what the
-first then does must not make two Services show one port of an address."""
+In each race one controller has stopped before a call, and another one continues with its own view
+of the objects. The later call of the first one must not cause two Services to have the same port of
+an address in their status."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -32,7 +33,7 @@ SHARED = {"fairlead.io/sharing-key": "k"}
 
 
 class Bench:
-    """A user and as many controllers as are wanted."""
+    """A user and any number of controllers."""
 
     def __init__(self, server: ApiServer, user: Client) -> None:
         self.server = server
@@ -65,7 +66,8 @@ class Bench:
         return await self.user.get(SERVICES, key)
 
     async def shown(self) -> dict[str, str]:
-        """(address and port) -> Service. Fails if two show the same."""
+        """Return the Service of each published address and port. Fail if two Services have the same
+        one in their status."""
         found: dict[str, str] = {}
         for service in await self.user.list(SERVICES):
             for address, ports in shown_by(service).items():
@@ -142,7 +144,7 @@ MANY = (PoolConfig("many", ("198.51.100.0/26",)),)
 
 
 async def keep(bench: Bench, controller: SteppedController, *keys: ServiceKey) -> None:
-    """One cycle for each: create, serve, delete."""
+    """Create, serve and delete each of these Services."""
     for key in keys:
         await bench.create(key, annotations=KEEP)
         await controller.run_until_idle()
@@ -174,7 +176,8 @@ async def test_a_namespace_keeps_no_more_addresses_than_permitted(bench: Bench) 
         "the addresses will not be kept when the Service is deleted: "
         "kept addresses of namespace default"
     )
-    # Other namespaces have their own, and who has kept one gets it back.
+    # Other namespaces have their own limit, and a new Service of the same name gets the kept
+    # address back.
     await bench.user.create(NAMESPACES, {"metadata": {"name": "other"}})
     await keep(bench, controller, ServiceKey("other", "a"), ServiceKey("default", "s1"))
     assert {"198.51.100.1": ["s1"], "198.51.100.4": ["a"]}.items() <= (
@@ -183,7 +186,7 @@ async def test_a_namespace_keeps_no_more_addresses_than_permitted(bench: Bench) 
 
 
 @pytest.mark.parametrize(
-    "dated", [True, False], ids=["kept by this version", "kept by one that noted no time"]
+    "dated", [True, False], ids=["kept by this version", "kept by a version that recorded no time"]
 )
 async def test_a_kept_address_is_released_after_the_configured_time(bench: Bench, dated: bool) -> None:
     controller = await bench.controller(
@@ -244,7 +247,7 @@ async def test_a_service_that_is_deleted_with_its_namespace_keeps_no_address(ben
 
 
 async def test_a_namespace_that_the_watch_has_not_shown_is_read_from_the_api_server(bench: Bench) -> None:
-    """The watch of namespaces is behind the others: what is kept stays kept."""
+    """The watch of namespaces is behind the others. A kept address stays kept."""
     controller = await bench.controller()
     await bench.user.create(NAMESPACES, {"metadata": {"name": "new"}})
     seen = ("services", "addressgrants", "addresspools")
@@ -271,7 +274,7 @@ async def test_a_kept_address_is_reserved_for_a_service_of_the_same_name_until_i
     assert [(holder.key, holder.uid) for holder in kept.spec.holders] == [(A, "")]
     await bench.create(B, requested=ONE)
     await controller.run_until_idle()
-    assert await bench.shown() == {}, "it is kept for another"
+    assert await bench.shown() == {}, "the address is kept for another Service"
     await bench.create(A)
     await controller.run_until_idle()
     assert await bench.shown() == {f"{ONE} TCP/80": "a"}
@@ -283,7 +286,7 @@ async def test_a_kept_address_is_reserved_for_a_service_of_the_same_name_until_i
     await controller.run_until_idle()
     await bench.user.delete(ADDRESS_GRANTS, ("", grant_name(ONE)))
     await controller.run_until_idle()
-    assert await bench.shown() == {f"{ONE} TCP/80": "b"}, "released, it goes to who waits for it"
+    assert await bench.shown() == {f"{ONE} TCP/80": "b"}, "a released address is assigned to the waiting Service"
 
 
 async def test_a_kept_address_is_used_by_another_service_with_the_same_sharing_key(bench: Bench) -> None:
@@ -317,13 +320,13 @@ async def test_services_share_one_address_but_no_port(bench: Bench) -> None:
     await controller.run_until_idle()
     shown = {f"{ONE} TCP/8080": "a", f"{ONE} TCP/443": "b", f"{ONE} TCP/80": "b"}
     assert await bench.shown() == shown, (
-        "an edit takes no port from another, and gives back what it had"
+        "an edit takes no port from another Service, and releases the previous port"
     )
 
 
 async def test_addresses_in_the_status_of_services_are_granted_first(bench: Bench) -> None:
-    """As another system left it, or ourselves before there were grants; two that share one address
-    too."""
+    """The status may have been written by another system, or by Fairlead before there were grants.
+    This includes two Services that share one address."""
     for key, address, port in (
         (A, "192.0.2.7", 80),
         (B, "192.0.2.7", 443),
@@ -412,7 +415,7 @@ async def test_an_address_is_not_published_on_a_service_of_another_version(bench
 
 
 async def test_a_grant_is_revoked_only_when_its_address_can_no_longer_be_published(bench: Bench) -> None:
-    """One of them takes Services without a class, the other does not: nothing on the Service
+    """One controller serves Services without a class, the other does not. Nothing on the Service
     changes."""
     await bench.create(A)
     theirs = await bench.controller()
@@ -421,7 +424,7 @@ async def test_a_grant_is_revoked_only_when_its_address_can_no_longer_be_publish
     await other.run_until(CLAIM, A)
     assert await bench.grants() == {}
     assert "fairlead.io/releasing" not in (await bench.service(A)).metadata.annotations, (
-        "nothing of it stays"
+        "the annotation is removed after the release"
     )
     await bench.create(B, requested=ONE, loadBalancerClass="fairlead.io/direct")
     third = await bench.controller(Config())
@@ -444,8 +447,8 @@ async def test_a_grant_is_not_revoked_while_its_address_is_published(bench: Benc
     await bench.request_address(B, ONE)
     await first.receive(100)
     await first.run_until(PUBLISH, A)
-    # The second has seen what is wanted, and of the grants everything, but not that a shows the
-    # address.
+    # The second controller has received the specs and all grants, but not that Service a has the
+    # address in its status.
     await second.receive(100, ["addressgrants"])
     second.dirty = {B}
     for _ in range(20):
@@ -486,7 +489,8 @@ async def test_two_controllers_that_create_one_grant_share_no_port(bench: Bench)
     await bench.create(A)
     await bench.create(B)
     for key, controller in ((A, await bench.controller()), (B, await bench.controller())):
-        controller.state.services.pop(B if key == A else A)  # each knows of one of them only
+        # Each controller knows only one of the two Services.
+        controller.state.services.pop(B if key == A else A)
         controller.planner.ledger.source = None
         await controller.run_until("create AddressGrant", key)
     for controller in bench.controllers:

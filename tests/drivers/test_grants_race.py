@@ -1,9 +1,10 @@
-"""Two controllers at once, their calls in any order, each of which may be lost before or after it
-took effect.
+"""Two concurrent controllers, whose calls arrive in any order and of which each may be lost before
+or after it took effect.
 
-Services and pools come, change and go meanwhile, and controllers die and start anew. Never do two
-Services show one port of an address, nor do gateways serve it twice; and when all is quiet, what is
-granted is what is shown or kept."""
+Meanwhile Services and pools are created, changed and deleted, and controllers are killed and
+restarted. At no time do two Services have the same port of an address in their status, nor do
+gateways serve a port for two Services. When both controllers are idle, exactly the published and
+the kept addresses are granted."""
 
 import asyncio
 import itertools
@@ -69,7 +70,7 @@ class Race(RuleBasedStateMachine):
         return self.runner.run(work)
 
     async def _begin(self) -> None:
-        # A clock of its own: the same choices make the same run.
+        # A separate clock, so that equal choices give equal runs.
         ticks = itertools.count()
         self.server = await ApiServer(
             now=lambda: BEGIN + timedelta(seconds=next(ticks) // 40)
@@ -81,7 +82,7 @@ class Race(RuleBasedStateMachine):
         ranges=st.sampled_from(RANGES), shown=st.sampled_from(("", "203.0.113.1", "192.0.2.9"))
     )
     def start(self, ranges: str, shown: str) -> None:
-        """Pools; perhaps a Service that another system has served; two controllers."""
+        """Create a pool, perhaps a Service that another system has served, and two controllers."""
 
         async def work() -> None:
             await self.user.create(
@@ -123,7 +124,7 @@ class Race(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), forced=st.booleans())
     def delete(self, name: str, forced: bool) -> None:
-        """By force: somebody takes our finalizer off."""
+        """Delete the Service. `forced`: a user also removes the finalizer of Fairlead."""
 
         async def work() -> None:
             try:
@@ -173,15 +174,15 @@ class Race(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), choices=st.lists(st.integers(0, 3), min_size=2, max_size=8))
     def run_steps(self, which: int, choices: list[int]) -> None:
-        """Several steps, each seen by the invariants, with the view of before."""
+        """Run several steps without receiving changes. The invariants check each step."""
         for choice in choices:
             self.run(self.controllers[which].step("well", choice))
             self.no_port_is_published_twice()
 
     @rule(which=st.integers(0, 1))
     def serve_all(self, which: int) -> None:
-        """One of them sees everything and does all that is to do, while the other stands where it
-        stands."""
+        """One controller receives everything and does all its work, while the other one has
+        stopped."""
         for number in range(100):
             self.run(self.controllers[which].receive(1_000))
             if not (self.controllers[which].is_before_call or self.controllers[which].has_work):
@@ -199,7 +200,7 @@ class Race(RuleBasedStateMachine):
         self.run(work())
 
     async def _state(self) -> State:
-        """The server as it is now."""
+        """Return the present state of the server."""
         state = State(())
         state.update_services(
             {ObjectKey(*each.key): each for each in await self.user.list(SERVICES)}
@@ -234,14 +235,14 @@ class Race(RuleBasedStateMachine):
             self.runner.close()
 
     async def _run_until_idle(self) -> None:
-        """Both see everything and lose nothing any more. In the end every Service has what it may
-        have, and nothing leaks."""
+        """Both controllers receive everything, and no call is lost. In the end every Service has
+        the addresses to which it is entitled, and nothing leaks."""
         await self._settle()
         refused = {key for controller in self.controllers for key in controller.refused}
         services = {each.key: each for each in await self.user.list(SERVICES)}
         granted, shown = await self._granted(), _shown(services)
         for place in granted.keys() | shown.keys():
-            # One that asks for what it cannot have keeps what it had.
+            # A Service whose request cannot be fulfilled keeps its previous address.
             assert place[1] in refused or granted.get(place) == shown.get(place), place
         for key in services:
             await self.user.delete(SERVICES, key)
@@ -261,10 +262,10 @@ class Race(RuleBasedStateMachine):
             await controller.step("well", number)
             if number % 2 and not any(each.is_before_call or each.has_work for each in self.controllers):
                 return
-        pytest.fail("two controllers do not come to rest")
+        pytest.fail("the two controllers do not become idle")
 
     async def _granted(self) -> dict[tuple[str, ServiceKey], frozenset[str]]:
-        """(address, Service) -> ports."""
+        """Return the granted ports by (address, Service)."""
         return {
             (grant.spec.address, holder.key): frozenset(holder.ports)
             for grant in await self.user.list(ADDRESS_GRANTS)
@@ -301,13 +302,13 @@ TestRace.settings = settings(
 SLOW_ACTS = ("one step", "one step", "one step", "one sees", "one all")
 FAST_ACTS = ("two all", "two all", "two step", "two sees")
 ACTS = (*SLOW_ACTS, *FAST_ACTS, "a asks 1", "a asks 2", "b asks 1", "b asks 2")
-"""The first is slow most of the time, the second is not."""
+"""Most acts of the first controller are single steps, those of the second are complete."""
 
 
 class Exchange:
-    """Two Services that ask for one of two addresses, now this, now that, and two controllers:
-    little else can happen than that one controller still stands before a call while the other has
-    long gone on."""
+    """Two Services that alternately request two addresses, and two controllers. Nearly every run
+    therefore has one controller that has stopped before a call while the other one has long
+    continued."""
 
     def __init__(self, server: ApiServer, user: Client) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""The health ports over real connections, by kube-proxy's scenarios (H1 to H12)."""
+"""The health ports over real connections, in the cases of kube-proxy's own tests."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ async def driver(switches: Switches) -> AsyncIterator[HealthPortDriver]:
 async def until_answered(
     port: int, holds: Callable[[Answer], bool], path: str = "/healthz"
 ) -> Answer:
-    """The first answer that is as it should be."""
+    """Return the first answer that satisfies the condition."""
     async with asyncio.timeout(DEADLINE_S):
         while not holds(answer := await get(port, path)):
             pass
@@ -95,7 +95,7 @@ def free_port() -> int:
 
 
 def children() -> list[int]:
-    """The answering processes of this process."""
+    """Return the ids of the answering processes of this process."""
     found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return [
         int(pid)
@@ -135,7 +135,7 @@ async def get(
 
 
 async def test_a_node_with_ready_endpoints_answers_200_with_their_number(driver: HealthPortDriver) -> None:
-    """H2 and H8: any path, any method, both families."""
+    """For any path, any method, both families."""
     port = free_port()
     assert await install(driver, intent(WEB, port, 3)) == {}
     for host, path, method in (
@@ -158,7 +158,7 @@ async def test_a_node_with_ready_endpoints_answers_200_with_their_number(driver:
 
 
 async def test_a_node_without_ready_endpoints_answers_503(driver: HealthPortDriver) -> None:
-    """H1, H3 and H9: the port is open and says 503; and again after there were some."""
+    """The port is open and answers 503, before and after the node has ready endpoints."""
     port = free_port()
     for count, status in ((0, 503), (2, 200), (0, 503)):
         await install(driver, intent(WEB, port, count))
@@ -169,7 +169,7 @@ async def test_a_node_without_ready_endpoints_answers_503(driver: HealthPortDriv
 
 
 async def test_ports_are_opened_moved_and_closed_with_services(driver: HealthPortDriver) -> None:
-    """H5: a removed Service's port is closed, a new number is opened, a port passes from one
+    """The port of a removed Service is closed, a new port is opened, and a port passes from one
     Service to another."""
     first, second, third = free_port(), free_port(), free_port()
     await install(driver, intent(WEB, first, 1), intent(SHOP, second, 1))
@@ -187,7 +187,7 @@ async def test_ports_are_opened_moved_and_closed_with_services(driver: HealthPor
 
 
 async def test_a_node_with_outdated_rules_answers_503(driver: HealthPortDriver, switches: Switches) -> None:
-    """H6: 503 although there are endpoints, on open connections too."""
+    """The answer is 503 although there are ready endpoints, also on open connections."""
     port = free_port()
     await install(driver, intent(WEB, port, 2))
     switches.healthy = False
@@ -200,7 +200,8 @@ async def test_a_node_with_outdated_rules_answers_503(driver: HealthPortDriver, 
     ("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
 )
 async def test_a_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_free(driver: HealthPortDriver, family: int, address: str) -> None:
-    """H10: said in kube-proxy's words, for that Service alone; served once the port is free."""
+    """The message is that of kube-proxy, and concerns only this Service. The Service is served once
+    the port is free."""
     taken, free = free_port(), free_port()
     with socket.socket(family) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -225,7 +226,7 @@ async def test_a_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_f
 
 
 async def test_the_state_of_the_node_affects_only_healthz(driver: HealthPortDriver, switches: Switches) -> None:
-    """H11 and H12: the node's state counts for /healthz only."""
+    """The eligibility of the node affects /healthz, but not /livez."""
     port = driver.proxy_port
     assert ((await get(port)).status, (await get(port, "/livez")).status) == (200, 200)
     switches.eligible = False
@@ -241,7 +242,8 @@ async def test_the_state_of_the_node_affects_only_healthz(driver: HealthPortDriv
 async def test_the_answer_about_the_proxy_has_the_format_of_kube_proxy(
     driver: HealthPortDriver, switches: Switches
 ) -> None:
-    """While it is well its rules are of now; then of when it was last known to be well."""
+    """While the proxy is healthy, `lastUpdated` is the current time; then it is the last time at
+    which the proxy was healthy."""
 
     async def get_health(path: str) -> tuple[dict[str, object], str, str]:
         answer = (await get(driver.proxy_port, path)).json
@@ -291,8 +293,8 @@ async def test_equal_states_give_no_change(driver: HealthPortDriver) -> None:
 
 
 async def test_one_connection_serves_many_requests(driver: HealthPortDriver) -> None:
-    """Keep-alive, pipelined, with bodies, split anywhere; the answer is always that of the
-    moment."""
+    """Requests are sent with keep-alive, pipelined, with bodies, and split at any place. Each
+    answer shows the present state."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     async with asyncio.timeout(30):
@@ -360,7 +362,7 @@ async def test_closing_the_driver_closes_open_connections(driver: HealthPortDriv
 
 
 async def test_ports_follow_the_configured_node_addresses() -> None:
-    """H7. The proxy's own port is everywhere."""
+    """The ports of Services are open at these addresses, the proxy's own port at all addresses."""
     made = HealthPortDriver(
         node_name="node1",
         healthy=lambda: True,
@@ -383,7 +385,7 @@ async def test_ports_follow_the_configured_node_addresses() -> None:
         with pytest.raises(ConnectionRefusedError):
             await get(port, host="127.0.0.2")
         assert (await get(driver.proxy_port, host="127.0.0.2")).status == 200
-        # An address that this host does not have: the port differs from the plan until it has.
+        # This host does not have the address yet: until it does, the port differs from the plan.
         await driver.move(("192.0.2.77",))
         assert await driver.read(None) == {}
         assert (
@@ -395,7 +397,7 @@ async def test_ports_follow_the_configured_node_addresses() -> None:
 async def test_a_port_takes_one_file_descriptor_and_answers_both_families(
     driver: HealthPortDriver,
 ) -> None:
-    """A node may have thousands of them."""
+    """A node may have thousands of health ports."""
     wanted = [intent(ServiceKey("default", f"web-{nth}"), free_port(), nth + 1) for nth in range(5)]
     (answering,) = children()
     before = len(os.listdir(f"/proc/{answering}/fd"))
@@ -430,8 +432,8 @@ async def test_a_killed_answering_process_is_replaced_for_all_ports(
 
 
 async def test_a_role_survives_while_no_process_can_be_started(tmp_path: Path) -> None:
-    """What starts the process is gone for a while: to the role it is as if there were too many
-    processes."""
+    """The program of the process is missing for a while. For the role this is equivalent to too
+    many processes."""
     program, away = tmp_path / "python", tmp_path / "away"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
@@ -456,7 +458,7 @@ async def test_a_role_survives_while_no_process_can_be_started(tmp_path: Path) -
 
 
 async def test_a_port_taken_by_another_process_meanwhile_is_reported(switches: Switches) -> None:
-    """The Service is looked at again, and its port opened once it is free."""
+    """The Service is reconciled again, and its port is opened once it is free."""
     lost: list[ServiceKey] = []
     made = HealthPortDriver(
         node_name="node1",
@@ -469,7 +471,8 @@ async def test_a_port_taken_by_another_process_meanwhile_is_reported(switches: S
         port = free_port()
         await install(driver, intent(WEB, port, 1))
         (killed,) = children()
-        os.kill(killed, signal.SIGSTOP)  # so that nothing is noticed before the port is taken
+        # The process must not notice anything before the port is taken.
+        os.kill(killed, signal.SIGSTOP)
         with socket.socket(socket.AF_INET6) as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             os.kill(killed, signal.SIGKILL)
@@ -532,8 +535,8 @@ async def test_the_answering_process_exits_when_its_role_is_killed() -> None:
 async def test_a_blocked_role_does_not_delay_answers(
     driver: HealthPortDriver,
 ) -> None:
-    """The event loop of the role stands still while a thread asks: more often than its probes may
-    fail."""
+    """The event loop of the role is blocked while a thread sends more probes than may fail in a
+    row."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     with ThreadPoolExecutor(1) as thread:
@@ -580,9 +583,9 @@ PROBES = 60
 async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(
     driver: HealthPortDriver,
 ) -> None:
-    """A megabyte of requests again and again, connections that say nothing, connections that send a
-    byte now and then: the probes of a gateway, two of which would have to fail in sequence, find
-    the node."""
+    """A flood of requests, of silent connections and of connections that send a byte now and then.
+    A gateway would remove the node after two failed probes in a row, but its probes are answered.
+    """
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     seen: list[Verdict | None] = []

@@ -1,4 +1,5 @@
-"""Settings that do harm: found, named, changed with consent only, and put back."""
+"""Harmful kernel settings are found and reported, changed only if the configuration allows it, and
+restored."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ GONE = SysctlRequirement("net/ipv4/conf/nowhere/rp_filter", lambda value: True, 
 
 @pytest.fixture(autouse=True)
 def here() -> Iterator[None]:
-    """This thread is in a namespace of its own, where strictness is at its worst."""
+    """Move this thread into a namespace in which reverse path filtering is strict."""
     name = f"flt-{os.getpid()}-host"
     namespace.create(name)
     try:

@@ -1,4 +1,4 @@
-"""What the answers of a node's health ports prove about it."""
+"""The verdicts about a node that follow from the answers of its health ports."""
 
 from itertools import pairwise
 
@@ -17,7 +17,8 @@ INTERVAL_S = 0.1
 
 
 class Node:
-    """A NodeLiveness with a clock: `hear` gives an answer to a target and returns what changed."""
+    """A NodeLiveness with a clock. `record_answer` stores the answer of a target and returns the
+    changed verdicts."""
 
     def __init__(self, *targets: Target, local: bool = True) -> None:
         self.liveness = NodeLiveness(INTERVAL_S)
@@ -31,7 +32,7 @@ class Node:
         return dict(self.liveness.judge(target, answer, self.now_s))
 
     def turn(self, answers: dict[Target, Answer]) -> tuple[Target, dict[Target, Verdict]]:
-        """Let the node choose whom to ask; a silent one costs 0.2 s."""
+        """Send the next probe to the target that the node chooses. A silent target takes 0.2 s."""
         chosen = self.liveness.next(self.probed_s)
         assert chosen is not None
         due_s, target = chosen
@@ -229,15 +230,15 @@ def test_after_any_history_verdicts_settle_on_the_actual_state(
 
 
 def fail_node(node: Node) -> None:
-    """The machine falls silent, for long enough."""
+    """Let the node be silent until it is down."""
     node.record_answer(A, SILENT)
     node.record_answer(A, SILENT)
     assert node.liveness.verdict(A) == "down"
 
 
 def recovery_s(node: Node) -> float:
-    """How long it has to answer well before it is up again; what is said of it meanwhile is said
-    once."""
+    """Return the time for which a node must give good answers until it is up. Check that each
+    verdict is reported once meanwhile."""
     began_s = node.now_s
     verdicts: list[Verdict] = []
     while node.liveness.verdict(A) != "up":
@@ -249,7 +250,8 @@ def recovery_s(node: Node) -> float:
 def test_a_node_that_fails_repeatedly_waits_longer_each_time() -> None:
     node = Node(A)
     node.record_answer(A, GOOD)
-    node.now_s += 3600  # whatever was long ago
+    # Earlier failures are long ago.
+    node.now_s += 3600
     waits_s = []
     for _ in range(9):
         fail_node(node)
@@ -312,7 +314,8 @@ def test_one_of_many_targets_is_probed_several_times_in_a_row() -> None:
         PROBES_IN_A_ROW,
         PROBES_IN_A_ROW + 1,
     }
-    assert sum(one != other for one, other in pairwise(probed)) <= 20  # so often another one
+    # The number of changes of the probed target.
+    assert sum(one != other for one, other in pairwise(probed)) <= 20
 
 
 def test_an_unready_target_of_many_gets_every_second_probe() -> None:

@@ -1,5 +1,4 @@
-"""The monitor against real health ports on loopback, and a node that dies in a namespace of its
-own."""
+"""The monitor with real health ports on loopback addresses, and a node in a namespace that dies."""
 
 import asyncio
 import contextlib
@@ -48,7 +47,8 @@ def balancer(
 
 
 class HealthPort:
-    """A health port like kube-proxy's. `endpoints` None: it takes connections and says nothing."""
+    """A health port like that of kube-proxy. `endpoints` None: it accepts connections and does not
+    answer."""
 
     def __init__(self, endpoints: int | None) -> None:
         self.endpoints = endpoints
@@ -92,13 +92,13 @@ class HealthPort:
 
 
 class VerdictLog:
-    """Takes verdicts, and lets a test wait for one."""
+    """A recorder of verdicts, with which a test can wait for a verdict."""
 
     def __init__(self) -> None:
         self.now: dict[tuple[str, int], Verdict | None] = {}
         self.history: list[Verdict | None] = []
         self.steps: list[int] = []
-        """In which step of the event loop each was told."""
+        """The step of the event loop in which each verdict was reported."""
         self._step = 0
         self.changed = asyncio.Event()
 
@@ -122,7 +122,7 @@ class VerdictLog:
 
     async def wait(self, address: str, port: int, verdict: Verdict | None) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while self.now.get((address, port), "not told") != verdict:
+            while self.now.get((address, port), "not reported") != verdict:
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -139,7 +139,7 @@ async def running(log: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[Moni
 
 
 def set_balancers(monitor: Monitor, *balancers: LoadBalancer) -> None:
-    """What comes of a pass of the loop."""
+    """Set the load balancers to monitor, like a pass of the loop."""
     desired = render({item.service: item for item in balancers})
     changes = diff(desired, monitor.wanted)
     starts = [each for each in changes if isinstance(each, StartProbes)]
@@ -234,8 +234,8 @@ async def test_a_shared_target_is_probed_until_its_last_service_is_removed() -> 
 
 
 async def test_a_new_service_of_a_shared_target_gets_the_known_verdict() -> None:
-    """It may have been planned before the verdict changed, and was not among those who were told of
-    that."""
+    """The Service may have been planned before the verdict changed, and was not among the Services
+    that the change marked as dirty."""
     log, state = VerdictLog(), State(())
 
     def observe(
@@ -269,7 +269,8 @@ async def test_a_removed_target_is_not_probed() -> None:
         set_balancers(monitor)
         probes = health.probes
         await asyncio.sleep(0.3)  # fifteen intervals
-        assert health.probes <= probes + 1  # one may have been on its way
+        # One probe may have been in progress.
+        assert health.probes <= probes + 1
         set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await log.wait("127.0.0.1", health.port, "up")
 
@@ -297,7 +298,8 @@ async def test_a_failure_of_the_gateway_itself_gives_the_node_no_verdict() -> No
         set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
         await log.wait("127.0.0.1", health.port, "up")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no socket can be made
+        # No socket can be created now.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             await asyncio.sleep(0.3)
         finally:
@@ -311,7 +313,8 @@ async def test_a_failure_of_the_gateway_itself_gives_the_node_no_verdict() -> No
 
 @contextmanager
 def two_namespaces() -> Iterator[tuple[str, str]]:
-    """A gateway and a node, joined by a veth pair; the node is 192.0.2.2 and 2001:db8::2."""
+    """Create namespaces for a gateway and a node, joined by a veth pair. The node has 192.0.2.2 and
+    2001:db8::2."""
     gateway, node = (f"flt-{os.getpid()}-monitor-{role}" for role in ("gw", "node"))
     made = []
     try:
@@ -354,14 +357,15 @@ def test_all_targets_of_a_dead_node_are_down_until_it_returns(address: str) -> N
             )
             for health in ports:
                 await log.wait(address, health.port, "up")
-            # The cable is pulled: no answer, no refusal, as when the machine dies.
+            # The link is down: there is neither an answer nor a refusal, as when the machine dies.
             await asyncio.to_thread(
                 subprocess.run, ["ip", "-n", node, "link", "set", "up0", "down"], check=True
             )
             for health in ports:
                 await log.wait(address, health.port, "down")
             again = [["link", "set", "up0", "up"]]
-            if ":" in address:  # a link that goes down loses its IPv6 addresses
+            # A link that goes down loses its IPv6 addresses.
+            if ":" in address:
                 again.append(["addr", "add", f"{address}/64", "dev", "up0", "nodad"])
             for command in again:
                 await asyncio.to_thread(subprocess.run, ["ip", "-n", node, *command], check=True)
@@ -383,8 +387,8 @@ def test_all_targets_of_a_dead_node_are_down_until_it_returns(address: str) -> N
 
 
 class KeepAlivePort:
-    """A health port that keeps connections open, as kube-proxy's does. Counts connections and
-    questions."""
+    """A health port that keeps connections open, like that of kube-proxy. It counts connections and
+    probes."""
 
     def __init__(self) -> None:
         self.connections = self.probes = 0
@@ -408,8 +412,8 @@ class KeepAlivePort:
 
 
 async def test_the_number_of_probes_does_not_depend_on_services_and_connections_are_reused() -> None:
-    """One node with one Service, another with 40 of policy Local, each of which has a health port
-    of its own."""
+    """One node has one Service, another has 40 Services with policy Local, each of which has its
+    own health port."""
     log, one, many = VerdictLog(), KeepAlivePort(), [KeepAlivePort() for _ in range(40)]
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(one.listen("127.0.77.1"))
@@ -432,12 +436,13 @@ async def test_the_number_of_probes_does_not_depend_on_services_and_connections_
                 await asyncio.sleep(0.02)
         of_many = sum(each.probes for each in many) - probes[1]
         assert 80 < of_many < 120
-        assert one.connections <= 3  # of a few hundred questions
+        # There are a few hundred probes.
+        assert one.connections <= 3
         assert sum(each.connections for each in many) - connections <= of_many / 10 + 2
 
 
 async def test_a_connection_that_the_server_closes_between_two_probes_gives_no_verdict() -> None:
-    """HealthPort hangs up after each answer without having said that it would."""
+    """HealthPort closes the connection after each answer without announcing it."""
     log = VerdictLog()
     async with HealthPort(1).listen() as health, running(log) as monitor:
         set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
@@ -482,5 +487,6 @@ async def test_verdicts_held_back_for_a_new_service_are_reported_to_a_later_serv
                 await asyncio.sleep(0.002)
         both = balancer(API, soon.port, "127.0.77.1", "127.0.77.3")
         set_balancers(monitor, both, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
-        set_balancers(monitor, both)  # it goes before it was told
+        # The Service is removed before its verdicts are reported.
+        set_balancers(monitor, both)
         assert log.now["127.0.77.1", soon.port] == "up"

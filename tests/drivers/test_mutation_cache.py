@@ -1,4 +1,5 @@
-"""What was just written counts until the watch shows it, in whatever order things are heard of."""
+"""An object that was just written counts until the watch shows it, in whatever order answers and
+events arrive."""
 
 import pytest
 
@@ -66,8 +67,8 @@ def test_a_grant_counts_before_the_watch_shows_it(shown: str | None) -> None:
 
 
 def test_answers_that_arrive_late_do_not_count() -> None:
-    """Two passes write the lock on a shared address, one after the other; the first one's answer
-    comes last."""
+    """Two passes write the grant of a shared address, one after the other. The answer to the first
+    write arrives last."""
     newest = GrantCache(State(()))
     newest.note(grant("6", "web", "api"))
     newest.note(grant("5", "web"))

@@ -1,5 +1,5 @@
-"""The prober as a gateway has it: a real process, real health ports, and what becomes of one when
-the other dies."""
+"""The prober of a gateway: a real process, real health ports, and the end of one process when the
+other dies."""
 
 import asyncio
 import os
@@ -79,7 +79,8 @@ async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
     async with HealthPort(1).listen() as health, running(Seen()) as (driver, _):
         await set_balancers(
             driver, balancer(WEB, health.port, "127.0.0.1")
-        )  # once it is told anything it is up
+        # The prober is up once it has received a message.
+        )
         (pid,) = children()
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(
             19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS

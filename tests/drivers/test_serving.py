@@ -38,7 +38,7 @@ def balancer(
 
 
 def direct_serving(before: States, after: States) -> set[str]:
-    """The nodes in the current table once the maps have followed both plans."""
+    """Return the nodes in the current table after the maps have followed both plans."""
     actual: dict[ServiceKey, DirectActual] = {}
     slots = Slots()
     for members in (before, after):
@@ -52,7 +52,7 @@ def direct_serving(before: States, after: States) -> set[str]:
 
 
 def proxy_serving(before: States, after: States) -> set[str]:
-    """The servers with a weight once HAProxy has followed both plans."""
+    """Return the servers with a weight after HAProxy has followed both plans."""
     actual: dict[ServiceKey, proxy.ProxySpec] = {}
     for members in (before, after):
         specs = proxy.specs_of(balancer(PROXY, ProxySettings(), members))
@@ -70,17 +70,17 @@ STATES = st.dictionaries(
 
 @given(STATES, STATES)
 @example(
-    # The node that serves is proved dead, another is about to be asked: what terminates serves.
+    # The serving node is down and another one is pending, so a node with terminating pods serves.
     {"node1": (1, "active")},
     {"node1": (1, "down"), "node2": (1, "pending"), "node3": (1, "draining")},
 )
 @example(
-    # The node that serves drains without a serving pod.
+    # The serving node is draining, without a serving pod.
     {"node1": (1, "active")},
     {"node1": (0, "draining"), "node2": (1, "pending"), "node3": (1, "draining")},
 )
 @example(
-    # One node that serves is pending, the other is no member any more.
+    # One serving node is pending, and the other one is no longer a member.
     {"node1": (1, "active"), "node4": (1, "active")},
     {"node1": (1, "pending"), "node3": (1, "draining")},
 )

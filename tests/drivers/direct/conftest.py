@@ -176,8 +176,8 @@ class Forwarder:
 class Programs(NamedTuple):
     """The loaded programs and their maps.
 
-    They are used by one test after the other: the kernel needs a third of a second to load them,
-    and a few milliseconds to empty the maps."""
+    One test after the other uses them: the kernel needs a third of a second to load them, and a few
+    milliseconds to empty the maps."""
 
     maps: dict[str, Map]
     tc: Program
@@ -341,7 +341,7 @@ def load_balancer(
 
 
 async def reconcile(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
-    """Bring the driver to the intents, which must succeed, and return the changes."""
+    """Reconcile these intents, which must succeed, and return the changes."""
     changes = made.diff(made.render(intents), await made.read(None))
     assert await made.apply(changes) == {}
     return [str(change) for change in changes]
@@ -352,8 +352,8 @@ NODE1 = Member("node1", "192.0.2.21", 1)
 
 @pytest.fixture(scope="module")
 def own_loopback() -> Iterator[None]:
-    """Run the tests of a module in a network namespace of their own, so that no other test run and
-    no gateway on this machine uses the addresses and ports of its loopback interface."""
+    """Run the tests of a module in a separate network namespace, so that no other test run and no
+    gateway on this machine uses the addresses and ports of its loopback interface."""
     name = f"flt-{os.getpid()}-loopback"
     namespace.create(name)
     try:

@@ -1,4 +1,4 @@
-"""A drain ends when its time is over, without any other event of the Service."""
+"""A drain ends after its time, without any other event of the Service."""
 
 import asyncio
 from collections.abc import Collection, Mapping

@@ -1,5 +1,4 @@
-"""Several gateways for the same addresses: the packets of a connection arrive now at one gateway,
-now at another.
+"""Several gateways for the same addresses: packets of one connection arrive at different gateways.
 
 Each gateway is the program with its own maps, and an address on the loopback interface, where the
 gateways exchange their entries over TCP."""
@@ -127,7 +126,7 @@ async def site(count: int = 2) -> AsyncIterator[Site]:
 
 
 class Cable:
-    """A proxy for the connections between two gateways, which can be cut and mended."""
+    """A proxy for the connections between two gateways, which can be interrupted and restored."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack

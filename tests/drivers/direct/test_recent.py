@@ -1,4 +1,4 @@
-"""The flows that a gateway has seen lately."""
+"""The record of the flows that a gateway has seen recently."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""The mirror of the maps: never half filled, never older than the last change; and the facts that
-it holds but the maps do not."""
+"""The mirror of the maps is never half filled, and never older than the last change. It also
+contains facts that the maps do not contain."""
 
 import pytest
 from msgspec.structs import replace

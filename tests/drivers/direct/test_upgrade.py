@@ -80,7 +80,7 @@ MORE_MAPS = (
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an imaginary newer version."""
+    """Return the directory with the programs of a newer version that exists only in this test."""
     return build(tmp_path_factory.mktemp("newer"), GROWN_FLOW, MORE_MAPS)
 
 

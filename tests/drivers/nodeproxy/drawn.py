@@ -1,7 +1,7 @@
-"""Random Services of the test site as API objects, and the results that packets to them must have
-by Kubernetes' rules.
+"""Random Services of the test site as API objects, and the results that Kubernetes' rules require
+for packets to them.
 
-In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and an `Expected` for each
+In: choices of Hypothesis. Out: `DrawnService`s with EndpointSlices, and an `Expected` for each
 client and address. Pure; Fairlead's plan is not used. The rules are kube-proxy's: KEP-1669
 (terminating endpoints), KEP-2086 (internal policy), KEP-1860 (ipMode), and the clients to which
 policies and source ranges apply. docs/node.md defines which of several Services gets a frontend."""
@@ -15,7 +15,7 @@ from tests.drivers.nodeproxy.conftest import NODE4, NODE6, PODS4, PODS6, REFUSED
 from tests.drivers.nodeproxy.process import NODE
 
 SLOTS = 4
-"""Maximum number of Services. Each slot has addresses and ports of its own."""
+"""The maximum number of Services. Each slot has its own addresses and ports."""
 TARGETS = {("TCP", 80): 8080, ("TCP", 443): 8443, ("UDP", 53): 5353, ("SCTP", 53): 3868}
 NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 STATES = {
@@ -77,7 +77,7 @@ class DrawnService(NamedTuple):
         return 31_000 + 10 * self.slot + place
 
     def kinds(self) -> Iterator[str]:
-        """Return the kinds of addresses at which a node answers for the Service."""
+        """Return the types of addresses at which a node answers for the Service."""
         yield "cluster"
         if self.external_ips:
             yield "external"
@@ -242,7 +242,7 @@ def calls(drawn: DrawnService) -> list[Call]:
 
 
 def expected(call: Call) -> Expected:
-    """Return what must happen to a new flow by the rules."""
+    """Return the result that the rules require for a new flow."""
     drawn, outside = call.drawn, call.place in ("client", "blocked")
     address_of = callers(call.family)
     own, node = address_of(call.place), address_of("node")
@@ -278,7 +278,8 @@ def serving(drawn: DrawnService) -> frozenset[str]:
 
 
 def _admits(ranges: tuple[str, ...], address: str) -> bool:
-    """Ranges of the other family alone restrict nothing."""
+    """Return whether the source ranges admit the address. Ranges of the other family alone restrict
+    nothing."""
     own = ip_address(address)
     networks = [
         network

@@ -1,9 +1,8 @@
-"""A process that can be killed, with a node's loop over the real driver, as `fairlead node` runs
-it.
+"""A process that can be killed, with the loop of a node and the real driver, like `fairlead node`.
 
 In: lines on standard input. The first is the Settings; each further line is a JSON object with
-Services and EndpointSlices by name, null for deleted ones. The first object has all of them. Out:
-the table `inet fairlead` of the network namespace in which it runs."""
+Services and EndpointSlices by name, null for deleted ones. The first object contains all of them.
+Out: the table `inet fairlead` of the network namespace in which the process runs."""
 
 import asyncio
 import sys

@@ -1,5 +1,5 @@
-"""Existing tables, readings concurrent with passes, and interrupted readings: packets never
-encounter less than the complete rules."""
+"""Existing tables, reads during passes, and interrupted reads: packets always encounter the
+complete rules."""
 
 import asyncio
 import subprocess
@@ -164,8 +164,8 @@ async def test_a_table_that_cannot_be_converted_stays_in_force(
 async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(
     site: Site, driver: NodeProxyDriver, timeout_s: float
 ) -> None:
-    """At every possible time of the deadline, all elements are in the table, in the old or the new
-    layout."""
+    """Wherever the deadline ends the replacement, all elements are in the table, in the old or the
+    new layout."""
     await install(driver, web("local1"))
     frontends = nft("list", "map", "inet", "fairlead", "services4").count("default/web")
     hurried = successor_with(OTHER_CIDRS, timeout_s)
@@ -180,7 +180,7 @@ async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(
 
 
 async def test_an_interrupted_read_is_repeated(driver: NodeProxyDriver) -> None:
-    """If a reading is interrupted at any step, the next one sees what other programs changed."""
+    """If a read is interrupted at any step, the next one detects the changes of other programs."""
     each = web("local1")
     desired = driver.render({each.service: each})
     await install(driver, each)
@@ -198,8 +198,8 @@ async def test_an_interrupted_read_is_repeated(driver: NodeProxyDriver) -> None:
 
 
 async def test_audits_during_passes_lose_no_change(driver: NodeProxyDriver) -> None:
-    """While other programs write, a pass finds a Service as the last pass left it, and nothing that
-    was applied is lost."""
+    """While other programs write, a pass finds a Service as the last pass left it, and no applied
+    change is lost."""
     versions = [web("local1"), web("local1", "local2"), web("remote1")]
     specs = [driver.render({each.service: each}) for each in versions]
     key = versions[0].service

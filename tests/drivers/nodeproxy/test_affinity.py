@@ -1,4 +1,4 @@
-"""Session affinity of one Service does not depend on packets to another: real packets from forged
+"""Packets to one Service do not affect the session affinity of another: real packets from forged
 sources."""
 
 import itertools
@@ -39,8 +39,8 @@ SILENT_POD = "10.2.0.99"
 FULL = 65_535
 """Maximum number of clients in one map of the kernel."""
 CALLS = 20
-"""Number of connections of a client with two endpoints. By chance all reach the same endpoint once
-in half a million runs."""
+"""The number of connections of a client to two endpoints. By chance all reach the same endpoint
+once in half a million runs."""
 
 
 def nft(*words: str) -> str:
@@ -127,12 +127,12 @@ async def test_a_flood_from_forged_sources_does_not_affect_the_affinity_of_other
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
     (first,) = {site.call("blocked", BYSTANDER, 80) for _ in range(CALLS)}  # a new client
     assert isinstance(first, Seen)
-    # If the map is full, a new client is answered but not remembered.
+    # If the map is full, a new client is answered but not recorded.
     assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
     assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft(
         "list", "map", "inet", "fairlead", f"affinity4_{theirs}"
     )
-    # With an endpoint, the clients that are remembered with it are deleted, and no others.
+    # When an endpoint is removed, exactly the clients that are recorded with it are deleted.
     await install(driver, bystander, flooded(*backends("local2", port=5353)))
     assert clients(f"affinity4_{theirs}") == 0
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}

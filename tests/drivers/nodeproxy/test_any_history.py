@@ -1,12 +1,12 @@
-"""After any history of Services, endpoints, the driver and its table, the kernel holds what is
-planned, and packets agree.
+"""After any history of Services, endpoints, the driver and its table, the kernel contains what is
+planned, and packets agree with the rules.
 
 The test runs random histories on a real kernel: Services and endpoints are created, changed and
 deleted; the serving process is killed, also during writes, and restarted; other programs flush the
 ruleset, and delete or add elements. After each step the elements in the table are those that the
-plan renders, except for frontends that another Service gets. The rules are always the same, and
-packets of new and of existing flows are treated by Kubernetes' rules. FAIRLEAD_SEED selects other
-histories, FAIRLEAD_HISTORIES their number."""
+plan renders, except for frontends that another Service gets. The chains and rules are always the
+same, and the results of packets of new and existing flows are those of Kubernetes' rules.
+FAIRLEAD_SEED selects other histories, FAIRLEAD_HISTORIES their number."""
 
 import os
 import random
@@ -111,8 +111,8 @@ def without_numbers(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spe
 def equal_except_numbers(
     found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]
 ) -> bool:
-    """Whether the table has the wanted elements, and each Service with affinity has its own map of
-    clients."""
+    """Return whether the table has the wanted elements, and each Service with affinity has its own
+    map of clients."""
     if isinstance(found, str):
         return False
     return without_numbers(found) == without_numbers(wanted) and numbers_are_unique(found)
@@ -129,7 +129,7 @@ def numbers_are_unique(table: Mapping[ServiceKey, Spec]) -> bool:
 
 
 class History(RuleBasedStateMachine):
-    """The history of one node, in whose namespace this process runs. The test sets `site`."""
+    """The history of one node, whose namespace this process is in. The test sets `site`."""
 
     site: Site
 
@@ -138,7 +138,7 @@ class History(RuleBasedStateMachine):
         self.shown: dict[int, DrawnService] = {}
         self.choose = random.Random(SEED)
         self.seen: dict[str, str] = {}
-        """The rules of each chain, as seen first."""
+        """The rules of each chain when the test first read them."""
         self.kept: list[Kept] = []
         self.theirs = False
         self.threads = ThreadPoolExecutor(CALLS)
@@ -176,7 +176,7 @@ class History(RuleBasedStateMachine):
 
     @rule(first=SERVICES, second=SERVICES, pause_s=st.sampled_from((0.0, 0.005, 0.02)))
     def kill(self, first: DrawnService, second: DrawnService, pause_s: float) -> None:
-        """Kill the process while it handles one change; another change comes before its restart."""
+        """Kill the process while it handles one change. Another change comes before its restart."""
         self._show(first)
         time.sleep(pause_s)
         self._kill()
@@ -238,8 +238,8 @@ class History(RuleBasedStateMachine):
         )
         left = [*fresh, *(now for kept in self.kept if (now := self._now(kept)))]
         end_s = time.monotonic() + DEADLINE_S
-        # A remembered client may reach a wrong endpoint until it is deleted, a moment after the
-        # table is correct.
+        # A recorded client may reach a wrong endpoint until its record is deleted, shortly after
+        # the table is correct.
         while left:
             heard = self.threads.map(self._call, left)
             said = [
@@ -310,15 +310,16 @@ class History(RuleBasedStateMachine):
         )
 
     def _keep(self, some: Sequence[Call]) -> None:
-        """Sometimes keep one of these calls as a flow, in place of the oldest if there are KEPT."""
+        """Sometimes continue one of these calls as a flow, instead of the oldest one if there are
+        KEPT flows."""
         if some and self.choose.random() < 0.7:
             one = self.choose.choice(some)
             if one not in [kept.call for kept in self.kept]:
                 self.kept = [*self.kept, Kept(one, 10_000 + self.choose.randrange(9000))][-KEPT:]
 
     def _now(self, kept: Kept) -> Kept | None:
-        """Return the same flow to the Service as it is now; None if the Service no longer has the
-        frontend."""
+        """Return the same flow with the present state of the Service; None if the Service no longer
+        has the frontend."""
         before, drawn = kept.call, self.shown.get(kept.call.drawn.slot)
         port = before.drawn.ports[before.number]
         if (
@@ -359,17 +360,17 @@ class History(RuleBasedStateMachine):
 
 
 def _has(having: Mapping[str, tuple[int, str]], call: Call) -> bool:
-    """Whether the called Service has the frontend, with this kind of address."""
+    """Return whether the called Service has the frontend, with this type of address."""
     return having[call.frontend] == (call.drawn.slot, call.kind)
 
 
 def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
-    """Return a description of an error in these answers; empty if there is none."""
+    """Return a description of an error in these answers; an empty text if there is none."""
     rules = expected(one.call)
     for answer in answers:
         if one.port:
             # A flow stays with a serving endpoint, also after changes of policies. If there is no
-            # serving endpoint, the flow is left alone.
+            # serving endpoint, the flow is unchanged.
             astray = rules.answers and (
                 not isinstance(answer, Seen) or answer.pod not in serving(one.call.drawn)
             )

@@ -1,5 +1,5 @@
-"""Two Services that want one frontend: which of them packets reach there, and at their other
-frontends."""
+"""Two Services that request one frontend: the Service that packets reach there, and at the other
+frontends of both."""
 
 import asyncio
 import socket
@@ -83,7 +83,7 @@ def at(
 
 
 async def reconcile(driver: NodeProxyDriver, *services: NodeService) -> Mapping[ServiceKey, Outcome]:
-    """Apply these Services only, as a pass of the loop does for changed Services."""
+    """Apply only these Services, like a pass of the loop for changed Services."""
     intents = {each.service: each for each in services}
     return await driver.apply(driver.diff(driver.render(intents), await driver.read(list(intents))))
 
@@ -223,7 +223,7 @@ async def test_flows_and_recorded_clients_follow_the_frontend(
 async def test_no_call_fails_while_a_frontend_passes_to_another_service(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """The frontend is taken over, or given up to a Service that waits for it."""
+    """The frontend passes to a Service with precedence, or to a Service that waits for it."""
     young, old, without = (
         at(YOUNG, EXTERNAL4, pods=("local2",)),
         at(OLD, EXTERNAL4, pods=("local1",)),

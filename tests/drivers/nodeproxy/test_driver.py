@@ -47,7 +47,7 @@ def successor() -> NodeProxyDriver:
 
 
 def many(count: int, endpoints: int = 10) -> dict[ServiceKey, NodeService]:
-    """Return ClusterIP Services, each with endpoints of its own."""
+    """Return ClusterIP Services, each with its own endpoints."""
     services = {}
     for i in range(count):
         address = f"172.30.{i // 250}.{i % 250 + 1}"
@@ -81,8 +81,8 @@ EVERYTHING = (
 
 
 def without_external_ips(*services: NodeService) -> list[NodeService]:
-    """Return the Services without external addresses, except for the first: all have the same
-    ones."""
+    """Return the Services without external addresses, except for the first one, because all have
+    the same external addresses."""
     first, *rest = services
     bare = [
         msgspec.structs.replace(
@@ -318,8 +318,8 @@ async def test_a_client_keeps_its_endpoint(
 async def test_retransmissions_do_not_record_a_removed_endpoint_again(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    """The repeated first packets of a connection without an answer are all new to conntrack, long
-    after the endpoint is gone."""
+    """For conntrack, every retransmission of a SYN without an answer is a new connection, also long
+    after the endpoint is removed."""
     silent, address = ("10.2.0.99", VIP4) if family == "IPv4" else ("2001:db8:2::99", VIP6)
     gone = port((Backend(silent, 8080, False),), family=family)
     site.ip("other", f"route replace blackhole {silent}")

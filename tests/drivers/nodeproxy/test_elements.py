@@ -226,15 +226,15 @@ def test_flows_are_checked_when_an_endpoint_is_removed_or_the_first_one_added(
     assert flow_endpoints(spec("local1"), spec("local2")) == {number: {frontend: {two}}}
     assert flow_endpoints(spec(), spec("local1")) == {number: {frontend: {one}}}
     assert flow_endpoints(frozenset(), spec("local1")) == {number: {frontend: {one}}}
-    # No other endpoint could take the flows over, so they are left alone, as in kube-proxy.
+    # No other endpoint could take over the flows, so they are unchanged, as in kube-proxy.
     assert flow_endpoints(spec("local1"), spec()) == {}
     assert flow_endpoints(spec("local1"), frozenset()) == {}
     assert flow_endpoints(frozenset(), elements_of(service(port(LOCAL)), NODES)) == {}
 
 
 def test_udp_flows_may_lead_to_every_serving_endpoint() -> None:
-    """Flows may lead to serving endpoints that get no new flows, too (only one of three does
-    here)."""
+    """Flows may also lead to serving endpoints that get no new flows. Only one of the three
+    endpoints gets new flows here."""
     going = backends("local2", "remote1", port=53)
     served = port(
         backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=()

@@ -1,5 +1,5 @@
-"""Packets that are not for our Services: packets of flows without answers, and packets that other
-tables translate."""
+"""Packets that are not for Services of Fairlead: packets of flows without answers, and packets that
+other tables translate."""
 
 import socket
 import subprocess

@@ -181,8 +181,8 @@ async def test_a_flow_to_a_terminating_pod_stays_until_the_pod_stops_serving(
 async def test_a_client_with_affinity_that_sends_continuously_moves_too(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """Between the deletion of the client's flow and of its remembered endpoint, no packet may lead
-    to the old endpoint again."""
+    """No packet may lead to the old endpoint between the deletion of the client's flow and the
+    deletion of its recorded endpoint."""
 
     async def now(pod: str) -> None:
         each = served(pod)
@@ -202,7 +202,8 @@ async def test_a_client_with_affinity_that_sends_continuously_moves_too(
             await now(pod)
             done.set()
             await sending
-            while select.select([caller], [], [], 0.05)[0]:  # answers that are still in flight
+            # Read the answers that are still in flight.
+            while select.select([caller], [], [], 0.05)[0]:
                 caller.recv(65536)
             assert pod_of(request(caller, VIP4, 53)) == pod
 

@@ -49,7 +49,8 @@ add element inet fairlead outside4 {{ {NODE4} : drop }}
 """A table that no version of Fairlead created. It cannot be replaced, so nothing can be read or
 written."""
 IN_THE_WAY = f"element inet fairlead endpoints4_1 {{ {CLUSTER4} . 6 . 80 . 0 : 10.9.9.9 . 9 }}"
-"""While this element exists, the kernel rejects other endpoints for WEB. Everything can be read."""
+"""While this element exists, the kernel rejects other endpoints for WEB. All elements can be read.
+"""
 
 
 class Clock:
@@ -79,7 +80,7 @@ def nft(words: str) -> None:
 
 
 async def reconcile(driver: NodeProxyDriver, *services: NodeService) -> None:
-    """Do what a pass of the loop does: write only what can be read and differs."""
+    """Reconcile like a pass of the loop: write only what was read and differs."""
     intents = {each.service: each for each in services}
     if changes := driver.diff(driver.render(intents), await driver.read(list(intents))):
         await driver.apply(changes)
@@ -88,7 +89,7 @@ async def reconcile(driver: NodeProxyDriver, *services: NodeService) -> None:
 async def test_a_driver_is_healthy_once_the_table_is_read_after_a_failed_start(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
-    """The driver is healthy again although nothing remains to be written."""
+    """The driver is healthy again although it has nothing more to write."""
     nft(THEIRS)
     await driver.open()
     with pytest.raises(Unavailable):
@@ -168,7 +169,7 @@ async def test_a_change_that_is_no_longer_desired_is_not_pending_after_a_read(
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
         await reconcile(driver, WEB)
-    assert await driver.read([WEB.service]) == {}  # the Service should be gone, and is
+    assert await driver.read([WEB.service]) == {}, "the Service is deleted, as desired"
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert driver.healthy()
 

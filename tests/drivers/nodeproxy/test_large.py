@@ -30,8 +30,8 @@ pytestmark = pytest.mark.root
 HUGE, OTHER = ServiceKey("default", "huge"), ServiceKey("default", "other")
 PORTS = ENDPOINTS = 300
 FEW = 8
-"""Maximum number of transactions until the change of another Service is in the kernel: the present
-one, some before its pass begins, and its own."""
+"""The maximum number of transactions until the change of another Service is in the kernel: the
+present transaction, some before the pass of the Service begins, and its own."""
 
 
 def served(name: str, address: str, ports: int, pods: tuple[Backend, ...]) -> NodeService:
@@ -150,7 +150,7 @@ async def test_a_change_of_another_service_does_not_wait_for_a_large_one(driver:
         assert kernel.transactions() - began > PORTS * ENDPOINTS // ELEMENTS_PER_TRANSACTION
         intents = {each.service: each for each in (huge(), other(3))}
         assert await driver.read(None) == driver.render(intents)
-        # All its elements are deleted in the same way.
+        # All elements of the large Service are deleted in the same way.
         del cluster.intents[HUGE]
         cluster.state.update_services({ObjectKey(*HUGE): None})
         before = kernel.transactions()

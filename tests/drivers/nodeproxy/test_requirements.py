@@ -1,5 +1,5 @@
-"""Space for tracked flows: the kernel counts a node's flows, and the limit is reported as too low
-while half of the table is free."""
+"""The limit of the conntrack table: it is reported as too low when more than half of the table is
+used."""
 
 import os
 import socket
@@ -56,8 +56,8 @@ def test_a_node_requires_a_conntrack_limit_of_twice_its_flows() -> None:
                 True,
                 False,
             )
-            # Every namespace can read the limit, so it is reported to a node in a namespace of its
-            # own too.
+            # The limit is also reported to a node in a separate namespace, because every namespace
+            # can read it.
             assert harmful_settings([need]) == ()
     finally:
         namespace.delete(name)

@@ -1,5 +1,5 @@
-"""The division into transactions, and the Service that gets a contested frontend, without a
-kernel."""
+"""The division of changes into transactions, and the Service that gets a contested frontend,
+without a kernel."""
 
 from collections.abc import Mapping
 
@@ -55,8 +55,8 @@ def outcome(
     actual: dict[ServiceKey, Spec],
     created: dict[ServiceKey, str] | None = None,
 ) -> tuple[dict[ServiceKey, Spec], Resolution]:
-    """Return what the kernel holds after the resolved Changes. `created`: the times of creation;
-    other Services do not exist."""
+    """Return the content of the kernel after the resolved Changes. `created`: the times of
+    creation; other Services do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
     told = resolve(actual, owners, difference(desired, actual), in_order_of(since))
@@ -132,7 +132,7 @@ def test_precedence_is_decided_for_each_port_of_an_address(protocol: Protocol) -
 
 @pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])
 def test_a_cluster_ip_belongs_to_its_service(had: tuple[ServiceKey, ...]) -> None:
-    """An older Service that wants the address as another kind does not get it."""
+    """An older Service that requests the address as another type does not get it."""
     own = "172.30.0.2"
     desired = {A: at(A, own), B: at(B, X)}
     found, told = outcome(desired, {key: desired[key] for key in had}, {A: "1", B: "2"})
@@ -141,7 +141,7 @@ def test_a_cluster_ip_belongs_to_its_service(had: tuple[ServiceKey, ...]) -> Non
 
 
 def test_two_services_with_one_cluster_ip_share_its_ports() -> None:
-    """An API server does not allow this. The set of ClusterIPs holds the address once."""
+    """An API server does not permit this. The set of ClusterIPs contains the address once."""
     other = frozenset(e._replace(comment=str(B)) if e.comment else e for e in at(A, X))
     found, told = outcome({A: at(A, Y), B: other}, {})
     assert found == {
@@ -154,8 +154,7 @@ def test_two_services_with_one_cluster_ip_share_its_ports() -> None:
 
 
 def test_elements_without_a_service_are_replaced() -> None:
-    """Elements without the name of an owner, and elements of a Service that was deleted while no
-    process ran."""
+    """The elements have no owner, or belong to a Service that was deleted while no process ran."""
     for gone in (NO_SERVICE, A):
         found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
         assert found[B] == at(B, X)
@@ -180,7 +179,8 @@ def test_the_message_about_a_contested_frontend_names_both_services() -> None:
 
 
 def test_services_that_exchange_a_frontend_are_in_one_transaction() -> None:
-    """The two are in one batch, also with many other Services that would come between them."""
+    """The two Services are in one batch, also with many other Services that would come between
+    them."""
     between = [ServiceKey("default", f"a{number:04}") for number in range(600)]
     going = {
         key: frozenset(e._replace(key=f"{key.name}.{e.key}") for e in at(A, X, Y))
@@ -274,7 +274,7 @@ def reached_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[
 def test_every_frontend_is_complete_after_each_part_of_a_divided_service(
     before: Spec, after: Spec
 ) -> None:
-    """If the sequence is interrupted anywhere, for example by kill -9, packets encounter the old or
+    """If the sequence is interrupted anywhere, for example by SIGKILL, packets encounter the old or
     the new state of a frontend."""
     parts = list(batches(difference({A: after}, {A: before})))
     elements, wanted = ({(e.map, e.key): e for e in spec} for spec in (before, after))
@@ -283,7 +283,8 @@ def test_every_frontend_is_complete_after_each_part_of_a_divided_service(
     assert len(parts) > 2
     for part in parts:
         assert sum(len(change.elements) for change in part) <= ELEMENTS_PER_TRANSACTION
-        for change in part:  # like the kernel: deletions first
+        # Like in the kernel, deletions come first.
+        for change in part:
             for element in change.elements if change.verb == "delete" else ():
                 del elements[element.map, element.key]
         for change in part:

@@ -1,5 +1,5 @@
-"""Elements as bytes: the kernel gets the same bytes as from nft, and reading returns the same
-elements."""
+"""Elements as bytes: they equal the bytes that nft sends to the kernel, and reading them returns
+the same elements."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,5 @@
-"""Test site: nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for
-them."""
+"""A test site: nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for the
+nodes."""
 
 import asyncio
 import struct
@@ -75,7 +75,8 @@ def address_of(node: str) -> str:
 async def reconcile(
     driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()
 ) -> Mapping[ServiceKey, Outcome]:
-    """Do what the loop does for these Services, and wait where the loop would retry later."""
+    """Reconcile these Services like the loop. Wait and repeat if the driver reports that it waits.
+    """
     intents = {each.service: each for each in balancers}
     while True:
         changes = driver.diff(driver.render(intents), await driver.read([*intents, *gone]))
@@ -202,7 +203,7 @@ class ClientConnection(msgspec.Struct):
 async def new_answers(
     times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1"
 ) -> list[list[str]]:
-    """Return the answers over new connections; no words for a connection that was refused."""
+    """Return the answers over new connections; an empty list for a refused connection."""
     answers = []
     for _ in range(times):
         try:
@@ -218,7 +219,7 @@ async def new_answers(
 async def opened(
     folder: Path, old_workers: int = 0, requeue: Requeue = no_requeue
 ) -> AsyncIterator[ProxyDriver]:
-    """Run a driver that has read the present state; remove everything at the end."""
+    """Run a driver that has read the present state. Remove everything at the end."""
     driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, requeue=requeue)
     await driver.read(None)
     try:

@@ -1,5 +1,5 @@
-"""Tests of the API server balancer that need no API server (see also
-tests/e2e/test_apiserver_balanced.py)."""
+"""Tests of the API server balancer that need no API server. See
+tests/e2e/test_apiserver_balanced.py for the others."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ CONFIG = ApiServerConfig(addresses=(VIP,), servers=("127.0.0.1:7443", "[::1]:744
 
 
 async def answers(address: str, port: int = 6443) -> bool:
-    """Whether a connection is accepted."""
+    """Return whether a connection is accepted."""
     try:
         async with asyncio.timeout(0.3):
             _, writer = await asyncio.open_connection(address, port)
@@ -61,7 +61,8 @@ async def test_the_balancer_starts_outlives_its_process_changes_and_is_removed(f
         await balancer.ensure()
         assert await answers(VIP)
         assert not await answers(VIP, 2222)
-        assert await localroutes.present() == set()  # the routes of Services have another number
+        # The routes of Services have another protocol number.
+        assert await localroutes.present() == set()
         pid = balancer.haproxy.master_pid()
         assert pid is not None
 
@@ -134,7 +135,8 @@ async def test_removed_rules_routes_and_addresses_are_restored(folder: Path) -> 
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         command(
             "ip", "address", "add", VIP, "dev", "lo"
-        )  # as after a new configuration of its network
+        # This corresponds to a new configuration of the host's network.
+        )
         await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()

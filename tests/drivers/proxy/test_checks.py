@@ -33,9 +33,8 @@ NEVER_MS = 3_600_000
 class HealthPort:
     """The health port of a node.
 
-    - `answers`: the status codes by path, in order; 200 after the last one.
-    - `asked`: the requested paths, in order.
-    - `silent`: requests are accepted but not answered."""
+    - `answers`: the status codes by path, in order; 200 after the last one. - `requested`: the
+    requested paths, in order. - `silent`: requests are accepted but not answered."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -68,8 +67,8 @@ def checked(
 
 
 def answers(rise: int, fall: int) -> list[int]:
-    """Return status codes: good, then bad often enough to take the node out; then good, but one
-    answer too few to bring it back, and bad; then good."""
+    """Return status codes: good, then bad until the node is down; then good but one fewer than
+    `rise`, and bad; then good."""
     return [200, *[503] * fall, *[200] * (rise - 1), 503, *[200] * rise]
 
 
@@ -80,15 +79,15 @@ async def test_rise_and_fall_set_the_number_of_successive_answers(folder: Path) 
         assert await talk.request() == ["node1", "-", "x"]
         assert port.requested == []
         for rise, fall in ((2, 3), (3, 2)):
-            # A path of its own, because the old worker sends checks until it is replaced.
+            # Each round has its own path, because the old worker sends checks until it is replaced.
             path = f"/{rise}"
             port.answers[path] = answers(rise, fall)
             await reconcile(driver, checked(MemberChecks(20, 1000, rise, fall), path=path))
             await until(partial(back, driver, port.answers[path]))
-            # HAProxy counts the failures that change the node's state: each until the node is out,
-            # and the one on its way back.
+            # HAProxy counts the failures that change the node's state: each until the node is down,
+            # and the one while the node is coming up.
             assert await counted(driver, "chkfail") == {"FRONTEND": "", "node1": str(fall + 1)}
-            # The node was taken out only once, so one good answer too few did not bring it back.
+            # The node was down only once, so one good answer fewer than `rise` did not bring it up.
             assert await counted(driver, "chkdown") == {"FRONTEND": "", "node1": "1"}
             assert await talk.request() == ["node1", "-", "x"]
         talk.end()
@@ -212,14 +211,14 @@ async def test_an_invalid_number_does_not_affect_the_other_settings(folder: Path
 
 
 async def status(driver: ProxyDriver) -> dict[str, str]:
-    """Return HAProxy's state of each node; `UP 1/3`, which is on its way out or in, counts as
-    UP."""
+    """Return HAProxy's state of each node. `UP 1/3`, the state of a node that is going down or
+    coming up, counts as UP."""
     found = await counted(driver, "status")
     return {node: state if state == "no check" else state.split()[0] for node, state in found.items()}
 
 
 async def back(driver: ProxyDriver, left: Collection[int]) -> bool:
-    """Whether all prepared answers were given and node1 serves."""
+    """Return whether all prepared answers were given and node1 serves."""
     return not left and (await status(driver))["node1"] == "UP"
 
 

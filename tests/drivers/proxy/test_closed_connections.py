@@ -38,8 +38,8 @@ async def test_each_service_gets_an_event_with_the_number_of_its_closed_connecti
 
 
 async def cut_and_look(folder: Path) -> None:
-    """Twice there is one old worker too many, with two connections of one Service and one
-    connection of another."""
+    """Start one old worker too many, twice. Each time the oldest worker has two connections of one
+    Service and one connection of another."""
     marked: set[ServiceKey] = set()
     async with (
         nodes("node1"),

@@ -1,5 +1,5 @@
-"""The driver with a real HAProxy: which changes need no new worker, what survives a new worker, and
-what the death of HAProxy, of a worker or of the driver interrupts."""
+"""The driver with a real HAProxy: changes without a new worker, the effects of a new worker, and
+the effects of the death of HAProxy, of a worker or of the driver."""
 
 import asyncio
 import os
@@ -72,7 +72,8 @@ async def test_members_change_without_a_reload(folder: Path) -> None:
         assert {node for node, _, _ in await new_answers(8)} == {"node3"}
         assert (await talk.request())[0] == first  # the node keeps its connection
 
-        await reconcile(driver, balancer({"node3": 1}))  # removed with its last connection
+        # The first node is removed with its last connection.
+        await reconcile(driver, balancer({"node3": 1}))
         assert (await talk.request())[0] == first
         back = balancer({first: 1})
         await reconcile(driver, back)
@@ -147,8 +148,8 @@ async def test_answers_of_an_old_worker_are_ignored(folder: Path) -> None:
 
 
 async def test_a_member_with_pending_connection_attempts_is_not_removed(folder: Path) -> None:
-    """A server that refuses a connection is tried again after a second. HAProxy would delete such a
-    server, and use its memory after the second."""
+    """HAProxy retries a refused connection after a second. If the server were deleted meanwhile,
+    HAProxy would use freed memory after the second."""
     async with nodes("node1"), opened(folder) as driver:
         await reconcile(driver, balancer({"node9": 1}))
         pid = await worker(driver)
@@ -168,7 +169,8 @@ async def test_a_member_with_pending_connection_attempts_is_not_removed(folder: 
         for talk in talks:
             with suppress(
                 ConnectionResetError
-            ):  # there are at most three tries, and a busy machine may be slow
+            # There are at most three attempts, and a busy machine may be slow.
+            ):
                 assert (await talk.request())[:1] in ([], ["node1"])
         await driver.poll()
         assert {each.node for each in await runtime.servers(driver.haproxy.worker)} == {"node1"}
@@ -176,7 +178,7 @@ async def test_a_member_with_pending_connection_attempts_is_not_removed(folder: 
 
 
 async def in_use(driver: ProxyDriver) -> set[tuple[str, str]]:
-    """Return the servers in use, without our own command."""
+    """Return the servers in use, except those of the test's own command."""
     return {
         place for place in await runtime.in_use(driver.haproxy.worker) if place[0] != NO_BACKEND
     }
@@ -240,8 +242,8 @@ async def test_a_reload_breaks_no_connection(folder: Path) -> None:
 
 
 async def test_a_reload_passes_on_the_sockets_of_both_families(folder: Path) -> None:
-    """A reload keeps the same sockets: connections that wait in a socket are lost when it is
-    closed."""
+    """A reload keeps the same sockets: a connection that waits in a socket is lost when the socket
+    is closed."""
     async with nodes("node1"), opened(folder) as driver:
         await reconcile(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
         before = listening()
@@ -349,8 +351,8 @@ async def test_the_first_changes_after_a_start_are_done_in_one_pass(folder: Path
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_random_edits_of_one_service_do_not_affect_another(folder: Path, seed: int) -> None:
-    """Random edits of a live Service: each is in force when the driver reports it done, and nothing
-    changes for another Service."""
+    """Random edits of a live Service: each is in force when the driver reports it as done, and
+    another Service does not change."""
     draw = Random(seed)
     other = balancer(
         {"node1": 1, "node2": 1}, key=ServiceKey("default", "other"), addresses=(VIP6,), port=8080
@@ -410,7 +412,8 @@ async def test_the_next_process_adopts_the_running_haproxy(folder: Path) -> None
         pid = await worker(driver)
         successor = ProxyDriver(
             folder, reload_pause_s=0.1
-        )  # as after a kill -9: the driver hands nothing over
+        # As after SIGKILL, the driver does not hand over anything.
+        )
         assert await remaining(successor, ours) == ()
         assert (
             await reconcile(

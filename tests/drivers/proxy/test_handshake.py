@@ -1,5 +1,5 @@
-"""The handshake of a real HAProxy with members: data goes with its last packet, and no side waits
-needlessly, whether the client or the server speaks first."""
+"""The handshake of a real HAProxy with members: the last packet contains data, and no side waits
+needlessly, whether the client or the server sends first."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ WITHIN_S = 60
 
 @asynccontextmanager
 async def greeters(header: ProxyHeader) -> AsyncIterator[None]:
-    """Run a server on node1 that speaks first, after it has received the header."""
+    """Run a server on node1 that sends first, after it has received the header."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if header == "v2":
@@ -67,9 +67,9 @@ def openings(frames: list[bytes]) -> list[int]:
 
 
 async def test_the_header_is_sent_with_the_last_packet_of_the_handshake(folder: Path) -> None:
-    """The header always goes with the last packet of the handshake, unless HAProxy does not run
-    within 40 ms, after which the kernel sends an empty packet. Without the option the kernel would
-    always send an empty packet first."""
+    """The header is always in the last packet of the handshake, unless HAProxy does not run within
+    40 ms; then the kernel sends an empty packet. Without the socket option the kernel would always
+    send an empty packet first."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES)) as wire:
         wire.setblocking(False)
         wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)

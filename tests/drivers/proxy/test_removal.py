@@ -1,5 +1,5 @@
-"""`fairlead gateway --cleanup` removes what remains after a container ended together with its
-HAProxy and its folder."""
+"""`fairlead gateway --cleanup` removes what remains after a container has ended together with its
+HAProxy and its directory."""
 
 import os
 import shutil

@@ -107,7 +107,7 @@ VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20
 
 
 def accepted(text: str, folder: Path) -> str:
-    """Return HAProxy's complaints about a configuration."""
+    """Return HAProxy's error messages about a configuration."""
     path = folder / "haproxy.cfg"
     path.write_text(text)
     run = subprocess.run(

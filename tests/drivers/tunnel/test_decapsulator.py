@@ -17,7 +17,7 @@ NODE = {4: "198.18.0.22", 6: "2001:db8:3::16"}
 VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
 CLIENT = {4: "198.51.100.7", 6: "2001:db8:2::7"}
 PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
-"""Outer and inner IP version."""
+"""The pairs of outer and inner IP version."""
 
 
 @pytest.fixture
@@ -173,7 +173,8 @@ def test_only_probes_of_health_ports_are_decapsulated_for_an_address_of_the_node
         )
     another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[
         version
-    ]  # also a gateway, but not the source of the outer header
+    # This is also a gateway, but not the source of the outer header.
+    ]
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
         probe(version, port=22),

@@ -174,8 +174,8 @@ def answered(
     to: str = "",
     vni: int = 7471,
 ) -> bool:
-    """Whether the server at the load-balancer address answers a client whose datagram comes through
-    the tunnel."""
+    """Return whether the server at the load-balancer address answers a client whose datagram comes
+    through the tunnel."""
     family = socket.AF_INET6 if inside == 6 else socket.AF_INET
     to = to or VIP[inside]
     with (
@@ -317,8 +317,8 @@ def test_changes_by_other_programs_are_repaired(hosts: None, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
 def test_a_recreated_device_or_interface_is_repaired_by_event(hosts: None, kind: str) -> None:
-    """The kernel's events trigger the repair, without an audit. The repair itself must cause no
-    further one, or it would never end."""
+    """Events of the kernel trigger the repair, without an audit. The repair itself must not trigger
+    another repair, or it would never end."""
 
     async def scenario() -> None:
         made = driver(kind)

@@ -1,5 +1,6 @@
-"""Kernel settings that lose clients' packets (strict reverse path filtering with answers through
-another interface; ARP for load-balancer addresses): they are found, shown to do harm, and set."""
+"""Kernel settings that cause lost packets of clients (strict reverse path filtering with answers
+through another interface; ARP for load-balancer addresses). The tests show the harm, and correct
+the settings."""
 
 import asyncio
 import json
@@ -65,7 +66,7 @@ def hosts() -> Iterator[None]:
 
 
 def arrives() -> bool:
-    """Whether a client's datagram that arrives at `front` reaches the server."""
+    """Return whether a client's datagram that arrives at `front` reaches the server."""
     with (
         namespace.make_socket(PREFIX + "node", kind=socket.SOCK_DGRAM) as server,
         namespace.make_socket(PREFIX + "outside", kind=socket.SOCK_DGRAM) as client,
