@@ -34,7 +34,7 @@ def test_an_event_that_the_plan_does_not_show_counts_as_lost() -> None:
     assert mismatched(planned(a="active", b="active", c="draining"), expected) == []
     assert (
         mismatched(planned(a="active", b="down", c="draining"), expected) == []
-    # Node b is only missing in the tables.
+        # Node b is only missing in the tables.
     )
     assert mismatched(planned(a="active", b="draining"), expected) == ["default/web"]
     assert mismatched(planned(a="active", b="active", c="active"), expected) == ["default/web"]

@@ -9,7 +9,9 @@ from bench.octavia import FAIRLEAD, HEADINGS, Bench, rows
 SIZE = Size(services=2, ports=2, nodes=3)
 
 
-async def test_the_number_of_calls_equals_the_number_of_changes(openstack_programs: None, tmp_path: Path) -> None:
+async def test_the_number_of_calls_equals_the_number_of_changes(
+    openstack_programs: None, tmp_path: Path
+) -> None:
     report = await Bench(tmp_path, SIZE, rounds=1, slow_s=0.1).run()
     only = report.rounds[0][FAIRLEAD]
     assert only.created.writes == SIZE.services

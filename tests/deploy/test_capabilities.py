@@ -98,7 +98,9 @@ async def is_served(site: Site, address: str = ADDRESS) -> bool:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_the_capabilities_of_the_chart_suffice(site: Site, given: dict[str, list[str]], role: str) -> None:
+async def test_the_capabilities_of_the_chart_suffice(
+    site: Site, given: dict[str, list[str]], role: str
+) -> None:
     await clear(site, role)
     assert not await is_served(site)
     start(site, role, given[role])

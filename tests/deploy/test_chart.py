@@ -231,7 +231,9 @@ def test_metrics_are_not_reachable_until_the_values_name_their_readers(helm: Pat
 def test_a_monitor_without_permitted_sources_is_refused(helm: Path, setting: str) -> None:
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
     assert done.returncode
-    assert f"{setting.partition('[')[0].partition('=')[0]} needs config.web.metricsFrom" in done.stderr
+    assert (
+        f"{setting.partition('[')[0].partition('=')[0]} needs config.web.metricsFrom" in done.stderr
+    )
 
 
 def test_certificates_of_gateways_are_mounted_at_the_configured_path(helm: Path) -> None:

@@ -96,7 +96,9 @@ def pod(objects: list[Manifest], role: str, name: str) -> Manifest:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda each: each.stem)
-async def test_the_api_server_accepts_all_objects_of_the_chart(helm: Path, kubectl: Kubectl, values: Path) -> None:
+async def test_the_api_server_accepts_all_objects_of_the_chart(
+    helm: Path, kubectl: Kubectl, values: Path
+) -> None:
     namespace = f"accepts-{values.stem}"
     objects = moved(render(helm, "--values", values), namespace)
     if any(each["kind"] == "PodMonitor" for each in objects):
@@ -165,7 +167,9 @@ async def test_pods_need_the_pod_security_level_of_their_namespace(
 @pytest.mark.parametrize(
     ("values", "level"), [("controller", "restricted"), ("gateways", "privileged")]
 )
-async def test_the_namespace_has_the_strictest_possible_pod_security_level(helm: Path, values: str, level: str) -> None:
+async def test_the_namespace_has_the_strictest_possible_pod_security_level(
+    helm: Path, values: str, level: str
+) -> None:
     (namespace,) = (
         each
         for each in render(

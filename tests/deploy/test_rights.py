@@ -146,7 +146,10 @@ async def use_a_pool(life: Life) -> None:
     """Use a pool, edit it while its Service has an address, and delete it while the Service still
     has the address: the pool reports the deletion, and stays."""
     await life.kubectl(
-        "apply", "-f", "-", objects=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)]
+        "apply",
+        "-f",
+        "-",
+        objects=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)],
     )
     await until(
         "an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS)
@@ -403,7 +406,9 @@ def test_a_new_call_in_the_source_is_found(copy: Path) -> None:
         ),
     ],
 )
-def test_a_call_whose_right_cannot_be_determined_is_an_error(copy: Path, line: str, words: str) -> None:
+def test_a_call_whose_right_cannot_be_determined_is_an_error(
+    copy: Path, line: str, words: str
+) -> None:
     add_to_node(copy, line)
     with pytest.raises(Unreadable, match=words):
         Source(copy).rights("node")
@@ -416,7 +421,7 @@ def test_no_request_of_a_role_was_forbidden(life: Life) -> None:
     denied = {use for use in uses if use.code in (401, 403)}
     assert denied == {
         Use("node", "list", "leases.coordination.k8s.io", PRESENCE, "", 403)
-    # `look` causes these.
+        # `look` causes these.
     }
 
 

@@ -31,7 +31,9 @@ def spec() -> Manifest:
     return found
 
 
-def test_a_real_api_server_accepts_the_static_pod(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+def test_a_real_api_server_accepts_the_static_pod(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(settings.kubeconfig("real", real_apiserver.access))
     command = [
@@ -66,7 +68,9 @@ def test_the_static_pod_refers_to_no_api_object(spec: Manifest) -> None:
     ]
 
 
-def test_the_static_pod_has_no_more_privileges_than_the_gateways_of_the_chart(helm: Path, spec: Manifest) -> None:
+def test_the_static_pod_has_no_more_privileges_than_the_gateways_of_the_chart(
+    helm: Path, spec: Manifest
+) -> None:
     chart = pod_spec(render(helm, "--values", EVERYTHING), "gateway")
     for each in (spec, chart):
         assert each["hostNetwork"]

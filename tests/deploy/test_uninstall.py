@@ -38,7 +38,7 @@ async def cluster(server: KubeApiServer, tmp_path: Path) -> AsyncIterator[Cluste
         await client.request(
             "POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}}
         )
-        await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(POOL))
+        await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(POOL))
         await cluster.start_controller()
         await cluster.apply("plain")
         await cluster.apply(
@@ -67,7 +67,9 @@ async def kinds(cluster: Cluster) -> str:
     return await cluster.kubectl("get", "customresourcedefinitions", "-o", "name")
 
 
-async def test_uninstalling_in_the_documented_order_leaves_nothing(cluster: Cluster, reader: Reader) -> None:
+async def test_uninstalling_in_the_documented_order_leaves_nothing(
+    cluster: Cluster, reader: Reader
+) -> None:
     names = sorted((await reader.run(FIND)).split())
     assert names == [f"{cluster.namespace}/{name}" for name in ("classed", "kept", "plain")]
     await cluster.kubectl("delete", "service", "kept", "--timeout=60s")
@@ -86,7 +88,9 @@ async def test_uninstalling_in_the_documented_order_leaves_nothing(cluster: Clus
     assert "fairlead.io" not in await kinds(cluster)
 
 
-async def test_uninstalling_after_the_controller_is_gone_leaves_nothing(cluster: Cluster, reader: Reader) -> None:
+async def test_uninstalling_after_the_controller_is_gone_leaves_nothing(
+    cluster: Cluster, reader: Reader
+) -> None:
     await cluster.stop_controller()
     await cluster.kubectl("delete", "addresspool", "spare", "--wait=false")
     await cluster.kubectl("delete", "service", "classed", "--wait=false")

@@ -236,7 +236,9 @@ class SteppedController:
             await self.step("well")
             if self._task is None or (pending_call and self.client.pending_call == pending_call):
                 break
-        assert self.client.pending_call == pending_call, f"it has stopped before {self.client.pending_call!r}"
+        assert self.client.pending_call == pending_call, (
+            f"it has stopped before {self.client.pending_call!r}"
+        )
 
     async def run_until_idle(self, limit: int = 500) -> None:
         """Run until there is no more work, and receive every change."""

@@ -112,7 +112,9 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(server, client)
 
 
-async def test_a_service_is_claimed_then_gets_its_address_and_is_not_written_again(bench: Bench) -> None:
+async def test_a_service_is_claimed_then_gets_its_address_and_is_not_written_again(
+    bench: Bench,
+) -> None:
     service = await bench.create()
     wanted = balancer(service)
     assert await bench.reconcile(wanted) == [
@@ -225,9 +227,7 @@ async def test_a_write_is_not_repeated_before_the_watch_shows_it(
 
 
 @pytest.mark.parametrize("recreated", [True, False])
-async def test_a_failed_claim_is_forgotten_with_its_service(
-    bench: Bench, recreated: bool
-) -> None:
+async def test_a_failed_claim_is_forgotten_with_its_service(bench: Bench, recreated: bool) -> None:
     old = balancer(await bench.create())
     await bench.client.delete(SERVICES, NAME)
     await bench.create()
@@ -277,7 +277,9 @@ async def test_a_class_annotation_written_by_a_user_is_not_a_claim(bench: Bench)
     for _ in range(3):
         assert await bench.claim.read(None) == {}
         assert await bench.publish.read(None) == {}
-    assert bench.events == [("Warning", "AnnotationWithoutEffect")] * 2, "each annotation gets one Event"
+    assert bench.events == [("Warning", "AnnotationWithoutEffect")] * 2, (
+        "each annotation gets one Event"
+    )
 
 
 async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Bench) -> None:
@@ -295,7 +297,9 @@ async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Benc
         SERVICES, NAME, {"metadata": {"annotations": {"fairlead.io/class": "nonsense"}}}
     )
     wanted = balancer(await bench.update_state())
-    assert await bench.reconcile(wanted) == ["claim Service default/web for class fairlead.io/direct"]
+    assert await bench.reconcile(wanted) == [
+        "claim Service default/web for class fairlead.io/direct"
+    ]
     await bench.update_state()
     assert await bench.reconcile() == [*WITHDRAWN, "release Service default/web"]
     service = await bench.update_state()

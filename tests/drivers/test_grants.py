@@ -100,7 +100,9 @@ async def bench() -> AsyncIterator[Bench]:
             await controller.client.__aexit__(None, None, None)
 
 
-async def test_an_address_is_granted_before_it_is_published_and_revoked_after_it_is_withdrawn(bench: Bench) -> None:
+async def test_an_address_is_granted_before_it_is_published_and_revoked_after_it_is_withdrawn(
+    bench: Bench,
+) -> None:
     await bench.create(A, 80, 443)
     controller = await bench.controller()
     await controller.run_until(PUBLISH, A)
@@ -162,7 +164,11 @@ async def test_a_namespace_keeps_no_more_addresses_than_permitted(bench: Bench) 
     )
     await keep(bench, controller, *(ServiceKey("default", f"s{number}") for number in range(20)))
     assert await bench.holders() == {f"198.51.100.{number}": [f"s{number}"] for number in range(3)}
-    events = {key.name: message for key, reason, message in controller.events if reason == "AddressNotKept"}
+    events = {
+        key.name: message
+        for key, reason, message in controller.events
+        if reason == "AddressNotKept"
+    }
     assert set(events) == {f"s{number}" for number in range(3, 20)}
     assert events["s3"].startswith(
         "198.51.100.3 is not kept: kept addresses of namespace default: 3 of 3; release one"
@@ -188,7 +194,9 @@ async def test_a_namespace_keeps_no_more_addresses_than_permitted(bench: Bench) 
 @pytest.mark.parametrize(
     "dated", [True, False], ids=["kept by this version", "kept by a version that recorded no time"]
 )
-async def test_a_kept_address_is_released_after_the_configured_time(bench: Bench, dated: bool) -> None:
+async def test_a_kept_address_is_released_after_the_configured_time(
+    bench: Bench, dated: bool
+) -> None:
     controller = await bench.controller(
         Config(
             default_class="fairlead.io/direct", controller=ControllerConfig(kept_address_days=30)
@@ -246,7 +254,9 @@ async def test_a_service_that_is_deleted_with_its_namespace_keeps_no_address(ben
     assert await bench.holders() == {}
 
 
-async def test_a_namespace_that_the_watch_has_not_shown_is_read_from_the_api_server(bench: Bench) -> None:
+async def test_a_namespace_that_the_watch_has_not_shown_is_read_from_the_api_server(
+    bench: Bench,
+) -> None:
     """The watch of namespaces is behind the others. A kept address stays kept."""
     controller = await bench.controller()
     await bench.user.create(NAMESPACES, {"metadata": {"name": "new"}})
@@ -263,7 +273,9 @@ async def test_a_namespace_that_the_watch_has_not_shown_is_read_from_the_api_ser
     assert await bench.holders() == {ONE: ["a"]}
 
 
-async def test_a_kept_address_is_reserved_for_a_service_of_the_same_name_until_it_is_released(bench: Bench) -> None:
+async def test_a_kept_address_is_reserved_for_a_service_of_the_same_name_until_it_is_released(
+    bench: Bench,
+) -> None:
     await bench.create(A, annotations={"fairlead.io/keep-address": "true"})
     controller = await bench.controller()
     await controller.run_until_idle()
@@ -286,10 +298,14 @@ async def test_a_kept_address_is_reserved_for_a_service_of_the_same_name_until_i
     await controller.run_until_idle()
     await bench.user.delete(ADDRESS_GRANTS, ("", grant_name(ONE)))
     await controller.run_until_idle()
-    assert await bench.shown() == {f"{ONE} TCP/80": "b"}, "a released address is assigned to the waiting Service"
+    assert await bench.shown() == {f"{ONE} TCP/80": "b"}, (
+        "a released address is assigned to the waiting Service"
+    )
 
 
-async def test_a_kept_address_is_used_by_another_service_with_the_same_sharing_key(bench: Bench) -> None:
+async def test_a_kept_address_is_used_by_another_service_with_the_same_sharing_key(
+    bench: Bench,
+) -> None:
     keep = {"fairlead.io/keep-address": "true"} | SHARED
     await bench.create(A, annotations=keep)
     controller = await bench.controller()
@@ -414,7 +430,9 @@ async def test_an_address_is_not_published_on_a_service_of_another_version(bench
     assert await bench.shown() == {f"{TWO} TCP/80": "a", f"{ONE} TCP/80": "b"}
 
 
-async def test_a_grant_is_revoked_only_when_its_address_can_no_longer_be_published(bench: Bench) -> None:
+async def test_a_grant_is_revoked_only_when_its_address_can_no_longer_be_published(
+    bench: Bench,
+) -> None:
     """One controller serves Services without a class, the other does not. Nothing on the Service
     changes."""
     await bench.create(A)
@@ -459,7 +477,9 @@ async def test_a_grant_is_not_revoked_while_its_address_is_published(bench: Benc
     assert await bench.shown() == {f"{TWO} TCP/80": "a", f"{ONE} TCP/80": "b"}
 
 
-async def test_a_service_that_the_watch_has_not_shown_does_not_count_as_deleted(bench: Bench) -> None:
+async def test_a_service_that_the_watch_has_not_shown_does_not_count_as_deleted(
+    bench: Bench,
+) -> None:
     behind = await bench.controller()
     await bench.create(A)
     await (await bench.controller()).run_until_idle()

@@ -260,7 +260,9 @@ class Race(RuleBasedStateMachine):
             controller = self.controllers[number % 2]
             await controller.receive(1_000)
             await controller.step("well", number)
-            if number % 2 and not any(each.is_before_call or each.has_work for each in self.controllers):
+            if number % 2 and not any(
+                each.is_before_call or each.has_work for each in self.controllers
+            ):
                 return
         pytest.fail("the two controllers do not become idle")
 

@@ -134,7 +134,9 @@ async def get(
         return answer
 
 
-async def test_a_node_with_ready_endpoints_answers_200_with_their_number(driver: HealthPortDriver) -> None:
+async def test_a_node_with_ready_endpoints_answers_200_with_their_number(
+    driver: HealthPortDriver,
+) -> None:
     """For any path, any method, both families."""
     port = free_port()
     assert await install(driver, intent(WEB, port, 3)) == {}
@@ -186,7 +188,9 @@ async def test_ports_are_opened_moved_and_closed_with_services(driver: HealthPor
     assert await driver.read(None) == {WEB: HealthCheck(second, 1)}
 
 
-async def test_a_node_with_outdated_rules_answers_503(driver: HealthPortDriver, switches: Switches) -> None:
+async def test_a_node_with_outdated_rules_answers_503(
+    driver: HealthPortDriver, switches: Switches
+) -> None:
     """The answer is 503 although there are ready endpoints, also on open connections."""
     port = free_port()
     await install(driver, intent(WEB, port, 2))
@@ -199,7 +203,9 @@ async def test_a_node_with_outdated_rules_answers_503(driver: HealthPortDriver, 
 @pytest.mark.parametrize(
     ("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
 )
-async def test_a_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_free(driver: HealthPortDriver, family: int, address: str) -> None:
+async def test_a_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_free(
+    driver: HealthPortDriver, family: int, address: str
+) -> None:
     """The message is that of kube-proxy, and concerns only this Service. The Service is served once
     the port is free."""
     taken, free = free_port(), free_port()
@@ -225,7 +231,9 @@ async def test_a_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_f
     assert (await get(taken)).status == 200
 
 
-async def test_the_state_of_the_node_affects_only_healthz(driver: HealthPortDriver, switches: Switches) -> None:
+async def test_the_state_of_the_node_affects_only_healthz(
+    driver: HealthPortDriver, switches: Switches
+) -> None:
     """The eligibility of the node affects /healthz, but not /livez."""
     port = driver.proxy_port
     assert ((await get(port)).status, (await get(port, "/livez")).status) == (200, 200)

@@ -55,9 +55,9 @@ def test_no_local_endpoints_is_unready_at_once() -> None:
 
 def test_the_first_bad_answers_give_no_verdict_at_once() -> None:
     node = Node(A)
-    assert [node.record_answer(A, answer) for answer in (NONE_LOCAL, REFUSED, NONE_LOCAL, REFUSED)] == [
-        {}
-    ] * 4
+    assert [
+        node.record_answer(A, answer) for answer in (NONE_LOCAL, REFUSED, NONE_LOCAL, REFUSED)
+    ] == [{}] * 4
     assert node.record_answer(A, GOOD) == {A: "up"}
     node = Node(A)
     assert [node.record_answer(A, NONE_LOCAL) for _ in range(5)] == [{}, {}, {}, {}, {A: "unready"}]

@@ -280,7 +280,9 @@ async def test_the_monitor_is_settled_once_all_targets_have_answered() -> None:
     async with HealthPort(1).listen() as good, HealthPort(0).listen() as bad:
         monitor = Monitor(log, interval_s=0.02)
         await monitor.settled()
-        set_balancers(monitor, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1"))
+        set_balancers(
+            monitor, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1")
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await monitor.settled()
@@ -411,7 +413,9 @@ class KeepAlivePort:
             yield server.sockets[0].getsockname()[1]
 
 
-async def test_the_number_of_probes_does_not_depend_on_services_and_connections_are_reused() -> None:
+async def test_the_number_of_probes_does_not_depend_on_services_and_connections_are_reused() -> (
+    None
+):
     """One node has one Service, another has 40 Services with policy Local, each of which has its
     own health port."""
     log, one, many = VerdictLog(), KeepAlivePort(), [KeepAlivePort() for _ in range(40)]

@@ -157,7 +157,9 @@ def check_unharmed(period: Period, gone: Collection[str] = ()) -> None:
     """Check that no flow failed, except for UDP flows whose pod is gone, and that there were
     flows."""
     assert sum(count.answered for count in period.values()) > 10, period
-    wrong = {name: harm for name, count in period.items() if (harm := failures_of(name, count, gone))}
+    wrong = {
+        name: harm for name, count in period.items() if (harm := failures_of(name, count, gone))
+    }
     assert not wrong, wrong
 
 

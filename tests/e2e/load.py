@@ -267,8 +267,9 @@ async def forwarding(site: Site) -> dict[str, Any]:
     )
     for each in filters:
         each.get("options", {}).get("prog", {}).pop(
-            "id", None
-        # Each start loads the same program again, with another id.
+            "id",
+            None,
+            # Each start loads the same program again, with another id.
         )
     (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
     listeners = Map.open(layout / "listeners")

@@ -257,7 +257,9 @@ def _external(packet: ServicePacket, entry: str) -> Expected:
     return _answers(packet, packet.usable({entry}), entry, masquerade=False)
 
 
-def _answers(packet: ServicePacket, pods: Sequence[Json], entry: str, *, masquerade: bool) -> Expected:
+def _answers(
+    packet: ServicePacket, pods: Sequence[Json], entry: str, *, masquerade: bool
+) -> Expected:
     """Return the expected result if one of these pods answers. Without pods the packet is dropped
     if another node could have answered, so that the client retries, and refused if none could."""
     if not pods:

@@ -99,7 +99,9 @@ class Prober:
     def last_results(self) -> str:
         """Return the results of the last packets of each probe in the last call of `agree`, as
         text."""
-        return "\n\n".join(_described(probe, *results) for probe, results in self._last_results.items())
+        return "\n\n".join(
+            _described(probe, *results) for probe, results in self._last_results.items()
+        )
 
     async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
         """Return when the results of every probe have agreed with the oracle. Raise Disagreement
@@ -142,7 +144,9 @@ class Prober:
             await asyncio.sleep(LOOK_S)
 
     async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
-        expects_answer = (expected.answers and expected.must_answer) or expected.otherwise == "refused"
+        expects_answer = (
+            expected.answers and expected.must_answer
+        ) or expected.otherwise == "refused"
         timeout_s = patience_s if expects_answer else self._silence_s
         if not (expected.one_pod and expected.answers):
             return list(

@@ -29,7 +29,7 @@ class EchoConnection:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def open(cls, site: Site, host: str, address: str, port: int = 80) -> "Line":
+    async def open(cls, site: Site, host: str, address: str, port: int = 80) -> "EchoConnection":
         return cls(*await site.connect(host, address, port, timeout_s=2))
 
     async def request(self) -> dict[str, Any]:

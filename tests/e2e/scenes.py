@@ -206,8 +206,8 @@ def endpoint(pod: str, state: Manifest = READY, **fields: Any) -> Manifest:
 
 
 def rows(maker: ServiceFactory) -> list[Scene]:
-    """Return the cases of kube-proxy's packet tests (TestNoEndpointsReject and the tests after it).
-    """
+    """Return the cases of kube-proxy's packet tests (TestNoEndpointsReject and the tests after
+    it)."""
     made: list[Scene] = []
 
     def add(

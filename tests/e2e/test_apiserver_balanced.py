@@ -149,10 +149,14 @@ async def accepts_connections(site: Site) -> bool:
     return True
 
 
-async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process_fail(site: Site, tmp_path: Path) -> None:
+async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process_fail(
+    site: Site, tmp_path: Path
+) -> None:
     gateway = Gateway(site, tmp_path)
     gateway.start()
-    await until("connections to the balancer without any API server", lambda: accepts_connections(site))
+    await until(
+        "connections to the balancer without any API server", lambda: accepts_connections(site)
+    )
     assert not await gateway.ready()
 
     one = KubeApiServer(
@@ -187,7 +191,10 @@ async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process
         assert await lists_services(site, token, times=4)
         await until("the end of all connections", lambda: has_open(gateway, 0, 0))
         connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        while 0 in (open_counts := await gateway.open_connections()) and len(connections) < MAX_CONNECTIONS:
+        while (
+            0 in (open_counts := await gateway.open_connections())
+            and len(connections) < MAX_CONNECTIONS
+        ):
             connections.append(await site.connect("client1", ADDRESS, 6443))
             await asyncio.sleep(0.1)
         assert all(open_counts), open_counts
@@ -195,13 +202,21 @@ async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process
         other.server.send(signal.SIGSTOP)
         await until("answers of the other API server", lambda: lists_services(site, token, times=8))
         ended = [asyncio.ensure_future(reader.read()) for reader, _ in connections]
-        await until("the end of the connections of the frozen API server", lambda: are_done(ended, open_counts[1]))
+        await until(
+            "the end of the connections of the frozen API server",
+            lambda: are_done(ended, open_counts[1]),
+        )
         assert sum(each.done() for each in ended) == open_counts[1] < len(ended)
         gateway.start()
         await until("readiness of the new gateway process", gateway.ready)
-        await until("the state `down` of the frozen API server", lambda: has_states(gateway, "ready", "down"))
+        await until(
+            "the state `down` of the frozen API server",
+            lambda: has_states(gateway, "ready", "down"),
+        )
         other.server.send(signal.SIGCONT)
-        await until("readiness of the continued API server", lambda: has_states(gateway, "ready", "ready"))
+        await until(
+            "readiness of the continued API server", lambda: has_states(gateway, "ready", "ready")
+        )
         for each in ended:
             each.cancel()
         for _, writer in connections:
@@ -211,11 +226,16 @@ async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process
         connections = [await site.connect("client1", ADDRESS, 6443) for _ in range(2)]
         assert one.etcd is not None
         one.etcd.send(signal.SIGSTOP)
-        await until("the state `not ready` of both API servers", lambda: has_states(gateway, "not ready", "not ready"))
+        await until(
+            "the state `not ready` of both API servers",
+            lambda: has_states(gateway, "not ready", "not ready"),
+        )
         ended = [asyncio.ensure_future(reader.read()) for reader, _ in connections]
         assert not (await asyncio.wait(ended, timeout=1))[0]
         one.etcd.send(signal.SIGCONT)
-        await until("readiness of both API servers again", lambda: has_states(gateway, "ready", "ready"))
+        await until(
+            "readiness of both API servers again", lambda: has_states(gateway, "ready", "ready")
+        )
         await until("answers", lambda: lists_services(site, token, times=4))
         for each in ended:
             each.cancel()

@@ -14,7 +14,8 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-DROP_PROBES = """add table inet blind; add chain inet blind out { type filter hook output priority 0; };
+DROP_PROBES = """add table inet blind;
+add chain inet blind out { type filter hook output priority 0; };
 add rule inet blind out ip daddr 192.0.2.0/24 tcp dport { 10256, 30000-32767 } drop"""
 
 

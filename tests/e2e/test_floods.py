@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.e2e.crowd import Crowd, Shop, without_moved_flows, summary, check_unharmed
+from tests.e2e.crowd import Crowd, Shop, check_unharmed, summary, without_moved_flows
 from tests.e2e.load import CLIENT, GATEWAY, output
 from tests.e2e.test_shares import SINK, SOURCES
 
@@ -86,7 +86,9 @@ async def flood(site: Site, kind: str, address: str, port: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "port", "table"), [("tcp", 80, "connections"), ("udp", 53, "datagrams")]
 )
-async def test_a_flood_breaks_no_flow_and_evicts_no_flow_entry(shop: Shop, kind: str, port: int, table: str) -> None:
+async def test_a_flood_breaks_no_flow_and_evicts_no_flow_entry(
+    shop: Shop, kind: str, port: int, table: str
+) -> None:
     site = shop.site
     await shop.place(["node1", "node2"])
     async with Crowd(shop, tcp=500, udp=100, quic=50, new_per_s=100) as crowd:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.e2e.changes import pod
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.load import OPEN_CONNECTIONS, Load, output
-from tests.e2e.proxied import DEADLINE_S, PATIENCE_S, PROXY, call, ingress, await_described, until
+from tests.e2e.proxied import DEADLINE_S, PATIENCE_S, PROXY, await_described, call, ingress, until
 
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectKey

@@ -91,7 +91,9 @@ async def test_applications_see_the_client_address(
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-async def test_the_check_finds_every_wrong_configuration(ingresses: Ingresses, controller: Controller) -> None:
+async def test_the_check_finds_every_wrong_configuration(
+    ingresses: Ingresses, controller: Controller
+) -> None:
     """The cases are run with and without TLS, over both families. A correct configuration gets no
     finding."""
     cases = list(itertools.product(CASES, (False, True), range(2)))
@@ -162,7 +164,9 @@ async def test_the_check_accepts_the_name_of_a_service(
         )
 
 
-async def test_the_check_reports_no_header_problem_for_a_service_without_pods(ingresses: Ingresses) -> None:
+async def test_the_check_reports_no_header_problem_for_a_service_without_pods(
+    ingresses: Ingresses,
+) -> None:
     """HAProxy closes connections for which it has no server, like a pod that does not expect a
     header."""
     site = ingresses.site
@@ -234,7 +238,7 @@ async def test_the_check_finds_forgeable_headers_behind_a_hostname_with_ipv6(
     await until(is_found, "the finding about forged headers")
 
 
-async def test_moving_clients_to_a_second_service_loses_no_connection_but_switching_one_service_does(
+async def test_moving_clients_to_a_second_service_loses_no_connection(
     ingresses: Ingresses,
 ) -> None:
     """nginx accepts connections with a header on one port, and without a header on another

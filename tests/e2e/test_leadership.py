@@ -135,7 +135,9 @@ async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
 @pytest.mark.parametrize(
     "ending", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda ending: ending.name
 )
-async def test_every_service_gets_one_address_when_the_leader_changes(site: Site, ending: signal.Signals) -> None:
+async def test_every_service_gets_one_address_when_the_leader_changes(
+    site: Site, ending: signal.Signals
+) -> None:
     controllers = Controllers(site)
     leader = process.one(site.name, "control/controller")
     before = await controllers.holder()

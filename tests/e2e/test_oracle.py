@@ -124,7 +124,9 @@ POLICIES: dict[str, dict[str, Any]] = {
         ("client", "load balancer", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),
     ],
 )
-def test_policies_determine_the_pods_and_the_source_address(source: str, target: str, all_cluster: str, external_local: str, internal_local: str) -> None:
+def test_policies_determine_the_pods_and_the_source_address(
+    source: str, target: str, all_cluster: str, external_local: str, internal_local: str
+) -> None:
     answers = [
         table_entry(expect(cluster(**POLICIES[name]), SOURCES[source], TARGETS[target]))
         for name in POLICIES
@@ -156,7 +158,7 @@ def test_a_service_without_endpoints_is_refused(source: str, target: str, policy
             "ready",
             "there",
             "here",
-        # KEP-1669: the node chooses only among its own endpoints.
+            # KEP-1669: the node chooses only among its own endpoints.
         ),
         ("terminating", "unready", "here", "here"),
         ("terminating", "terminating", BOTH, "here"),
@@ -184,7 +186,9 @@ def test_with_policy_local_ready_pods_of_the_node_answer(
         ("pod", "ClusterIP", BOTH),
     ],
 )
-def test_source_ranges_apply_to_load_balancer_addresses_only(source: str, target: str, wanted: str) -> None:
+def test_source_ranges_apply_to_load_balancer_addresses_only(
+    source: str, target: str, wanted: str
+) -> None:
     now = cluster(loadBalancerSourceRanges=[" 192.0.2.0/24"])
     assert table_entry(expect(now, SOURCES[source], TARGETS[target])) == wanted
 
@@ -228,5 +232,7 @@ def test_other_ports_other_classes_and_excluded_nodes_get_no_traffic() -> None:
         (Expected(frozenset(), "silence"), ["broken"], False),
     ],
 )
-def test_observations_that_contradict_the_rules_are_rejected(expected: Expected, observed: list[Observed], good: bool) -> None:
+def test_observations_that_contradict_the_rules_are_rejected(
+    expected: Expected, observed: list[Observed], good: bool
+) -> None:
     assert (objection(expected, observed) == "") is good

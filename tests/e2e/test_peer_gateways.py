@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.e2e.crowd import Crowd, Shop, without_moved_flows, summary, check_unharmed
+from tests.e2e.crowd import Crowd, Shop, check_unharmed, summary, without_moved_flows
 
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site

@@ -17,7 +17,15 @@ from tests.e2e.kubectl import Kubectl
 from tests.e2e.load import OPEN_CONNECTIONS, Load, Web, addresses_of
 from tests.e2e.load import until as awaited
 from tests.e2e.packets import read_cluster, sources_of
-from tests.e2e.proxied import PATIENCE_S, PROXY, EchoConnection, call, ingress, await_described, until
+from tests.e2e.proxied import (
+    PATIENCE_S,
+    PROXY,
+    EchoConnection,
+    await_described,
+    call,
+    ingress,
+    until,
+)
 
 from fairlead.kube.client import Client
 from fairlead.lab import manifests, process
@@ -78,7 +86,9 @@ async def test_every_client_is_identified_in_the_header_and_edits_break_no_conne
     await kubectl.apply("web", loadBalancerClass=PROXY, annotations=header)
     address = (await ingress(kubectl, "web", lambda entry: entry["ipMode"] == "Proxy"))["ip"]
     await until(site, "client1", address, lambda answer: answer.get("proxy") == "v2")
-    await await_described(kubectl, "web", "fairlead.io/timeout-client-data is 'soon'; allowed: milliseconds")
+    await await_described(
+        kubectl, "web", "fairlead.io/timeout-client-data is 'soon'; allowed: milliseconds"
+    )
 
     # Clients outside; a node and pods with and without an endpoint; a pod that is itself an
     # endpoint.
@@ -90,7 +100,7 @@ async def test_every_client_is_identified_in_the_header_and_edits_break_no_conne
         assert answer["peer"] in {host.addresses[0] for host in site.topology.of("gateway")}
 
     connection = await EchoConnection.open(site, "client1", address)
-    first = await connection.ask()
+    first = await connection.request()
     await kubectl.apply(
         "web",
         loadBalancerClass=PROXY,
@@ -109,7 +119,7 @@ async def test_every_client_is_identified_in_the_header_and_edits_break_no_conne
     await kubectl.apply("web", annotations={}, **within)
     await until(site, "client2", address, bool)
     await until(site, "client1", address, lambda answer: not answer)
-    assert await connection.ask() == first
+    assert await connection.request() == first
 
     # The last pod of a node is deleted: new connections go to the other node only.
     within["loadBalancerSourceRanges"] = None
@@ -124,7 +134,8 @@ async def test_every_client_is_identified_in_the_header_and_edits_break_no_conne
         _, shown, _ = await site.exec(gateway.name, ["fairlead", "status"])
         proxied = shown.partition("PROXIED SERVICE")[2].splitlines()
         assert any(
-            connection.startswith("default/web ") and connection.split()[1] != "0" for connection in proxied
+            connection.startswith("default/web ") and connection.split()[1] != "0"
+            for connection in proxied
         ), shown
         _, metrics, _ = await site.exec(
             gateway.name, ["curl", "-sf", "http://127.0.0.1:9441/metrics"]
@@ -140,18 +151,20 @@ async def test_every_client_is_identified_in_the_header_and_edits_break_no_conne
     for gateway in site.topology.gateways:
         await site.kill_role(gateway.name)
     assert all([await call(site, "client1", address) for _ in range(8)])
-    assert await connection.ask() == first
+    assert await connection.request() == first
     for gateway in site.topology.gateways:
         await site.start_role(gateway.name)
     await kubectl.apply(
         "web", loadBalancerClass=PROXY, annotations={"fairlead.io/proxy-protocol": "true"}
     )
     await until(site, "client1", address, lambda answer: answer.get("proxy") == "v1")
-    assert await connection.ask() == first
+    assert await connection.request() == first
     connection.close()
 
 
-async def test_nodes_get_connections_in_proportion_to_their_ready_pods(site: Site, web: Proxied) -> None:
+async def test_nodes_get_connections_in_proportion_to_their_ready_pods(
+    site: Site, web: Proxied
+) -> None:
     """At first three pods are on one node, one is on another, and none on the third. Then two of
     the three become unready."""
     await web.place(("node1",) * 3 + ("node2",))
@@ -173,9 +186,7 @@ async def test_nodes_get_connections_in_proportion_to_their_ready_pods(site: Sit
         ), period
 
 
-async def test_a_terminating_pod_closes_its_own_connections(
-    site: Site, web: Proxied
-) -> None:
+async def test_a_terminating_pod_closes_its_own_connections(site: Site, web: Proxied) -> None:
     """The pod is the only one of its node. It ends its connections itself, so none breaks, and no
     new one fails."""
     await web.place(("node1", "node2"))
@@ -199,7 +210,9 @@ async def test_a_terminating_pod_closes_its_own_connections(
         assert after.nodes.keys() == {"node2"}
 
 
-async def test_a_node_that_does_not_answer_gets_no_new_connections(site: Site, web: Proxied) -> None:
+async def test_a_node_that_does_not_answer_gets_no_new_connections(
+    site: Site, web: Proxied
+) -> None:
     """First only the health port is silent, without effect on clients. Then the node dies: only its
     own connections are lost, and clients reach the other node."""
     await web.place(("node1", "node2"))
@@ -257,9 +270,10 @@ async def test_a_service_with_a_hostname_is_served_and_its_udp_port_is_rejected(
     await until(site, "client1", address, lambda answer: bool(answer) and "proxy" not in answer)
 
 
-async def test_the_default_hostname_suffix_applies_to_services_with_a_header(site: Site, kubectl: Kubectl) -> None:
-    """The suffix is for clusters whose nodes would answer for an address in the status themselves.
-    """
+async def test_the_default_hostname_suffix_applies_to_services_with_a_header(
+    site: Site, kubectl: Kubectl
+) -> None:
+    """The suffix is for clusters whose nodes would answer for an address in the status."""
     config = yaml.safe_load(site.directory.config.read_text())
     site.directory.config.write_text(
         yaml.safe_dump({**config, "proxy": {"hostnameSuffix": "nip.io"}})
@@ -278,7 +292,9 @@ async def test_the_default_hostname_suffix_applies_to_services_with_a_header(sit
     assert (await ingress(kubectl, "names", lambda entry: "ip" in entry))["ip"] == address
 
 
-async def test_connections_broken_by_too_many_reloads_are_reported(site: Site, kubectl: Kubectl) -> None:
+async def test_connections_broken_by_too_many_reloads_are_reported(
+    site: Site, kubectl: Kubectl
+) -> None:
     config = yaml.safe_load(site.directory.config.read_text())
     few = {**config.get("gateway", {}), "proxyOldWorkers": 1}
     site.directory.config.write_text(yaml.safe_dump({**config, "gateway": few}))
@@ -296,14 +312,14 @@ async def test_connections_broken_by_too_many_reloads_are_reported(site: Site, k
         )
         await until(site, "client1", address, partial(begins_with, header))
         connections.append([await EchoConnection.open(site, "client1", address) for _ in range(8)])
-        assert all([await connection.ask() for connection in connections[-1]])
+        assert all([await connection.request() for connection in connections[-1]])
     await await_described(
         kubectl,
         "web",
         "OldConnectionsEnded",
         "HAProxy keeps at most 1 of its old workers after reloads (gateway.proxyOldWorkers)",
     )
-    assert all([await connection.ask() for made in connections[1:] for connection in made])
+    assert all([await connection.request() for made in connections[1:] for connection in made])
     for connection in (connection for made in connections for connection in made):
         connection.close()
 

@@ -347,7 +347,9 @@ DISAGREES_S = 0.5
 """The time in which the checks may still agree with a lie."""
 
 
-async def check_detected(prober: Prober, probes: Sequence[Probe], wrong: str, complaint: str = "") -> None:
+async def check_detected(
+    prober: Prober, probes: Sequence[Probe], wrong: str, complaint: str = ""
+) -> None:
     """Check that the probes disagree with the oracle, with this complaint. Otherwise fail with the
     results of the packets."""
     try:
@@ -355,7 +357,9 @@ async def check_detected(prober: Prober, probes: Sequence[Probe], wrong: str, co
     except Disagreement as disagreement:
         message = str(disagreement)
     else:
-        pytest.fail(f"the checks did not detect that {wrong}\n{prober.last_results()}", pytrace=False)
+        pytest.fail(
+            f"the checks did not detect that {wrong}\n{prober.last_results()}", pytrace=False
+        )
     assert complaint in message, f"unexpected complaint about: {wrong}"
 
 
@@ -392,7 +396,9 @@ async def probes_of_a(site: Site, client: Client) -> list[Probe]:
     return probes
 
 
-async def test_wrong_objects_and_a_broken_data_plane_are_detected(site: Site, client: Client) -> None:
+async def test_wrong_objects_and_a_broken_data_plane_are_detected(
+    site: Site, client: Client
+) -> None:
     """The checks of this file fail when the oracle receives other objects than the system, and when
     the system is broken."""
     service = {
@@ -420,7 +426,9 @@ async def test_wrong_objects_and_a_broken_data_plane_are_detected(site: Site, cl
             return lie.applied_to(await read_cluster(client))
 
         truth = await read_cluster(client)
-        assert refuting(probes, truth, lie.applied_to(truth)), f"no probe can refute: {lie.statement}"
+        assert refuting(probes, truth, lie.applied_to(truth)), (
+            f"no probe can refute: {lie.statement}"
+        )
         # If a lie forbids answers, a machine that stands still seems to confirm it, because nothing
         # is answered then. In truth pods answer all of these packets, so a long timeout for silence
         # costs no time.

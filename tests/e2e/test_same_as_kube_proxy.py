@@ -29,8 +29,8 @@ from tests.e2e.scenes import (
     OUTSIDE,
     PODS,
     RandomServices,
-    ServiceFactory,
     Scene,
+    ServiceFactory,
     endpoint,
     rows,
     slices_of,
@@ -136,7 +136,9 @@ def unserved_probes_of(twins: Twins, scene: Scene) -> list[Probe]:
     """Return probes from every source to ports that the Service does not have at its addresses."""
     unserved_frontends = scene.unserved_frontends(node_addresses(twins))
     return [
-        Probe(scene.name, source, Target(*unserved), False) for unserved in unserved_frontends for source in SOURCES
+        Probe(scene.name, source, Target(*unserved), False)
+        for unserved in unserved_frontends
+        for source in SOURCES
     ]
 
 
@@ -201,7 +203,9 @@ async def test_the_cases_of_upstream_tables_are_equal(twins: Twins) -> None:
     scenes = rows(ServiceFactory())
     await twins.both("show", scenes)
     probes = [
-        probe for scene in scenes for probe in (*probes_of(twins, scene), *unserved_probes_of(twins, scene))
+        probe
+        for scene in scenes
+        for probe in (*probes_of(twins, scene), *unserved_probes_of(twins, scene))
     ]
     await agree(twins, scenes, probes)
     await twins.both("remove", scenes)
@@ -275,7 +279,9 @@ async def test_random_services_are_served_equally(twins: Twins) -> None:
         scenes = [drawer.scene(f"s{batch}-{number}", number + 10) for number in range(BATCH)]
         for showing in (scenes, [drawer.changed(scene) for scene in scenes]):
             await twins.both("show", showing)
-            probes = [probe for scene in showing for probe in _sample(draw, probes_of(twins, scene))]
+            probes = [
+                probe for scene in showing for probe in _sample(draw, probes_of(twins, scene))
+            ]
             await agree(twins, showing, probes)
             cases += len(probes)
         await twins.both("remove", showing)

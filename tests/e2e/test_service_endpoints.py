@@ -162,7 +162,9 @@ async def test_handwritten_slices_are_served_with_and_without_node_names(
     me = outside.address(address)
     await await_exact_results(site, outside, address, {Answer("default/w1", me)})
     await write_slice(client, "hand-2", [(w2, "node2")])
-    await await_exact_results(site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)})
+    await await_exact_results(
+        site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)}
+    )
     for name in ("hand-1", "hand-2"):
         await client.delete(ENDPOINT_SLICES, ObjectKey("default", name))
 
@@ -190,7 +192,9 @@ async def test_without_node_ports_members_are_confirmed_and_serve(
     await kubectl.apply("web", allocateLoadBalancerNodePorts=False)
     address = await assigned_address(kubectl)
     me = outside.address(address)
-    await await_exact_results(site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)})
+    await await_exact_results(
+        site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)}
+    )
     spec = (await kubectl.service("web"))["spec"]
     assert "nodePort" not in spec["ports"][0]
     plan = (await fetch(site, "gw1", "/state"))["services"]["default/web"]["plan"]
@@ -200,7 +204,9 @@ async def test_without_node_ports_members_are_confirmed_and_serve(
         "node1": "active",
         "node2": "active",
     }
-    assert not plan.get("notes"), "the health ports have answered, so every member must be confirmed"
+    assert not plan.get("notes"), (
+        "the health ports have answered, so every member must be confirmed"
+    )
 
 
 async def until_unready(client: Client, name: str) -> None:
@@ -219,7 +225,9 @@ async def test_pods_are_served_before_they_are_ready_with_publish_not_ready_addr
     # The Service has no endpoints on any node, so the gateway refuses connections.
     await await_exact_results(site, outside, address, {"refused"})
     await kubectl("patch", "service", "web", "-p", '{"spec":{"publishNotReadyAddresses":true}}')
-    await await_exact_results(site, outside, address, {Answer("default/u", outside.address(address))})
+    await await_exact_results(
+        site, outside, address, {Answer("default/u", outside.address(address))}
+    )
     await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready-")
 
 

@@ -125,7 +125,9 @@ async def await_described(kubectl: Kubectl, name: str, *words: str) -> str:
     return answer
 
 
-async def test_a_service_is_served_until_it_is_deleted_and_leaves_nothing(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_a_service_is_served_until_it_is_deleted_and_leaves_nothing(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web")
     (address,) = await assigned_addresses(kubectl, "web")
     shown = await kubectl.service("web")
@@ -231,7 +233,9 @@ async def test_changing_the_type_releases_the_address_and_back_assigns_one(
     await check_reachable(site, client, again)
 
 
-async def test_a_service_of_another_class_is_not_claimed(site: Site, kubectl: Kubectl, clean: None) -> None:
+async def test_a_service_of_another_class_is_not_claimed(
+    site: Site, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("theirs", loadBalancerClass="example.com/other")
     await kubectl.apply("ours")
     await assigned_addresses(kubectl, "ours")
@@ -273,7 +277,9 @@ async def test_a_service_of_another_class_is_not_claimed(site: Site, kubectl: Ku
     )
 
 
-async def test_a_dual_stack_service_gets_and_serves_both_addresses(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_a_dual_stack_service_gets_and_serves_both_addresses(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web", ipFamilyPolicy="RequireDualStack", ipFamilies=["IPv6", "IPv4"])
     six, four = await assigned_addresses(kubectl, "web", 2)
     assert (":" in six, ":" in four) == (True, False)

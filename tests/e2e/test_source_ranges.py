@@ -101,7 +101,9 @@ async def test_only_clients_within_the_source_ranges_are_admitted(shop: Shop) ->
         since = shop.down_verdicts()
         await second.take()
         await elsewhere.take()
-        check_unharmed(await first.through(allow(shop, own(shop, "client1"))), await shop.excused(since))
+        check_unharmed(
+            await first.through(allow(shop, own(shop, "client1"))), await shop.excused(since)
+        )
         assert cut_off(await second.through(asyncio.sleep(0), intervals=SILENT))
         period = await first.through(
             allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), intervals=6

@@ -25,7 +25,17 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tests.drivers.direct.test_upgrade import GROWN_FLOW, MORE_MAPS, build
-from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, breaks, without_moved_flows, summary, check_unharmed
+from tests.e2e.crowd import (
+    LATE,
+    LATE_OF,
+    Crowd,
+    Period,
+    Shop,
+    breaks,
+    check_unharmed,
+    summary,
+    without_moved_flows,
+)
 from tests.e2e.load import drops, messages
 
 import fairlead
@@ -96,7 +106,9 @@ class Stage(msgspec.Struct):
     def gateways(self) -> Sequence[str]:
         return self.shop.gateways
 
-    async def through(self, name: str, event: Awaitable[object], *, intervals: float = AFTER) -> Period:
+    async def through(
+        self, name: str, event: Awaitable[object], *, intervals: float = AFTER
+    ) -> Period:
         """Return the counts of the flows during an event, and print them for the output of a failed
         test."""
         began_s = time.monotonic()
@@ -144,7 +156,11 @@ class Stage(msgspec.Struct):
         event began, because some flows send their next request only now. Second, `few` UDP flows of
         which a lost gateway had seen one packet. The next event may begin after this many request
         `intervals`."""
-        before, since, self.down_verdicts = set(await self.shop.pods()), self.down_verdicts, self.shop.down_verdicts()
+        before, since, self.down_verdicts = (
+            set(await self.shop.pods()),
+            self.down_verdicts,
+            self.shop.down_verdicts(),
+        )
         period = await self.through(name, event, intervals=intervals)
         self.gone |= before - set(await self.shop.pods())
         gone = {*self.gone, *unready, *await self.shop.excused(since)}
@@ -208,11 +224,15 @@ async def test_no_flow_breaks_when_pods_are_scaled_up_and_down(stage: Stage) -> 
 
 @every_row
 async def test_no_flow_of_an_existing_pod_breaks_when_all_pods_are_replaced(stage: Stage) -> None:
-    await stage.check_unharmed("rolling update", stage.place(stage.places, replace_all=True), intervals=SOON)
+    await stage.check_unharmed(
+        "rolling update", stage.place(stage.places, replace_all=True), intervals=SOON
+    )
 
 
 @every_row
-async def test_no_flow_of_an_existing_pod_breaks_when_a_node_is_drained_and_uncordoned(stage: Stage) -> None:
+async def test_no_flow_of_an_existing_pod_breaks_when_a_node_is_drained_and_uncordoned(
+    stage: Stage,
+) -> None:
     away, *others = dict.fromkeys(stage.places)
     before = stage.places
 

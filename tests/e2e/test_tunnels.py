@@ -259,7 +259,9 @@ async def test_a_datagram_that_exceeds_the_path_mtu_is_reported_to_its_sender(
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_a_flood_is_distributed_equally_and_breaks_no_upload(lab: TunnelLab, family: int) -> None:
+async def test_a_flood_is_distributed_equally_and_breaks_no_upload(
+    lab: TunnelLab, family: int
+) -> None:
     """The flood consists of real packets, each of another flow, while uploads to every node are in
     progress."""
     site, address, pods = (
@@ -269,7 +271,7 @@ async def test_a_flood_is_distributed_equally_and_breaks_no_upload(lab: TunnelLa
     )
     for host in site.topology.of(
         "node"
-    # Each flow is one packet. The conntrack entries must not fill the node's table.
+        # Each flow is one packet. The conntrack entries must not fill the node's table.
     ):
         namespace.set_sysctls(
             site.namespace(host.name),
@@ -353,7 +355,9 @@ async def until_states(lab: TunnelLab, wanted: Mapping[str, Mapping[str, str]]) 
         raise AssertionError(f"the members are {seen}, wanted are {wanted}") from late
 
 
-async def has_events(site: Site, service: str, reason: str, kind: str, nodes: Sequence[str]) -> bool:
+async def has_events(
+    site: Site, service: str, reason: str, kind: str, nodes: Sequence[str]
+) -> bool:
     """Return whether Events with this reason name the tunnel and each address of these nodes."""
     async with site.client() as client:
         events = [each for each in await client.list(EVENTS) if each.reason == reason]
@@ -389,7 +393,8 @@ async def test_nodes_behind_a_dead_tunnel_get_no_connections_although_their_heal
             assert through == {"a", "b", "c"}
         assert await states(lab, PROXIED) == everywhere
         await until(
-            partial(has_events, site, WEB, NODE_NOT_ANSWERING, kind, far), "an Event that names the nodes"
+            partial(has_events, site, WEB, NODE_NOT_ANSWERING, kind, far),
+            "an Event that names the nodes",
         )
         await until(
             partial(has_events, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]),
@@ -439,7 +444,9 @@ async def test_a_node_without_a_route_gets_no_connections_and_is_reported(lab: T
     await until_states(lab, {WEB: everywhere})
 
 
-async def test_the_node_counts_decapsulated_packets_and_cleanup_leaves_nothing(lab: TunnelLab) -> None:
+async def test_the_node_counts_decapsulated_packets_and_cleanup_leaves_nothing(
+    lab: TunnelLab,
+) -> None:
     site, kind = lab.site, lab.transport.tunnel
     _, output, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/state"])
     state = decode(output.encode(), "GET /state")

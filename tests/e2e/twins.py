@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tests import sctp
 from tests.e2e.changes import pod
 from tests.e2e.oracle import Answer, Source, Target
-from tests.e2e.packets import get_health, associate, call
+from tests.e2e.packets import associate, call, get_health
 from tests.e2e.scenes import CALLERS, NODES, PODS, ZONE_LABEL, Manifest, Scene
 
 from fairlead.kube.client import Client
@@ -204,7 +204,9 @@ class Twins(NamedTuple):
             )
             results = zip(left, mine, others, strict=True)
             wrong = [
-                (probe, one, other) for probe, one, other in results if one != other or _is_broken(one)
+                (probe, one, other)
+                for probe, one, other in results
+                if one != other or _is_broken(one)
             ]
             health = [await asyncio.gather(*map(twin.health, unhealthy)) for twin in self]
             unhealthy_pairs = [
@@ -212,7 +214,10 @@ class Twins(NamedTuple):
                 for scene, one, other in zip(unhealthy, *health, strict=True)
                 if one != other
             ]
-            left, unhealthy = [probe for probe, _, _ in wrong], [scene for scene, _, _ in unhealthy_pairs]
+            left, unhealthy = (
+                [probe for probe, _, _ in wrong],
+                [scene for scene, _, _ in unhealthy_pairs],
+            )
             if not left and not unhealthy:
                 return []
             await asyncio.sleep(PAUSE_S)
@@ -226,8 +231,12 @@ class Twins(NamedTuple):
         ]
 
     @staticmethod
-    async def _send(twin: Twin, probes: Sequence[Probe], packets: int, patience_s: float) -> list[Results]:
-        return list(await asyncio.gather(*(twin.send(probe, packets, patience_s) for probe in probes)))
+    async def _send(
+        twin: Twin, probes: Sequence[Probe], packets: int, patience_s: float
+    ) -> list[Results]:
+        return list(
+            await asyncio.gather(*(twin.send(probe, packets, patience_s) for probe in probes))
+        )
 
 
 def _is_broken(results: Results) -> bool:

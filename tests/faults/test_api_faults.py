@@ -74,7 +74,9 @@ FAILURES = {
     "409 to each write": Failure(
         tuple(Fault("status", method, WRITES, 0, code=409) for method in ("PATCH", "POST", "PUT"))
     ),
-    "429, come back in two seconds": Failure((Fault("status", "", ALL, 0, code=429, retry_after_s=2),)),
+    "429, come back in two seconds": Failure(
+        (Fault("status", "", ALL, 0, code=429, retry_after_s=2),)
+    ),
     "500": Failure((Fault("status", "", ALL, 0, code=500),)),
     "503": Failure((Fault("status", "", ALL, 0, code=503),)),
     STALL: Failure((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
@@ -203,7 +205,9 @@ async def fail(one: Trial, name: str, failure: Failure) -> None:
     assert len(requests_made(one)) <= 3, f"{name}: not calm afterwards: {requests_made(one)}"
 
 
-async def test_every_service_is_correct_after_each_failure_of_the_api_server(tmp_path: Path) -> None:
+async def test_every_service_is_correct_after_each_failure_of_the_api_server(
+    tmp_path: Path,
+) -> None:
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one_failure(number: int, name: str, failure: Failure) -> None:
@@ -215,7 +219,9 @@ async def test_every_service_is_correct_after_each_failure_of_the_api_server(tmp
             group.create_task(one_failure(number, name, failure))
 
 
-async def test_objects_of_the_maximum_size_and_with_unknown_fields_are_handled(tmp_path: Path) -> None:
+async def test_objects_of_the_maximum_size_and_with_unknown_fields_are_handled(
+    tmp_path: Path,
+) -> None:
     """A Service of the maximum size, and a slice of a thousand endpoints with many fields beside
     their addresses."""
     async with trial(tmp_path) as one:

@@ -214,7 +214,9 @@ def is_condition_at_the_end(step: str, target: Target) -> bool:
     return step == "delete" and "(fairlead-conditions)" in target.kind
 
 
-async def test_the_next_controller_completes_the_work_after_a_kill_at_any_call_for_a_service(tmp_path: Path) -> None:
+async def test_the_next_controller_completes_the_work_after_a_kill_at_any_call_for_a_service(
+    tmp_path: Path,
+) -> None:
     course, said = await run_without_kills(tmp_path / "undisturbed")
     places = {
         (step.name, target)
@@ -258,7 +260,9 @@ async def next_serves(one: Trial, name: str) -> None:
     await until_correct(one, Step("delete", create(name), name, "", there=False))
 
 
-async def test_the_next_controller_leads_after_a_kill_at_any_call_for_the_lease(tmp_path: Path) -> None:
+async def test_the_next_controller_leads_after_a_kill_at_any_call_for_the_lease(
+    tmp_path: Path,
+) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(one_lease(tmp_path / "before", "before"))
         group.create_task(one_lease(tmp_path / "after", "after"))

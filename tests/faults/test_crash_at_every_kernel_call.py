@@ -122,7 +122,9 @@ async def served(web: Web, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", [GATEWAY, NODE])
-async def test_the_next_start_completes_the_work_after_a_kill_during_the_first_start(web: Web, host: str) -> None:
+async def test_the_next_start_completes_the_work_after_a_kill_during_the_first_start(
+    web: Web, host: str
+) -> None:
     traced = Traced(web.site, host)
     await traced.release()
     await traced.clean()
@@ -157,8 +159,8 @@ async def set_ready(web: Web, ready: bool) -> None:
 
 
 async def create(web: Web) -> None:
-    """Create the Service, always with the same addresses and ports, so that rules can be compared.
-    """
+    """Create the Service, always with the same addresses and ports, so that rules can be
+    compared."""
     port = {"port": 80, "targetPort": "http", "nodePort": 31080}
     spec = {
         "type": "LoadBalancer",

@@ -151,7 +151,9 @@ async def create_services_continuously(site: Site, begin: int, names: set[str]) 
 
 
 @pytest.mark.parametrize("part", [LABEL, ETCD_LABEL], ids=["kube-apiserver", "etcd"])
-async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_etcd_is_killed(web: Web, part: str) -> None:
+async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_etcd_is_killed(
+    web: Web, part: str
+) -> None:
     server = RealServer(web.site)
     names: set[str] = set()
 

@@ -14,8 +14,8 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def netns() -> Iterator[str]:
-    """Create a network namespace for one test. It is removed afterwards, with all processes in it.
-    """
+    """Create a network namespace for one test. It is removed afterwards, with all processes in
+    it."""
     name = f"flt-{os.getpid()}-{next(_numbers)}"
     namespace.create(name)
     yield name

@@ -31,7 +31,9 @@ async def test_a_process_runs_in_its_namespace_and_shares_the_mounts(
     assert not started.running
 
 
-async def test_another_program_finds_the_process_by_its_label(lab_name: str, tmp_path: Path) -> None:
+async def test_another_program_finds_the_process_by_its_label(
+    lab_name: str, tmp_path: Path
+) -> None:
     script = f"""
 from pathlib import Path
 from fairlead.lab import process

@@ -17,7 +17,9 @@ async def test_this_machine_meets_all_requirements_and_the_check_leaves_nothing(
     assert namespace.names(f"flcheck-{os.getpid()}") == ()
 
 
-def test_missing_requirements_and_the_commands_that_work_without_them_are_named(lab_name: str) -> None:
+def test_missing_requirements_and_the_commands_that_work_without_them_are_named(
+    lab_name: str,
+) -> None:
     # Root without CAP_NET_ADMIN: it cannot configure networks.
     command = [
         "setpriv",

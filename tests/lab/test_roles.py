@@ -187,9 +187,7 @@ async def test_services_are_served_while_the_control_host_is_down(
     await until_answered_by(site, vips[0], {"a", "b"})
 
 
-async def test_the_lab_has_the_configmap_of_the_chart(
-    site: Site, vips: tuple[str, ...]
-) -> None:
+async def test_the_lab_has_the_configmap_of_the_chart(site: Site, vips: tuple[str, ...]) -> None:
     """With this ConfigMap `kubectl fairlead plan` needs only the lab's kubeconfig as an option."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
@@ -215,7 +213,9 @@ async def test_down_removes_the_pins(lab_name: str) -> None:
     assert process.find(lab_name) == ()
 
 
-async def test_a_role_that_cannot_start_reports_the_reason_and_the_lab_is_removed(lab_name: str) -> None:
+async def test_a_role_that_cannot_start_reports_the_reason_and_the_lab_is_removed(
+    lab_name: str,
+) -> None:
     lab = Site.create(lab_name, nodes=0, gateways=0, clients=0)
 
     def spoil(step: str) -> None:

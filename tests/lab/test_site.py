@@ -120,7 +120,9 @@ async def test_nodes_are_registered(client: Client) -> None:
     ] == ["True"]
 
 
-async def test_a_pod_without_a_node_is_scheduled_to_the_node_with_the_fewest_pods(web: dict[str, Pod]) -> None:
+async def test_a_pod_without_a_node_is_scheduled_to_the_node_with_the_fewest_pods(
+    web: dict[str, Pod],
+) -> None:
     assert {name: pod.spec.node_name for name, pod in web.items()} == {
         "a": "node1",
         "b": "node1",
@@ -360,9 +362,7 @@ async def test_slices_of_a_service_without_selector_are_left_alone(
         await client.delete(SERVICES, ("default", name))
 
 
-async def test_a_deleted_pod_serves_until_its_connections_end(
-    site: Site, client: Client
-) -> None:
+async def test_a_deleted_pod_serves_until_its_connections_end(site: Site, client: Client) -> None:
     await site.apply([pod("g", "node1", app="g")])
     await site.await_pods()
     place = site.namespace("default/g")
@@ -424,9 +424,7 @@ async def test_a_crashed_container_is_restarted(site: Site, client: Client) -> N
     await until(lambda: is_gone(client, "k"), "the pod's end")
 
 
-async def test_a_dead_node_is_silent_and_returns_with_its_pods(
-    site: Site, client: Client
-) -> None:
+async def test_a_dead_node_is_silent_and_returns_with_its_pods(site: Site, client: Client) -> None:
     await site.apply([pod("n", "node2", app="n")])
     await site.await_pods()
     address = (await client.get(PODS, ("default", "n"))).status.pod_ips[0].ip

@@ -219,7 +219,9 @@ def test_the_order_of_pods_does_not_matter(pods: list[Pod], random: Random) -> N
 
 
 @given(PODS, PODS)
-def test_applying_the_result_of_compare_gives_the_desired_slices(before: list[Pod], after: list[Pod]) -> None:
+def test_applying_the_result_of_compare_gives_the_desired_slices(
+    before: list[Pod], after: list[Pod]
+) -> None:
     service = make_service(ip_families=("IPv4", "IPv6"))
     written = {
         name: msgspec.structs.replace(

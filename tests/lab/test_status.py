@@ -33,7 +33,9 @@ def make_pod(**metadata: object) -> Pod:
         (["gone", "gone"], "node1"),
     ],
 )
-def test_a_pod_is_scheduled_to_the_node_with_the_fewest_pods(load: list[str], expected: str) -> None:
+def test_a_pod_is_scheduled_to_the_node_with_the_fewest_pods(
+    load: list[str], expected: str
+) -> None:
     assert status.choose_node(make_pod(), NODES, load, ALIVE) == expected
 
 

@@ -26,7 +26,9 @@ def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(
 
 
 @given(SIZES)
-def test_pod_ranges_are_disjoint_and_inside_the_range_of_the_cluster(size: tuple[int, int, int, int]) -> None:
+def test_pod_ranges_are_disjoint_and_inside_the_range_of_the_cluster(
+    size: tuple[int, int, int, int],
+) -> None:
     nodes = plan_topology("lab", *size[:3], far_nodes=size[3]).of("node")
     for family, length in ((0, 16), (1, 48)):
         ranges = [ip_network(node.pod_cidrs[family]) for node in nodes]

@@ -35,7 +35,9 @@ def both() -> Iterator[tuple[Nftables, Nfnetlink]]:
         namespace.delete(name)
 
 
-def test_a_chain_and_its_rule_are_created_in_one_transaction(both: tuple[Nftables, Nfnetlink]) -> None:
+def test_a_chain_and_its_rule_are_created_in_one_transaction(
+    both: tuple[Nftables, Nfnetlink],
+) -> None:
     nft, netlink = both
     nft.run(TABLE)
     for _ in range(2):

@@ -15,7 +15,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_connection_to_close_is_the_oldest_of_the_source_with_most_connections(steps: list[tuple[str, str, int]]) -> None:
+def test_the_connection_to_close_is_the_oldest_of_the_source_with_most_connections(
+    steps: list[tuple[str, str, int]],
+) -> None:
     connections = ConnectionsBySource[str]()
     used: list[tuple[str, str]] = []  # the connection that was used last is the last one
     for verb, source, number in steps:

@@ -166,7 +166,7 @@ class Cluster:
         await self.client.apply(ENDPOINT_SLICES, key, body, field_manager="a-test", force=True)
 
     async def apply(self, name: str, **fields: Any) -> None:
-        await self.kubectl("apply", "-f", "-", given=yaml.safe_dump(service(name, **fields)))
+        await self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(service(name, **fields)))
 
     async def patch(self, name: str, spec: Object) -> None:
         await self.kubectl(

@@ -76,10 +76,10 @@ async def test_a_service_without_room_for_a_listener_is_not_ready(cluster: Clust
     key = ServiceKey(cluster.namespace, "web")
     with a_forwarder(fast=False) as forwarder:
         small = Small(forwarder, "listeners", 16)
-        cluster.gateway.record({}, {key: small.bring(key, range(1, 20))})
+        cluster.gateway.record({}, {key: small.reconcile(key, range(1, 20))})
         found = await cluster.has("web", Ready="False/GatewayNotServing")
         assert "12 of 19 listeners are not served" in found["Ready"]["message"]
-        cluster.gateway.record({}, {key: small.bring(key, range(1, 8))})
+        cluster.gateway.record({}, {key: small.reconcile(key, range(1, 8))})
         await cluster.has("web", Ready="True/EndpointsReady")
         small.map.close()
 

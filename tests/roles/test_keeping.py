@@ -38,7 +38,7 @@ async def test_services_deleted_at_the_same_time_keep_no_more_addresses_than_per
         "apply",
         "-f",
         "-",
-        given=yaml.safe_dump_all([service(name, annotations=KEEP) for name in names]),
+        stdin=yaml.safe_dump_all([service(name, annotations=KEEP) for name in names]),
     )
     for name in names:
         await cluster.addresses(name)
@@ -72,7 +72,7 @@ async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluste
         "spec": {"addresses": ["198.51.100.77"], "serviceAllocation": {"namespaces": [name]}},
     }
     await cluster.client.create(NAMESPACES, {"metadata": {"name": name}})
-    await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(pool))
+    await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pool))
     wanted: dict[str, Any] = service(
         "web", annotations=KEEP, ipFamilyPolicy="SingleStack", ipFamilies=["IPv4"]
     )

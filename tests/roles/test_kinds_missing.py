@@ -37,7 +37,9 @@ async def install(cluster: Cluster, plural: str) -> None:
     await manifests.apply(cluster.client, definitions)
 
 
-async def test_without_the_addresspool_crd_the_pools_of_the_configuration_work(cluster: Cluster) -> None:
+async def test_without_the_addresspool_crd_the_pools_of_the_configuration_work(
+    cluster: Cluster,
+) -> None:
     await install(cluster, "addressgrants")
     with capture_logs() as logs:
         await cluster.start_controller()

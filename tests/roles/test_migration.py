@@ -67,7 +67,7 @@ async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
     client = cluster.client
     with suppress(NotFound):
         await client.delete(ADDRESS_POOLS, ObjectKey("", "taken-over"))
-    await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(POOLS_OF_METALLB))
+    await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(POOLS_OF_METALLB))
     await cluster.kubectl("wait", "--for=condition=Established", "crd/ipaddresspools.metallb.io")
     addresses = {}
     for each in left_behind():
@@ -124,11 +124,13 @@ def _ips(service: Service) -> tuple[str, ...]:
     return tuple(entry.ip for entry in service.status.load_balancer.ingress)
 
 
-async def test_no_address_changes_during_the_migration(cluster: Cluster, others: dict[str, str]) -> None:
+async def test_no_address_changes_during_the_migration(
+    cluster: Cluster, others: dict[str, str]
+) -> None:
     coming = {name: address for name, address in others.items() if name != "classed"}
     output = await migrate(cluster, "services")
     assert all(address in output for address in others.values())
-    await cluster.kubectl("apply", "-f", "-", given=await migrate(cluster, "pools"))
+    await cluster.kubectl("apply", "-f", "-", stdin=await migrate(cluster, "pools"))
     witness = Witness(cluster.client, cluster.namespace)
     watching = asyncio.ensure_future(witness.run())
     cluster.pool = ("198.51.100.128/28",)

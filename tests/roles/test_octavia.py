@@ -51,7 +51,9 @@ async def members(front: Front) -> list[tuple[str, int]]:
     )
 
 
-async def test_a_service_of_class_octavia_is_created_edited_and_deleted(cluster: Cluster, octavia_front: Front) -> None:
+async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
+    cluster: Cluster, octavia_front: Front
+) -> None:
     await cluster.set_endpoints(
         "web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True)
     )

@@ -4,7 +4,7 @@ other, before the loops begin."""
 import asyncio
 from collections.abc import Collection, Mapping
 
-from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, balancer
+from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, VerdictLog, balancer
 from tests.drivers.test_prober import running
 
 from fairlead.errors import Refused
@@ -17,10 +17,10 @@ OTHER = ServiceKey("default", "refused")
 
 
 async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> None:
-    seen, foreseen, state = Seen(), list[ServiceKey](), State(("services",))
+    log, foreseen, state = VerdictLog(), list[ServiceKey](), State(("services",))
     async with (
         HealthPort(1).listen() as health,
-        running(seen) as (prober, _),
+        running(log) as (prober, _),
         asyncio.timeout(DEADLINE_S),
     ):
         known: dict[ServiceKey, LoadBalancer | Refused] = {
@@ -40,7 +40,7 @@ async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> N
         state.mark_synced("services")
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}
-        await seen.wait("127.0.0.1", health.port, "up")
+        await log.wait("127.0.0.1", health.port, "up")
         first_s = ahead.last_first_probe_s
         assert not going_on.done(), "one Service has not been planned yet"
         ahead.plan([API])
@@ -57,6 +57,6 @@ async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> N
 async def test_without_services_the_prefetch_ends_at_once() -> None:
     state = State(("services",))
     state.mark_synced("services")
-    async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):
+    async with running(VerdictLog()) as (prober, _), asyncio.timeout(DEADLINE_S):
         await StartupPrefetch(lambda _: {}, prober, lambda _: None).run(state)
         await prober.settled()

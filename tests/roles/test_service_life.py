@@ -151,7 +151,9 @@ async def test_a_service_with_a_new_class_is_released(cluster: Cluster) -> None:
     assert addresses_of(await cluster.kubectl.service("web")) == ["198.51.100.200"]
 
 
-async def test_a_service_deleted_without_a_controller_is_released_by_the_next_one(cluster: Cluster) -> None:
+async def test_a_service_deleted_without_a_controller_is_released_by_the_next_one(
+    cluster: Cluster,
+) -> None:
     await cluster.apply("web")
     (address,) = await cluster.addresses("web")
     await cluster.stop_controller()

@@ -115,7 +115,9 @@ class Forwarder:
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:
-            next_hop = NextHop(LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
+            next_hop = NextHop(
+                LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC
+            )
             self.tables.nodes.set_next_hop(name, next_hop, ipv6=":" in address)
 
     def serve(

@@ -12,7 +12,16 @@ import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
-from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, reconcile, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    NAME,
+    NODE1,
+    PINS,
+    Run,
+    driver,
+    ip,
+    load_balancer,
+    reconcile,
+)
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     CLIENT,
@@ -21,9 +30,9 @@ from tests.drivers.direct.site import (
     SITE,
     VIP,
     Conversation,
-    request_by_udp,
     made_site,  # noqa: F401 - a fixture
     pods,
+    request_by_udp,
     running_gateway,
 )
 from tests.drivers.inside import run_inside

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.drivers.direct.conftest import NODE1, PINS, Run, reconcile, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, PINS, Run, driver, load_balancer, reconcile
 
 from fairlead.drivers.direct.driver import BATCH_SIZE
 from fairlead.drivers.direct.maps.records import pack_listener_key

@@ -10,7 +10,16 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
-from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, reconcile, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    NAME,
+    NODE1,
+    PINS,
+    Run,
+    driver,
+    ip,
+    load_balancer,
+    reconcile,
+)
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.driver import UNSERVED_TIMEOUT_S

@@ -10,9 +10,9 @@ from tests.drivers.direct.site import (
     DEADLINE_S,
     PINS,
     Conversation,
-    request_by_udp,
     made_site,  # noqa: F401 - a fixture
     pods,
+    request_by_udp,
     running_gateway,
     shown_filters,
 )

@@ -75,12 +75,21 @@ def test_the_second_packet_of_a_connection_makes_its_entry_permanent(
 ) -> None:
     in_transition(forwarder)
     assert forwarder.run(tcp("S")).node == "node2"
-    assert (count_entries(forwarder, "new_connections"), count_entries(forwarder, "connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (1, 0)
     assert forwarder.run(tcp("A")).node == "node2"
-    assert (count_entries(forwarder, "new_connections"), count_entries(forwarder, "connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (0, 1)
     assert forwarder.run(tcp("A")).node == "node2"
     assert forwarder.run(tcp("S")).node == "node2"
-    assert (count_entries(forwarder, "new_connections"), count_entries(forwarder, "connections")) == (1, 1)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (1, 1)
 
 
 def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
@@ -89,9 +98,15 @@ def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
     """The first entry is deleted, because its table is for flows of which one packet was seen."""
     in_transition(forwarder, "UDP")
     assert forwarder.run(udp()).node == "node2"
-    assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (1, 0)
+    assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
+        1,
+        0,
+    )
     assert forwarder.run(udp()).node == "node2"
-    assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (0, 1)
+    assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
+        0,
+        1,
+    )
 
 
 FAR = 1 << 31
@@ -186,7 +201,10 @@ def test_icmp_errors_make_no_entry_permanent(forwarder: Forwarder) -> None:
         forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
         == "node2"
     )
-    assert (count_entries(forwarder, "new_connections"), count_entries(forwarder, "connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (1, 0)
 
 
 def run_all(forwarder: Forwarder, packets: list[bytes]) -> None:
@@ -221,7 +239,10 @@ def test_a_connection_stays_where_it_is_when_its_client_ends_it(
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == [
         "node2"
     ] * 5
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 1)
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
     assert (
         forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
@@ -239,7 +260,10 @@ def test_a_forged_fin_or_reset_moves_no_connection(forwarder: Forwarder) -> None
         forwarder.run(tcp(flags, seq=FAR))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
     # The entry is back in the table of open connections.
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (1, 0)
 
 
 def test_a_closing_connection_of_a_peer_is_not_moved_back_to_the_open_ones(
@@ -252,7 +276,10 @@ def test_a_closing_connection_of_a_peer_is_not_moved_back_to_the_open_ones(
     ((key, entry),) = forwarder.maps["closing_connections"].items()
     forwarder.maps["closing_connections"].update(key, without_sequence(entry))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, FAR)] == ["node2", "node2"]
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 1)
 
 
 def without_sequence(entry: bytes) -> bytes:
@@ -269,7 +296,10 @@ def test_a_forged_syn_and_reset_leave_the_entry_of_an_open_connection(
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SR"] == ["node3", "node3"]
     assert forwarder.run(tcp("A", seq=1)).node == "node2"
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (1, 0)
 
 
 def test_connections_that_are_reset_at_once_evict_no_open_ones(forwarder: Forwarder) -> None:
@@ -290,14 +320,20 @@ def test_the_next_connection_with_the_same_ports_gets_its_own_entry(forwarder: F
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (1, 0)
     # Without an entry, the new connection goes where packets without an entry go.
     forwarder.allow_inserts(0)
     assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
     forwarder.allow_inserts(1_000_000)
     forwarder.serve({"node3": 1}, {"node3"})  # the transition is over, and entries are ignored
     assert forwarder.run(tcp("S", seq=FAR)).node == "node3"
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (0, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 0)
 
 
 def test_ended_associations_move_to_the_table_of_closing_connections(forwarder: Forwarder) -> None:
@@ -306,7 +342,10 @@ def test_ended_associations_move_to_the_table_of_closing_connections(forwarder: 
     last[SCTP].payload = SCTPChunkShutdown()
     packets = (sctp(2000, opening=True), sctp(2000, opening=False), last, sctp(2000, opening=False))
     assert {forwarder.run(packet).node for packet in packets} == {"node2"}
-    assert (count_entries(forwarder, "connections"), count_entries(forwarder, "closing_connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 1)
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
@@ -335,7 +374,10 @@ def test_connections_of_unchanged_slots_get_no_entries(forwarder: Forwarder) -> 
     forwarder.serve({"node1": 1, "node2": 1})
     for packet in spoofed(tcp("S"), 100) + spoofed(tcp("A"), 100):
         forwarder.run(packet)
-    assert [count_entries(forwarder, table) for table in ("connections", "new_connections")] == [0, 0]
+    assert [count_entries(forwarder, table) for table in ("connections", "new_connections")] == [
+        0,
+        0,
+    ]
 
 
 def sctp(port: int, *, opening: bool, ipv6: bool = False) -> Packet:

@@ -29,7 +29,7 @@ from tests.drivers.direct.conftest import (
     to_us,
     udp,
 )
-from tests.drivers.direct.test_next_hops import segments, serve_by, next_hop
+from tests.drivers.direct.test_next_hops import next_hop, segments, serve_by
 
 from fairlead.drivers.direct.maps.records import DROPS, IPIP, LINK
 from fairlead.net.address import pack_address

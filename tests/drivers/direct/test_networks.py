@@ -13,10 +13,10 @@ from tests.drivers.direct.conftest import (
     PINS,
     Run,
     add_cable,
-    reconcile,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 
 from fairlead.drivers.direct.host_network.host_network import RETRY_S, HostNetwork
@@ -100,7 +100,9 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
         ),
     ],
 )
-def test_the_next_hop_follows_from_address_route_and_rules(address: str, route: Route, rules: Rules, next_hop: NextHop) -> None:
+def test_the_next_hop_follows_from_address_route_and_rules(
+    address: str, route: Route, rules: Rules, next_hop: NextHop
+) -> None:
     assert next_hop_to("node", address, route, CARD, rules) == next_hop
 
 

@@ -89,7 +89,9 @@ PACKETS = {
 
 @pytest.mark.parametrize("packet", PACKETS.values(), ids=PACKETS.keys())
 @pytest.mark.parametrize("outer6", [False, True], ids=["outer ipv4", "outer ipv6"])
-def test_packets_are_encapsulated_in_ipip(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
+def test_packets_are_encapsulated_in_ipip(
+    forwarder: Forwarder, packet: Packet, outer6: bool
+) -> None:
     serve_by(forwarder, next_hop(IPIP, outer6=outer6))
     answer = forwarder.run(packet)
     assert (answer.verdict, answer.node, forwarder.passed_on) == (REDIRECT, "node1", 0)
@@ -102,7 +104,9 @@ def test_packets_are_encapsulated_in_ipip(forwarder: Forwarder, packet: Packet, 
 
 @pytest.mark.parametrize("packet", PACKETS.values(), ids=PACKETS.keys())
 @pytest.mark.parametrize("outer6", [False, True], ids=["outer ipv4", "outer ipv6"])
-def test_packets_are_encapsulated_in_vxlan(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
+def test_packets_are_encapsulated_in_vxlan(
+    forwarder: Forwarder, packet: Packet, outer6: bool
+) -> None:
     serve_by(forwarder, next_hop(VXLAN, outer6=outer6))
     answer = forwarder.run(packet)
     assert (answer.verdict, answer.node, forwarder.passed_on) == (REDIRECT, "node1", 0)
@@ -188,7 +192,9 @@ TAGGED = (
     ids=["off", "same", "other", "on"],
 )
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
-def test_xdp_sets_and_removes_vlan_tags(forwarder: Forwarder, came: Packet, tag: int, kind: int) -> None:
+def test_xdp_sets_and_removes_vlan_tags(
+    forwarder: Forwarder, came: Packet, tag: int, kind: int
+) -> None:
     serve_by(forwarder, next_hop(kind)._replace(tag=tag, interface=9, lower=1))
     forwarder.maps["tags"].update(struct.pack("=II", 1, 7), bytes(8))
     trial = forwarder.xdp.test_run(bytes(came), with_context=False)
@@ -232,7 +238,9 @@ def test_merged_packets_are_forwarded_whole_if_their_segments_fit(
 
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_the_longest_packet_that_fits_is_forwarded(forwarder: Forwarder, kind: int, ipv6: bool) -> None:
+def test_the_longest_packet_that_fits_is_forwarded(
+    forwarder: Forwarder, kind: int, ipv6: bool
+) -> None:
     serve_by(forwarder, next_hop(kind)._replace(mtu=1400))
     headers = 60 if ipv6 else 40
     assert forwarder.run(segments(1400 - headers, ipv6=ipv6)).node == "node1"

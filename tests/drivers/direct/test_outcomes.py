@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
-from tests.drivers.direct.conftest import NODE1, WEB, Run, reconcile, driver, ip, load_balancer
+from tests.drivers.direct.conftest import NODE1, WEB, Run, driver, ip, load_balancer, reconcile
 
 from fairlead.drivers import Component
 from fairlead.drivers.direct import DirectDriver
@@ -203,7 +203,10 @@ def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
         outcome_of = await outcomes(made, late | also)
         assert outcome_of.keys() == {"late"}
         assert outcome_of["late"].state == "unavailable"
-        assert "listener 203.0.113.10:80/TCP is held by Service default/web" in outcome_of["late"].message
+        assert (
+            "listener 203.0.113.10:80/TCP is held by Service default/web"
+            in outcome_of["late"].message
+        )
         assert await shares(made, "web") == {"node1"}
         # The loop removes the listener before another Service gets it.
         await made.apply(made.diff({}, await made.read([WEB])))

@@ -31,7 +31,9 @@ def made(kind: TunnelKind, reported: dict[str, str]) -> ProbePaths:
         reported.clear()
         reported.update(tunnels)
 
-    return ProbePaths(Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, report)
+    return ProbePaths(
+        Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, report
+    )
 
 
 def prepare() -> None:
@@ -44,7 +46,9 @@ def sent(probe_paths: ProbePaths, packet: Packet, mark: int) -> tuple[int, bytes
     """Send a packet from a socket with this mark, and return the verdict and the packet after the
     program. `mark` is the third word of __sk_buff."""
     assert probe_paths.program
-    trial = probe_paths.program.test_run(bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark))
+    trial = probe_paths.program.test_run(
+        bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark)
+    )
     return trial.verdict, trial.packet
 
 

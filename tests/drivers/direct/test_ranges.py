@@ -39,7 +39,9 @@ def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
     return DirectSpec("uid", listeners, (), cidrs)
 
 
-def reconcile(tables: ListenerMaps, specs: dict[ServiceKey, DirectSpec]) -> dict[ServiceKey, Outcome]:
+def reconcile(
+    tables: ListenerMaps, specs: dict[ServiceKey, DirectSpec]
+) -> dict[ServiceKey, Outcome]:
     return apply_changes(tables, spec.diff(specs, tables.actual(None)), {})
 
 
@@ -181,7 +183,9 @@ def test_if_the_map_is_full_no_further_client_may_connect_and_other_services_kee
         forwarder.tables.close()
         forwarder.tables = ListenerMaps(forwarder.maps | {"ranges": small})
         forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
-        reconcile(forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])})
+        reconcile(
+            forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])}
+        )
         many = wanted("198.51.100.0/24", *(f"203.0.113.{i}/32" for i in range(9)), keys=KEYS[:1])
         other = wanted("2001:db8:c::/48", keys=KEYS[1:])
         outcomes = reconcile(forwarder.tables, {SERVICE: many, OTHER: other})

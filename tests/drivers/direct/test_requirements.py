@@ -2,7 +2,7 @@
 longer fit, for each address family separately."""
 
 import pytest
-from tests.drivers.direct.conftest import NODE1, Run, reconcile, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, driver, load_balancer, reconcile
 
 from fairlead.drivers.direct.host_network.requirements import needs_of
 from fairlead.drivers.host import harmful_settings

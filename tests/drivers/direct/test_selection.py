@@ -14,10 +14,10 @@ from tests.drivers.direct.conftest import (
     PINS,
     Run,
     add_cable,
-    reconcile,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (

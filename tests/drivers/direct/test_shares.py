@@ -141,7 +141,9 @@ def test_a_service_that_waits_for_memory_is_retried_when_some_is_released(run: R
         assert await outcomes(made, many) == {}
         coarse = service(second, "203.0.113.2", *big(300), ports=20)
         outcome_of = await outcomes(made, coarse)
-        assert len(outcome_of[second].missing) == 8, "1 MiB has room for 112 listeners of one namespace"
+        assert len(outcome_of[second].missing) == 8, (
+            "1 MiB has room for 112 listeners of one namespace"
+        )
         assert not touched
         assert set(map(Counter.total, await current(made, second))) == {1021}
         assert all(
@@ -318,7 +320,9 @@ class Small:
             replace(listener, key=ListenerKey(VIP4, port, protocol)) for port in ports
         )
         wanted = {service: DirectSpec("uid", listeners, (), ranges)} if ports else {}
-        outcome_of = apply_changes(self.tables, spec.diff(wanted, self.tables.actual([service])), {})
+        outcome_of = apply_changes(
+            self.tables, spec.diff(wanted, self.tables.actual([service])), {}
+        )
         return outcome_of.get(service, Outcome("done"))
 
 
@@ -338,7 +342,9 @@ def test_one_namespace_cannot_use_up_the_listeners(small: Small) -> None:
         "65 of 100 listeners are not served; namespace greedy has reached its share of this "
         "gateway's capacity for listeners"
     ) in outcome.message
-    assert small.reconcile(BYSTANDER, range(200, 217)) == Outcome("done"), "half of the free entries"
+    assert small.reconcile(BYSTANDER, range(200, 217)) == Outcome("done"), (
+        "half of the free entries"
+    )
     assert len(small.reconcile(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
         "and of the reserve, because the Service is served already"
     )

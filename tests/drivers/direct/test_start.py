@@ -12,10 +12,10 @@ from tests.drivers.direct.conftest import (
     WEB,
     Run,
     add_cable,
-    reconcile,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 from tests.drivers.direct.site import PINS as SITE_PINS
 from tests.drivers.direct.site import (

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 from hatch_build import bpf_compiler
-from tests.drivers.direct.conftest import NODE1, Run, add_cable, reconcile, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, add_cable, driver, load_balancer, reconcile
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     PINS,
     Conversation,
     Gateway,
-    request_by_udp,
     made_site,  # noqa: F401
     pods,
+    request_by_udp,
     running_gateway,
 )
 
@@ -289,7 +289,9 @@ def test_all_programs_are_loaded_before_the_first_is_replaced(run: Run, newer: P
     "whole", [False, True], ids=["half carried over", "carried over but not attached"]
 )
 @pytest.mark.parametrize("back", [False, True], ids=["continues", "goes back"])
-def test_an_interrupted_upgrade_is_continued_or_reverted(run: Run, newer: Path, whole: bool, back: bool) -> None:
+def test_an_interrupted_upgrade_is_continued_or_reverted(
+    run: Run, newer: Path, whole: bool, back: bool
+) -> None:
     """The version that starts next, older or newer, has the installed state, and removes the maps
     of the other version."""
 

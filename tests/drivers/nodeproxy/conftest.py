@@ -233,7 +233,7 @@ def request_by_sctp(
     if source:
         caller.bind((source, 0))
     try:
-        told = sctp.request(
+        told = sctp.ask(
             caller, address, port, source_port=source_port or next(_sctp_ports), timeout_s=timeout_s
         )
     except ConnectionRefusedError:

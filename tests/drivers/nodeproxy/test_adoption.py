@@ -60,8 +60,12 @@ async def test_another_layout_is_replaced_together_with_its_elements(
     await successor.open()
     each = web("local1", "remote1")
     ((key, spec),) = driver.render({each.service: each}).items()
-    reached_by_packets = frozenset(element for element in spec if not element.map.startswith("flows"))
-    assert await successor.read(None) == {key: reached_by_packets}  # the flow records are created again
+    reached_by_packets = frozenset(
+        element for element in spec if not element.map.startswith("flows")
+    )
+    assert await successor.read(None) == {
+        key: reached_by_packets
+    }  # the flow records are created again
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
     await successor.close(remove=False)
 

@@ -154,8 +154,15 @@ async def test_a_service_keeps_its_map_after_a_restart(site: Site, driver: NodeP
     )
     await successor.open()
     try:
-        assert successor.diff(successor.render({second.service: second}), await successor.read(None)) == ()
-        await install(successor, service_with_affinity("c", FLOODED, "local1", cluster_ip="172.30.0.42"), second)
+        assert (
+            successor.diff(successor.render({second.service: second}), await successor.read(None))
+            == ()
+        )
+        await install(
+            successor,
+            service_with_affinity("c", FLOODED, "local1", cluster_ip="172.30.0.42"),
+            second,
+        )
         held = dict(await successor.read(None))
         assert {number_of(held, key) for key in held} == {0, 1}
         assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
@@ -170,7 +177,9 @@ async def test_a_changed_affinity_timeout_keeps_clients_and_leaves_no_chain(
     await install(driver, service_with_affinity("a", BYSTANDER, "local1", "local2", timeout_s=600))
     before = site.call("client", BYSTANDER, 80)
     for timeout_s in (700, 800, 900):
-        await install(driver, service_with_affinity("a", BYSTANDER, "local1", "local2", timeout_s=timeout_s))
+        await install(
+            driver, service_with_affinity("a", BYSTANDER, "local1", "local2", timeout_s=timeout_s)
+        )
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
     assert nft("list", "chains", "inet").count("chain remember4_") == 1
     assert not await driver.disturbed()

@@ -42,9 +42,9 @@ from tests.drivers.nodeproxy.conftest import (
     SILENT,
     Seen,
     Site,
+    callers,
     request,
     request_by_sctp,
-    callers,
 )
 from tests.drivers.nodeproxy.drawn import (
     SERVICES,
@@ -338,7 +338,10 @@ class History(RuleBasedStateMachine):
 
     def _call(self, one: Kept) -> list[Seen | str]:
         timeout_s = SILENCE_S if expected(one.call).otherwise == SILENT else 2.0
-        return [self._answer(one, timeout_s) for _ in range(2 if one.call.drawn.service_with_affinity else 1)]
+        return [
+            self._answer(one, timeout_s)
+            for _ in range(2 if one.call.drawn.service_with_affinity else 1)
+        ]
 
     def _answer(self, one: Kept, timeout_s: float) -> Seen | str:
         call, six = one.call, one.call.family == "IPv6"

@@ -20,9 +20,9 @@ from tests.drivers.nodeproxy.conftest import (
     VIP4,
     Seen,
     Site,
-    request,
     backends,
     port,
+    request,
     service,
 )
 
@@ -82,7 +82,9 @@ def at(
     return msgspec.structs.replace(made, **fields)
 
 
-async def reconcile(driver: NodeProxyDriver, *services: NodeService) -> Mapping[ServiceKey, Outcome]:
+async def reconcile(
+    driver: NodeProxyDriver, *services: NodeService
+) -> Mapping[ServiceKey, Outcome]:
     """Apply only these Services, like a pass of the loop for changed Services."""
     intents = {each.service: each for each in services}
     return await driver.apply(driver.diff(driver.render(intents), await driver.read(list(intents))))

@@ -40,7 +40,7 @@ def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
 
 
-def successor() -> NodeProxyDriver:
+def make_successor() -> NodeProxyDriver:
     return NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
     )
@@ -99,7 +99,7 @@ async def test_the_next_process_adopts_the_table_unchanged(driver: NodeProxyDriv
     before = nft("-a", "list", "table", "inet", "fairlead")
     desired = driver.render({each.service: each for each in services})
     assert len(desired) == 3
-    successor = successor()
+    successor = make_successor()
     await successor.open()
     actual = await successor.read(None)
     assert actual == desired
@@ -142,7 +142,9 @@ async def test_changes_by_other_programs_are_repaired(site: Site, driver: NodePr
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
 
 
-async def test_the_table_is_listed_again_only_after_writes_of_other_programs(driver: NodeProxyDriver) -> None:
+async def test_the_table_is_listed_again_only_after_writes_of_other_programs(
+    driver: NodeProxyDriver,
+) -> None:
     each = service(port(backends("local1")), affinity_timeout_s=60)
     await install(driver, each)
     first = (await driver.read(None))[each.service]
@@ -204,7 +206,7 @@ async def test_rules_that_other_programs_removed_or_added_are_repaired(
     assert not await driver.disturbed()
     assert await driver.read(None) == desired
     nft(what)
-    successor = successor()
+    successor = make_successor()
     await successor.open()
     await install(successor, each)
     assert lines_of(nft("list", "table", "inet", "fairlead")) == rules
@@ -227,7 +229,7 @@ async def test_a_service_whose_frontends_were_removed_keeps_its_other_elements(
     await driver.apply(driver.diff({}, await driver.read(list(nobodys))))
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
     assert await driver.read(None) == desired
-    successor = successor()
+    successor = make_successor()
     await successor.open()
     assert await successor.read(None) == desired
     await successor.close(remove=False)
@@ -305,7 +307,7 @@ async def test_a_client_keeps_its_endpoint(
     for _ in range(8):
         assert {place: site.call(place, address, 80) for place in kept} == kept
     assert isinstance(kept["client"], Seen)
-    successor = successor()
+    successor = make_successor()
     await successor.open()
     await install(successor, served("local1" if kept["client"].pod == "local2" else "local2"))
     seen = site.call("client", address, 80)

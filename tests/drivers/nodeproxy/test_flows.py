@@ -26,11 +26,11 @@ from tests.drivers.nodeproxy.conftest import (
     VIP6,
     Seen,
     Site,
-    request,
-    request_by_sctp,
     backends,
     install,
     port,
+    request,
+    request_by_sctp,
     service,
 )
 

@@ -208,9 +208,7 @@ async def test_a_large_change_is_no_failure_while_the_kernel_accepts_its_parts(
     assert driver.healthy()
 
 
-async def test_a_contested_frontend_is_no_failure(
-    driver: NodeProxyDriver, clock: Clock
-) -> None:
+async def test_a_contested_frontend_is_no_failure(driver: NodeProxyDriver, clock: Clock) -> None:
     await driver.open()
     again = service(*(WEB.ports), name="another")
     await reconcile(driver, WEB, again)

@@ -134,7 +134,9 @@ class Kernel:
                 await asyncio.sleep(0)
 
 
-async def test_a_change_of_another_service_does_not_wait_for_a_large_one(driver: NodeProxyDriver) -> None:
+async def test_a_change_of_another_service_does_not_wait_for_a_large_one(
+    driver: NodeProxyDriver,
+) -> None:
     kernel = Kernel()
     async with running(driver, other(1)) as cluster:
         began = kernel.transactions()

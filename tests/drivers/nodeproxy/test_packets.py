@@ -351,7 +351,9 @@ async def test_policies_with_pods_recognized_by_their_interfaces(
         await driver.close(remove=True)
 
 
-async def test_node_ports_answer_only_at_the_configured_addresses(site: Site, at_node: None) -> None:
+async def test_node_ports_answer_only_at_the_configured_addresses(
+    site: Site, at_node: None
+) -> None:
     """TestNodePorts: a secondary address of the node, with and without configuration."""
     chosen, other = [NODE4], "192.168.1.2"
     driver = NodeProxyDriver(
@@ -443,7 +445,13 @@ async def test_policies_with_pods_not_distinguished_from_other_clients(
 INTERNAL = (
     ("Cluster: every pod", "Cluster", ("local1",), ("remote1",), frozenset({"local1", "remote1"})),
     ("Local: the pod of the node", "Local", ("local1",), ("remote1",), frozenset({"local1"})),
-    ("Local: all pods of the node", "Local", ("local1", "local2"), ("remote1",), frozenset({"local1", "local2"})),
+    (
+        "Local: all pods of the node",
+        "Local",
+        ("local1", "local2"),
+        ("remote1",),
+        frozenset({"local1", "local2"}),
+    ),
     ("Local without pods on the node: silence", "Local", (), ("remote1",), SILENT),
 )
 
@@ -503,7 +511,9 @@ async def test_node_ports_answer_only_at_the_primary_address(
     assert site.call("node", NODE4, NODE_PORT) == Seen("local1", NODE4)
 
 
-async def test_packets_for_an_address_with_ip_mode_proxy_leave_the_node(site: Site, driver: NodeProxyDriver) -> None:
+async def test_packets_for_an_address_with_ip_mode_proxy_leave_the_node(
+    site: Site, driver: NodeProxyDriver
+) -> None:
     """An ingress address that is not in the plan is not served by the node; here the router
     answers for it."""
     address = "198.51.100.66"

@@ -292,5 +292,8 @@ def test_every_frontend_is_complete_after_each_part_of_a_divided_service(
                 assert (element.map, element.key) not in elements
                 elements[element.map, element.key] = element
         for frontend in names:
-            assert reached_at(elements, frontend) in (reached_at(had, frontend), reached_at(wanted, frontend))
+            assert reached_at(elements, frontend) in (
+                reached_at(had, frontend),
+                reached_at(wanted, frontend),
+            )
     assert elements == wanted

@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
     pids = path / "h" / "haproxy.pid"
     for pid in (
         pids.read_text().split() if pids.exists() else ()
-    # A failed test has not stopped it.
+        # A failed test has not stopped it.
     ):
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -75,8 +76,8 @@ def address_of(node: str) -> str:
 async def reconcile(
     driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()
 ) -> Mapping[ServiceKey, Outcome]:
-    """Reconcile these Services like the loop. Wait and repeat if the driver reports that it waits.
-    """
+    """Reconcile these Services like the loop. Wait and repeat if the driver reports that it
+    waits."""
     intents = {each.service: each for each in balancers}
     while True:
         changes = driver.diff(driver.render(intents), await driver.read([*intents, *gone]))
@@ -185,7 +186,7 @@ class ClientConnection(msgspec.Struct):
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def start(cls, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> "Talk":
+    async def start(cls, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> Self:
         local = ("::1" if ":" in address else source, 0)
         return cls(
             *await asyncio.wait_for(asyncio.open_connection(address, port, local_addr=local), 5)

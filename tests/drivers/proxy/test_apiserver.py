@@ -54,7 +54,9 @@ def test_haproxy_accepts_an_api_server_balancer_with_thousands_of_ranges(folder:
     assert all(f" {each}" in text for each in ranges)
 
 
-async def test_the_balancer_starts_outlives_its_process_changes_and_is_removed(folder: Path) -> None:
+async def test_the_balancer_starts_outlives_its_process_changes_and_is_removed(
+    folder: Path,
+) -> None:
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     async with other:
         balancer = ApiServerBalancer(CONFIG, folder)
@@ -134,8 +136,13 @@ async def test_removed_rules_routes_and_addresses_are_restored(folder: Path) -> 
         await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         command(
-            "ip", "address", "add", VIP, "dev", "lo"
-        # This corresponds to a new configuration of the host's network.
+            "ip",
+            "address",
+            "add",
+            VIP,
+            "dev",
+            "lo",
+            # This corresponds to a new configuration of the host's network.
         )
         await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)

@@ -13,10 +13,10 @@ from tests.drivers.proxy.site import (
     ClientConnection,
     address_of,
     balancer,
-    reconcile,
     counted,
     nodes,
     opened,
+    reconcile,
     until,
 )
 
@@ -176,7 +176,9 @@ async def test_a_later_member_is_checked_with_the_same_settings(folder: Path) ->
 
 
 @pytest.mark.parametrize("wrong", ["delay", "timeout", "max-retries", "max-retries-down"])
-async def test_an_invalid_number_does_not_affect_the_other_settings(folder: Path, wrong: str) -> None:
+async def test_an_invalid_number_does_not_affect_the_other_settings(
+    folder: Path, wrong: str
+) -> None:
     wishes = {"delay": "60", "timeout": "59", "max-retries": "4", "max-retries-down": "5"} | {
         wrong: "0"
     }
@@ -214,7 +216,9 @@ async def status(driver: ProxyDriver) -> dict[str, str]:
     """Return HAProxy's state of each node. `UP 1/3`, the state of a node that is going down or
     coming up, counts as UP."""
     found = await counted(driver, "status")
-    return {node: state if state == "no check" else state.split()[0] for node, state in found.items()}
+    return {
+        node: state if state == "no check" else state.split()[0] for node, state in found.items()
+    }
 
 
 async def back(driver: ProxyDriver, left: Collection[int]) -> bool:

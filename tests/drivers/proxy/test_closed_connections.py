@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from tests.drivers.proxy.site import WEB, ClientConnection, balancer, reconcile, nodes, opened, until
+from tests.drivers.proxy.site import (
+    WEB,
+    ClientConnection,
+    balancer,
+    nodes,
+    opened,
+    reconcile,
+    until,
+)
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client

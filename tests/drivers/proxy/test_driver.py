@@ -21,12 +21,12 @@ from tests.drivers.proxy.site import (
     VIP6,
     WEB,
     ClientConnection,
-    new_answers,
     balancer,
-    reconcile,
     counted,
+    new_answers,
     nodes,
     opened,
+    reconcile,
     remaining,
     until,
 )
@@ -169,7 +169,7 @@ async def test_a_member_with_pending_connection_attempts_is_not_removed(folder: 
         for talk in talks:
             with suppress(
                 ConnectionResetError
-            # There are at most three attempts, and a busy machine may be slow.
+                # There are at most three attempts, and a busy machine may be slow.
             ):
                 assert (await talk.request())[:1] in ([], ["node1"])
         await driver.poll()
@@ -211,7 +211,9 @@ async def test_a_drain_ends_at_its_deadline_in_old_workers_too(folder: Path) -> 
         for talk in (old, new):
             async with asyncio.timeout(10):
                 with suppress(ConnectionError):
-                    while await talk.request():  # the connection ends when the worker next handles it
+                    while (
+                        await talk.request()
+                    ):  # the connection ends when the worker next handles it
                         await asyncio.sleep(0.01)
         assert await new_answers() == [["node2", "-", "x"]]
         assert await remaining(driver, after) == ()
@@ -226,10 +228,14 @@ async def test_a_reload_breaks_no_connection(folder: Path) -> None:
         await reconcile(driver, balancer({"node1": 1}, key=other, addresses=(VIP6,), port=8080))
         assert await worker(driver) != pid
         assert await new_answers(1, VIP6, 8080) == [["node1", "-", "x"]]
-        outcomes = await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
+        outcomes = await reconcile(
+            driver, balancer({"node1": 1}, settings=ProxySettings(header="v2"))
+        )
         assert await new_answers() == [["node1", "v2:127.0.0.1", "x"]]
         assert outcomes == {WEB: Outcome("done", notes=(switched("", "v2"),))}
-        outcomes = await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(header="v1")))
+        outcomes = await reconcile(
+            driver, balancer({"node1": 1}, settings=ProxySettings(header="v1"))
+        )
         assert await new_answers() == [["node1", "v1:127.0.0.1", "x"]]
         assert outcomes == {WEB: Outcome("done", notes=(switched("v2", "v1"),))}
         await reconcile(driver, gone=[other])
@@ -311,7 +317,11 @@ async def test_source_ranges_change_without_a_reload(folder: Path, others: int) 
         )
 
     async def let_in() -> list[bool]:
-        clients = [new_answers(1, source="127.0.0.1"), new_answers(1, source="127.0.0.2"), new_answers(1, VIP6)]
+        clients = [
+            new_answers(1, source="127.0.0.1"),
+            new_answers(1, source="127.0.0.2"),
+            new_answers(1, VIP6),
+        ]
         return [bool((await client)[0]) for client in clients]
 
     async with nodes("node1"), opened(folder) as driver:
@@ -411,8 +421,9 @@ async def test_the_next_process_adopts_the_running_haproxy(folder: Path) -> None
         await reconcile(driver, ours)
         pid = await worker(driver)
         successor = ProxyDriver(
-            folder, reload_pause_s=0.1
-        # As after SIGKILL, the driver does not hand over anything.
+            folder,
+            reload_pause_s=0.1,
+            # As after SIGKILL, the driver does not hand over anything.
         )
         assert await remaining(successor, ours) == ()
         assert (
@@ -470,7 +481,9 @@ async def test_a_crash_of_an_old_worker_breaks_only_its_own_connections(folder: 
         assert await new_answers() == [["node1", "v1:127.0.0.1", "x"]]
 
 
-async def test_a_haproxy_that_died_without_the_driver_is_restarted_by_the_next_read(folder: Path) -> None:
+async def test_a_haproxy_that_died_without_the_driver_is_restarted_by_the_next_read(
+    folder: Path,
+) -> None:
     async with nodes("node1"), opened(folder) as driver:
         await reconcile(driver, balancer({"node1": 1}))
         pid = driver.haproxy.master_pid()
@@ -562,7 +575,9 @@ async def test_an_address_in_use_does_not_affect_other_services(folder: Path) ->
         assert await new_answers(1, "203.0.113.8", 81) == [["node1", "-", "x"]]
 
 
-async def test_no_other_port_of_the_host_is_reached_at_an_address_of_a_service(folder: Path) -> None:
+async def test_no_other_port_of_the_host_is_reached_at_an_address_of_a_service(
+    folder: Path,
+) -> None:
     other = ServiceKey("default", "other")
     own = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     async with nodes("node1"), opened(folder) as driver, own:
@@ -584,7 +599,9 @@ async def test_no_other_port_of_the_host_is_reached_at_an_address_of_a_service(f
         assert await new_answers(1, VIP6) == [["node1", "-", "x"]]
 
 
-async def test_packets_for_node_ports_are_not_redirected_at_an_address_of_a_service(folder: Path) -> None:
+async def test_packets_for_node_ports_are_not_redirected_at_an_address_of_a_service(
+    folder: Path,
+) -> None:
     """A service proxy answers NodePorts at every local address by rewriting the destination; the
     shield prevents that. At an address that Services share, the service proxy may answer ports of
     other Services."""
@@ -671,7 +688,9 @@ async def test_connections_outlive_their_port(folder: Path) -> None:
     """The port is removed and the address stays: open connections continue, new ones fail."""
     other = ServiceKey("default", "other")
     async with nodes("node1"), opened(folder) as driver:
-        await reconcile(driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080))
+        await reconcile(
+            driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080)
+        )
         talk = await ClientConnection.start(VIP, 8080)
         await talk.request()
         await reconcile(driver, balancer({"node1": 1}), gone=[other])

@@ -13,11 +13,11 @@ from tests.drivers.proxy.site import (
     NODE_PORT,
     VIP,
     address_of,
-    new_answers,
     balancer,
-    reconcile,
+    new_answers,
     nodes,
     opened,
+    reconcile,
 )
 
 from fairlead.model import ProxyHeader, ProxySettings

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.drivers.proxy.site import (
     ClientConnection,
-    new_answers,
     balancer,
-    reconcile,
     connections,
     counted,
+    new_answers,
     nodes,
     opened,
+    reconcile,
     until,
 )
 

@@ -9,12 +9,12 @@ from tests.drivers.proxy.site import (
     VIP,
     ClientConnection,
     address_of,
-    new_answers,
     balancer,
-    reconcile,
     connections,
+    new_answers,
     nodes,
     opened,
+    reconcile,
     until,
 )
 from tests.makers import make_service, make_slice
@@ -44,7 +44,9 @@ def planned(pods: Mapping[str, tuple[int, str]]) -> LoadBalancer:
     return plan_load_balancer(make_service(), [make_slice(rows)], NODES, (VIP,), PROXY)
 
 
-async def test_nodes_get_connections_by_pods_and_none_while_their_pods_terminate(folder: Path) -> None:
+async def test_nodes_get_connections_by_pods_and_none_while_their_pods_terminate(
+    folder: Path,
+) -> None:
     async with nodes("node1", "node2"), opened(folder) as driver:
 
         async def only_held() -> bool:

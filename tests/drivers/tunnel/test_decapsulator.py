@@ -86,7 +86,9 @@ def test_a_packet_of_a_gateway_is_decapsulated_unchanged(
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_icmp_errors_for_an_address_are_decapsulated(decapsulator: Decapsulator, version: int) -> None:
+def test_icmp_errors_for_an_address_are_decapsulated(
+    decapsulator: Decapsulator, version: int
+) -> None:
     content = (
         IP(src="198.51.100.1", dst=VIP[4])
         / ICMP(type=3, code=4)
@@ -131,7 +133,9 @@ def test_a_congestion_mark_of_the_outer_header_is_copied_to_the_inner_one(
 def test_a_congestion_mark_for_a_packet_without_ecn_drops_the_packet(
     decapsulator: Decapsulator, version: int, inside: int
 ) -> None:
-    assert decapsulated(decapsulator, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
+    assert (
+        decapsulated(decapsulator, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
+    )
     assert counted(decapsulator) == {"congested": 1}
 
 
@@ -173,7 +177,7 @@ def test_only_probes_of_health_ports_are_decapsulated_for_an_address_of_the_node
         )
     another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[
         version
-    # This is also a gateway, but not the source of the outer header.
+        # This is also a gateway, but not the source of the outer header.
     ]
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
@@ -188,7 +192,10 @@ def test_only_probes_of_health_ports_are_decapsulated_for_an_address_of_the_node
     ):
         assert decapsulated(decapsulator, frame(outer(version), content))[0] == LEFT_ALONE
     decapsulator.publish([], [20000])
-    assert decapsulated(decapsulator, frame(outer(version), probe(version, port=20000)))[0] == LEFT_ALONE
+    assert (
+        decapsulated(decapsulator, frame(outer(version), probe(version, port=20000)))[0]
+        == LEFT_ALONE
+    )
     assert counted(decapsulator) == {"decapsulated": 4, "not_published": 9}
 
 
@@ -228,7 +235,9 @@ def test_published_addresses_are_added_and_removed(decapsulator: Decapsulator) -
     packet = frame(outer(4), inner(4))
     decapsulator.publish(["203.0.113.99"], [VIP[4]])
     assert decapsulated(decapsulator, packet)[0] == LEFT_ALONE
-    assert decapsulated(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == DECAPSULATED
+    assert (
+        decapsulated(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == DECAPSULATED
+    )
     decapsulator.set_published([VIP[4]])
     assert decapsulated(decapsulator, packet)[0] == DECAPSULATED
     assert decapsulated(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == LEFT_ALONE

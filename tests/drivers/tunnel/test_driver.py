@@ -228,7 +228,9 @@ def test_a_client_is_answered_through_the_tunnel(
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-def test_an_address_is_removed_with_the_last_service_that_publishes_it(hosts: None, kind: str) -> None:
+def test_an_address_is_removed_with_the_last_service_that_publishes_it(
+    hosts: None, kind: str
+) -> None:
     async def scenario() -> None:
         made = driver(kind)
         await made.open()
@@ -253,7 +255,9 @@ def test_an_address_is_removed_with_the_last_service_that_publishes_it(hosts: No
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-def test_the_tunnel_outlives_its_process_and_the_next_process_adopts_it(hosts: None, kind: str) -> None:
+def test_the_tunnel_outlives_its_process_and_the_next_process_adopts_it(
+    hosts: None, kind: str
+) -> None:
     async def scenario() -> None:
         first = driver(kind)
         await first.open()

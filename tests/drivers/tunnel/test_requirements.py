@@ -120,7 +120,9 @@ def test_an_interface_that_also_sends_the_answers_has_no_requirement(hosts: None
         ("1", "2", False),
     ],
 )
-def test_the_greater_of_the_two_reverse_path_values_applies(own: str, everywhere: str, harmful: bool) -> None:
+def test_the_greater_of_the_two_reverse_path_values_applies(
+    own: str, everywhere: str, harmful: bool
+) -> None:
     (need,) = requirements_of(["front"], ["back"], everywhere=everywhere)
     assert need.harmful(own) is harmful
 
@@ -161,7 +163,9 @@ def neighbours() -> set[str]:
     return {each["dst"] for each in json.loads(told.stdout) if "lladdr" in each}
 
 
-def test_a_node_with_the_addresses_announces_them_to_no_neighbour(hosts: None, tmp_path: Path) -> None:
+def test_a_node_with_the_addresses_announces_them_to_no_neighbour(
+    hosts: None, tmp_path: Path
+) -> None:
     """The addresses are at a device as with kube-proxy in IPVS mode. The test kernel may lack dummy
     devices, so a bridge without ports has the addresses."""
     ip("node", "address", "del", VIP, "dev", "lo")

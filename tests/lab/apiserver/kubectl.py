@@ -135,7 +135,7 @@ def _candidates() -> Iterator[Path]:
 
 def _program(path: Path) -> Program:
     command = [str(path), "version", "--client", "-o", "json"]
-    told = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S).stdout
-    version = re.match(r"v(\d+\.\d+\.\d+)", json.loads(told)["clientVersion"]["gitVersion"])
-    assert version, f"{path} tells no version: {told!r}"
+    output = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S).stdout
+    version = re.match(r"v(\d+\.\d+\.\d+)", json.loads(output)["clientVersion"]["gitVersion"])
+    assert version, f"{path} tells no version: {output!r}"
     return Program(path, version[1])

@@ -1,4 +1,4 @@
-"""The embedded server answers some hundreds of requests about Services as the real one does: code,
+"""The embedded server answers some hundreds of requests about Services like the real one: code,
 reason, message, and the resulting object, field by field, with its owners."""
 
 import asyncio
@@ -32,7 +32,7 @@ async def both(real_apiserver: KubeApiServer) -> AsyncIterator[tuple[Api, Api]]:
 
 
 async def body_of(api: Api, asked: Request) -> Any:
-    """Return the body to send: that of the request, or the object of this server, modified."""
+    """Return the body to send: the body of the request, or the modified object of this server."""
     if asked.change is None:
         return asked.body
     there = await api.find(SERVICES, asked.name)
@@ -54,15 +54,15 @@ async def answer(api: Api, asked: Request) -> Object:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_both_answer_alike(both: tuple[Api, Api], seed: int) -> None:
+async def test_both_servers_answer_alike(both: tuple[Api, Api], seed: int) -> None:
     random = Random(seed)
     codes: set[int] = set()
     for step in range(STEPS):
         asked = request(random)
         one, other = await asyncio.gather(*(answer(api, asked) for api in both))
         codes.add(other["status"])
-        told = "\n".join(differences(one, other))
-        assert not told, f"seed {seed}, step {step}: {asked}\nembedded and real differ:\n{told}"
+        found = "\n".join(differences(one, other))
+        assert not found, f"seed {seed}, step {step}: {asked}\nembedded and real differ:\n{found}"
     assert {200, 201, 422} <= codes
     for name in NAMES:
         one, other = [answer_of(200, await api.find(SERVICES, name), api.namespace) for api in both]
