@@ -24,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
 async def test_every_subject_plans_all_services_and_follows_every_event(
     real_programs: None, official_client: Path, folder: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     report = await Bench(
-        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, progress=said.append
+        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, progress=messages.append
     ).run()
     assert set(report.subjects) == {"controller", "gateway", "node", COMPARATOR}
     for figures in report.subjects.values():
@@ -44,4 +44,4 @@ async def test_every_subject_plans_all_services_and_follows_every_event(
     assert [len(row) for row in rows(report)] == [len(HEADINGS)] * 4
     assert len(ratios(report)) == 3
     assert process.find(lab_of(folder)) == ()
-    assert sum("served 40 new Services" in what for what in said) == 1
+    assert sum("served 40 new Services" in what for what in messages) == 1

@@ -93,7 +93,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
-            "counters are the Service's: once"
+            "the counters of a Service are shown once"
         )
         assert "NODE FORWARDING NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
@@ -113,7 +113,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         )
         assert used in lines
         assert not any(line.startswith("new entries not sent to peers") for line in lines), (
-            "there were none"
+            "a count of zero is not shown"
         )
         (gateway,) = states
         assert isinstance(gateway, GatewayState)

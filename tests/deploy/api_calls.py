@@ -214,13 +214,13 @@ class Source:
                 )
             case ast.Call(func=ast.Attribute(attr="request")) if unit.module not in RAW_CALLS:
                 raise Unreadable(
-                    f"{unit}: line {node.lineno}: a call by its path, whose right cannot be told"
+                    f"{unit}: line {node.lineno}: a call by its path, with an unknown right"
                 )
             case ast.Constant(value=str(text)) if (
                 text.startswith(("/api/", "/apis/")) and unit.module != "fairlead.kube.objects"
             ):
                 raise Unreadable(
-                    f"{unit}: line {node.lineno}: a path of the API, whose right cannot be told"
+                    f"{unit}: line {node.lineno}: a path of the API, with an unknown right"
                 )
             case ast.arg(annotation=ast.AST() as annotation) if any(
                 isinstance(each, ast.Name) and RESOURCE in self._resolve(unit, each.id)
@@ -228,7 +228,7 @@ class Source:
             ):
                 if unit not in TAKES_A_RESOURCE:
                     raise Unreadable(
-                        f"{unit}: line {node.lineno}: a parameter of type Resource; say here "
+                        f"{unit}: line {node.lineno}: a parameter of type Resource; declare here "
                         "what it is used for"
                     )
 
@@ -251,7 +251,7 @@ class Source:
                 part = _subresource(unit, parent)
                 return [Right(verb, resource + part) for verb in _verbs(method, part)]
         raise Unreadable(
-            f"{unit}: what is done with `{ast.unparse(node)}` cannot be told from "
+            f"{unit}: the use of `{ast.unparse(node)}` cannot be determined from "
             f"`{ast.unparse(parent)}`"
         )
 

@@ -219,7 +219,7 @@ def use_of(record: Mapping[str, Any]) -> Use:
     """Parse one line of the audit log (audit.k8s.io/v1)."""
     asked = record.get("objectRef")
     assert asked is not None, (
-        f"a role asked for {record['requestURI']}, which no rule of the manifests is about"
+        f"a role requested {record['requestURI']}, which no rule of the manifests covers"
     )
     return Use(
         record["user"]["username"].removeprefix(ACCOUNT),

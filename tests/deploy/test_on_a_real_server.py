@@ -109,9 +109,9 @@ async def test_the_api_server_accepts_all_objects_of_the_chart(
             "--timeout=60s",
             "crd/podmonitors.monitoring.coreos.com",
         )
-    said = await kubectl("apply", "--server-side", "-f", "-", objects=objects)
-    assert said.count("serverside-applied") == len(objects)
-    assert "Warning" not in said
+    output = await kubectl("apply", "--server-side", "-f", "-", objects=objects)
+    assert output.count("serverside-applied") == len(objects)
+    assert "Warning" not in output
     stored = json.loads(
         await kubectl("get", "deployment", "fairlead-controller", "-n", namespace, "-o", "json")
     )
@@ -125,9 +125,9 @@ async def test_the_api_server_accepts_the_plain_manifests(kubectl: Kubectl, name
         list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())),
         f"plain-{name}",
     )
-    said = await kubectl("apply", "-f", "-", objects=objects)
-    assert "Warning" not in said
-    assert f"namespace/plain-{name} created" in said
+    output = await kubectl("apply", "-f", "-", objects=objects)
+    assert "Warning" not in output
+    assert f"namespace/plain-{name} created" in output
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ async def test_pods_need_the_pod_security_level_of_their_namespace(
             "metadata": {"name": namespace, "labels": labels},
         },
     )
-    said = await kubectl(
+    output = await kubectl(
         "create", "-n", namespace, "-f", "-", objects=pod(objects, role, "one"), fails=not accepted
     )
-    assert accepted or f'violates PodSecurity "{level}:latest": ' in said
-    assert "Warning" not in said
+    assert accepted or f'violates PodSecurity "{level}:latest": ' in output
+    assert "Warning" not in output
 
 
 @pytest.mark.parametrize(

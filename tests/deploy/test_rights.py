@@ -152,14 +152,16 @@ async def use_a_pool(life: Life) -> None:
         objects=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)],
     )
     await until(
-        "an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS)
+        "an address of the pool is assigned", partial(has_address, life, "pooled", POOL_ADDRESS)
     )
     await until("the pool is held, and counts it", partial(is_held, life))
     await life.kubectl("apply", "-f", "-", objects=pool("198.51.100.70"))
     await life.kubectl("wait", "--for=condition=Stranded", "--timeout=60s", "addresspool/extra")
     await life.kubectl("delete", "addresspool", "extra", "--wait=false")
     await life.kubectl("wait", "--for=condition=Ready=False", "--timeout=60s", "addresspool/extra")
-    await until("the pool says why it is not used", partial(has_pool_reason, life, "BeingDeleted"))
+    await until(
+        "the pool reports why it is not used", partial(has_pool_reason, life, "BeingDeleted")
+    )
     await life.kubectl("delete", "service", "pooled", "--timeout=60s")
     await life.kubectl("wait", "--for=delete", "--timeout=60s", "addresspool/extra")
 
@@ -246,12 +248,13 @@ async def repeat_events(life: Life) -> None:
                 writing = group.create_task(recorder.run())
                 recorder.event(ServiceKey("default", "web"), uid, "Normal", "Twice", "said twice")
                 await until(
-                    f"{role} has said it {count} times", partial(said, life, f"twice-{role}", count)
+                    f"{role} has reported the Event {count} times",
+                    partial(has_event_count, life, f"twice-{role}", count),
                 )
                 writing.cancel()
 
 
-async def said(life: Life, component: str, count: int) -> bool:
+async def has_event_count(life: Life, component: str, count: int) -> bool:
     shown = await life.kubectl(
         "get", "events", "--field-selector", f"source={component}", "-o", "json"
     )
@@ -274,7 +277,7 @@ async def leave_an_address_without_its_service(life: Life) -> None:
             json.loads(await life.kubectl("get", "addressgrants", "-o", "json"))["items"]
         ) == len(await life.addresses("web"))
 
-    await until("the address that was left over is taken back", is_released)
+    await until("the address without a Service is released", is_released)
 
 
 async def look(life: Life) -> None:
@@ -356,7 +359,7 @@ def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str)
         for right in needed.keys() - allowed(rules_of(manifests, "ClusterRole", role)) - inside
     }
     lacking |= {right: needed[right] for right in inside - allowed_inside}
-    assert not lacking, "the code can ask for what templates/access.yaml does not allow"
+    assert not lacking, "the code can make calls that templates/access.yaml does not allow"
 
 
 def test_every_method_of_the_client_has_a_verb() -> None:
@@ -393,12 +396,12 @@ def test_a_new_call_in_the_source_is_found(copy: Path) -> None:
     [
         ("await client.request('GET', where)", "a call by its path"),
         ("await session.get('/api/v1/services')", "a path of the API"),
-        ("kinds = [NODES]", "cannot be told"),
+        ("kinds = [NODES]", "cannot be determined"),
         (
             "await client.patch(NODES, key, body, subresource=part)",
             "a subresource that is no constant",
         ),
-        ("where = NODES.path('default')", "cannot be told"),
+        ("where = NODES.path('default')", "cannot be determined"),
         (
             "from fairlead.kube.objects import Resource; pods = Resource('v1', 'Pod', 'pods', "
             "True, Node)",

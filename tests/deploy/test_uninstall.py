@@ -80,9 +80,9 @@ async def test_uninstalling_in_the_documented_order_leaves_nothing(
     await cluster.released("plain")
     await cluster.released("classed")
     assert await reader.run(FIND) == ""
-    said = await reader.run(RELEASE)
-    assert 'addressgrant.fairlead.io "203.0.113.4' in said, "the one that is kept"
-    assert 'addresspool.fairlead.io "spare" deleted' in said
+    output = await reader.run(RELEASE)
+    assert 'addressgrant.fairlead.io "203.0.113.4' in output, "the kept address"
+    assert 'addresspool.fairlead.io "spare" deleted' in output
     await cluster.stop_controller()
     await reader.run(REMOVE_KINDS)
     assert "fairlead.io" not in await kinds(cluster)
@@ -95,7 +95,7 @@ async def test_uninstalling_after_the_controller_is_gone_leaves_nothing(
     await cluster.kubectl("delete", "addresspool", "spare", "--wait=false")
     await cluster.kubectl("delete", "service", "classed", "--wait=false")
     assert "spare" in await cluster.kubectl("get", "addresspools", "-o", "name"), (
-        "its finalizer keeps it"
+        "its finalizer prevents its deletion"
     )
     await reader.run(BY_HAND)
     assert await cluster.kubectl("get", "addresspools", "-o", "name") == ""
@@ -106,4 +106,4 @@ async def test_uninstalling_after_the_controller_is_gone_leaves_nothing(
     async def are_gone() -> bool:
         return "fairlead.io" not in await kinds(cluster)
 
-    await until(are_gone, "our kinds gone")
+    await until(are_gone, "the removal of the CRDs")

@@ -69,25 +69,25 @@ class Failure(NamedTuple):
 STALL = "watches stall"
 WATCHES, WRITES, ALL = "[?&]watch=", "/services/|/addressgrants|/events", "^/api"
 FAILURES = {
-    "each watch is too old": Failure((Fault("expire", "GET", WATCHES, 0),), compact),
+    "410 for the version of each watch": Failure((Fault("expire", "GET", WATCHES, 0),), compact),
     "410 to each list and watch": Failure((Fault("status", "GET", "watch=|limit=", 0, code=410),)),
     "409 to each write": Failure(
         tuple(Fault("status", method, WRITES, 0, code=409) for method in ("PATCH", "POST", "PUT"))
     ),
-    "429, come back in two seconds": Failure(
+    "429 with Retry-After of two seconds": Failure(
         (Fault("status", "", ALL, 0, code=429, retry_after_s=2),)
     ),
     "500": Failure((Fault("status", "", ALL, 0, code=500),)),
     "503": Failure((Fault("status", "", ALL, 0, code=503),)),
     STALL: Failure((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
-    "lines are cut": Failure(
+    "truncated lines of watches": Failure(
         (Fault("cut", "GET", WATCHES, 0, after_events=1), Fault("reset", "GET", "limit=", 3))
     ),
-    "writes are done and not answered": Failure(
+    "executed writes without an answer": Failure(
         (Fault("lose", "PATCH", WRITES, 6), Fault("lose", "POST", WRITES, 6))
     ),
-    "answers are cut short": Failure((), truncate_answers, send_whole_answers),
-    "it is away": Failure((), refuse, accept),
+    "truncated answers": Failure((), truncate_answers, send_whole_answers),
+    "unreachable server": Failure((), refuse, accept),
 }
 
 
@@ -183,13 +183,13 @@ async def fail(one: Trial, name: str, failure: Failure) -> None:
         for before, fault in zip(failure.faults, faults, strict=True)
         if before.count and fault.count == before.count
     ]
-    assert not unmet, f"{name}: nobody met {unmet}"
+    assert not unmet, f"{name}: no request had the faults {unmet}"
     one.server.faults.clear()
     await failure.end(one)
     print(f"{name}: {len(requests)} requests")
     # Without requests the upper bound would prove nothing. Only stalled watches require no
     # requests.
-    assert requests or name == STALL, f"{name}: the controller met no failure"
+    assert requests or name == STALL, f"{name}: no request of the controller failed"
     assert len(requests) <= MOST, (
         f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
     )
@@ -198,11 +198,11 @@ async def fail(one: Trial, name: str, failure: Failure) -> None:
     async def watching() -> bool:
         return one.server.store.watcher_count >= watches
 
-    await one.until(watching, f"{name}: not every watch has come back")
+    await one.until(watching, f"{name}: some watches were not opened again")
     await asyncio.sleep(CALM_S)
     one.forwarder.requests.clear()
     await asyncio.sleep(CALM_S)
-    assert len(requests_made(one)) <= 3, f"{name}: not calm afterwards: {requests_made(one)}"
+    assert len(requests_made(one)) <= 3, f"{name}: still active afterwards: {requests_made(one)}"
 
 
 async def test_every_service_is_correct_after_each_failure_of_the_api_server(
@@ -265,23 +265,23 @@ async def test_objects_of_the_maximum_size_and_with_unknown_fields_are_handled(
 WALL_CLOCK = {"time", "time_ns", "now", "utcnow", "today", "fromtimestamp"}
 SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
-    "drivers/kept_addresses.py": "keptSince, and whether the days of a kept address are over",
-    "drivers/health_answers.py": "the answer of the health port, as kube-proxy's",
+    "drivers/kept_addresses.py": "keptSince, and whether a kept address has expired",
+    "drivers/health_answers.py": "the times in the answer of the health port, as in kube-proxy",
     "kube/access.py": (
-        "an exec plug-in says until when its credential holds; it is turned into a duration at once"
+        "the expiry of a credential of an exec plug-in, which is converted to a duration at once"
     ),
     "kube/events.py": (
-        "firstTimestamp and lastTimestamp; whether one found there is old, once in a process"
+        "firstTimestamp and lastTimestamp; whether an existing Event is old, once per process"
     ),
-    "kube/lease.py": "acquireTime and renewTime, by which nobody decides",
+    "kube/lease.py": "acquireTime and renewTime, on which no decision depends",
     "net/httpport.py": "the header Date",
     "drivers/pools.py": "lastTransitionTime",
     "roles/presence.py": (
         "renewTime, and when the process started: no process compares them with its clock"
     ),
-    "roles/returned.py": "for how long packets came back",
+    "roles/returned.py": "the time for which packets were returned",
     "roles/report.py": (
-        "for how long a Warning held; and the age of a Service whose pods may be "
+        "the duration of a Warning; and the age of a Service whose pods may be "
         "starting, a minute at most"
     ),
 }

@@ -75,7 +75,7 @@ LIFE = (
     Step("create", create("web"), "web", FIRST),
     Step("add a port", change(spec={"ports": TWO_PORTS}), "web", FIRST),
     Step(
-        "ask for another address",
+        "request another address",
         change(metadata={"annotations": {"fairlead.io/addresses": SECOND}}),
         "web",
         SECOND,
@@ -84,8 +84,8 @@ LIFE = (
     Step("hand away", change(spec={"type": "ClusterIP"}), "web", ""),
     Step("take back", change(spec={"type": "LoadBalancer"}), "web", SECOND),
     Step("delete", lambda client: client.delete(SERVICES, WEB), "web", "", there=False),
-    Step("the next one", create("next"), "next", FIRST, never_killed=True),
-    Step("the last one", create("last"), "last", SECOND, never_killed=True),
+    Step("create the next Service", create("next"), "next", FIRST, never_killed=True),
+    Step("create the last Service", create("last"), "last", SECOND, never_killed=True),
 )
 SERVED = ("web", "next", "last")
 
@@ -196,7 +196,7 @@ async def live(
         async def over(wanted: list[str] = seen.shown) -> bool:
             return one.forwarder.struck is not None or one.shown() == wanted
 
-        await one.until(over, f"{step.name}: neither done nor dead")
+        await one.until(over, f"{step.name}: neither complete nor killed")
         if one.forwarder.struck is None:
             await quiet(one)
         if target is not None and one.forwarder.struck is not None:
@@ -230,14 +230,14 @@ async def test_the_next_controller_completes_the_work_after_a_kill_at_any_call_f
         async with turns, trial(tmp_path / f"{moment}-{turn}") as one:
             deaths[moment] |= await live(one, course, turn, moment)
             more = one.events() - said
-        assert not more, f"turn {turn}, dead {moment}: said too often, or wrongly: {more}"
+        assert not more, f"turn {turn}, killed {moment}: unexpected or repeated Events: {more}"
 
     async with asyncio.TaskGroup() as group:
         for moment in deaths:
             for turn in range(max(len(targets_of(seen)) for seen in course)):
                 group.create_task(one_life(turn, moment))
     for moment, died in deaths.items():
-        print(f"dead {moment} {len(died)} calls of {len(places)}")
+        print(f"killed {moment} {len(died)} calls of {len(places)}")
         # An Event may be lost with the kill, so the number of Events may be lower. A condition of a
         # deleted Service may be missing, too, because the Service may be gone before the condition
         # is written.
@@ -246,7 +246,7 @@ async def test_the_next_controller_completes_the_work_after_a_kill_at_any_call_f
             for place in places - died
             if place[1].kind != EVENT and not is_condition_at_the_end(*place)
         }
-        assert not missed, f"nobody died {moment} {missed}"
+        assert not missed, f"no controller was killed {moment} {missed}"
         assert any(target.kind == EVENT for _, target in died)
     assert len(places) >= 15
 

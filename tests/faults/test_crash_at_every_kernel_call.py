@@ -68,7 +68,7 @@ async def until_kernel_state(traced: Traced, wanted: Any, when: str) -> None:
         await until(equal, when)
     except AssertionError:
         raise AssertionError(
-            f"{traced.host}, {when}: left is\n{seen[0]}\nand not\n{wanted}"
+            f"{traced.host}, {when}: the kernel contains\n{seen[0]}\ninstead of\n{wanted}"
         ) from None
 
 
@@ -116,7 +116,7 @@ async def served(web: Web, host: str) -> None:
     async def ready() -> bool:
         return bool((await fetch(web.site, host, "/state")).get("ready"))
 
-    await until(ready, f"{host} is not ready")
+    await until(ready, f"readiness of {host}")
     await web.settled(PLACEMENT)
     await check_packets(web)
 
@@ -182,9 +182,9 @@ async def delete(web: Web) -> None:
 
 CHANGES = (
     Change("a pod turns unready", lambda web: set_ready(web, False), (NODE,)),
-    Change("it turns ready", lambda web: set_ready(web, True), PLACEMENT),
-    Change("the Service goes", delete, (), there=False),
-    Change("the Service comes", create, PLACEMENT),
+    Change("the pod turns ready", lambda web: set_ready(web, True), PLACEMENT),
+    Change("the Service is deleted", delete, (), there=False),
+    Change("the Service is created", create, PLACEMENT),
 )
 
 
@@ -203,7 +203,7 @@ async def await_change(web: Web, change: Change) -> None:
                 return not await web.members()
         return False
 
-    await until(gone, "the Service stays")
+    await until(gone, "the removal of the Service")
 
 
 async def test_the_next_start_completes_a_change_after_a_kill_during_it(web: Web) -> None:

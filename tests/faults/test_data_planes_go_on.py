@@ -91,7 +91,7 @@ async def test_clients_are_not_affected_while_the_api_server_is_stopped(web: Web
                 "POST", "/_faults", body=[{"action": "refuse", "refuse_s": AWAY_S}]
             )
         await asyncio.sleep(AWAY_S / 2)
-        await until(web.answers, "the API server stayed away")
+        await until(web.answers, "answers of the API server")
         for place in PLACES:
             await web.place(place)
 

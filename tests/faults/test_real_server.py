@@ -82,7 +82,7 @@ async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
                 }
                 return dict(reflector.objects) == there
 
-            await until(equal, f"the mirror of {resource.plural} is another than the server")
+            await until(equal, f"equality of the mirror of {resource.plural} and the server")
 
 
 def check_unharmed(period: Period) -> None:
@@ -118,7 +118,7 @@ async def all_served(site: Site, names: set[str]) -> dict[str, str]:
             given.keys() == names and all(given.values()) and len(set(given.values())) == len(given)
         )
 
-    await until(served, "not every Service has an address of its own")
+    await until(served, "a unique address for every Service")
     for host in ROLES:
         seen: set[str] = set()
 
@@ -132,7 +132,7 @@ async def all_served(site: Site, names: set[str]) -> dict[str, str]:
         except AssertionError:
             words = site.directory.log(f"{host}/{ROLES[host]}").read_text()[-3000:]
             raise AssertionError(
-                f"{host} shows {seen}, there are {names}; it said:\n{words}"
+                f"{host} shows {seen}, existing are {names}; its log:\n{words}"
             ) from None
     return await addresses(site)
 

@@ -47,7 +47,7 @@ async def web(real_programs: None) -> AsyncIterator[Web]:
         web = Web(site)
         await web.create()
         await web.place(("node1", "node1"))
-        await until(lambda: ready(web), "the Service is ready")
+        await until(lambda: ready(web), "readiness of the Service")
         yield web
 
 
@@ -79,7 +79,7 @@ async def all_stale(site: Site) -> None:
             shown = await fetch(site, host, "/state")
             return {name for name, each in shown["watches"].items() if each["stale"]} == watches
 
-        await until(is_stale, f"all watches of {host} are stale")
+        await until(is_stale, f"the stale state of all watches of {host}")
         assert (await code(site, host, "/readyz"), await code(site, host, "/readyz/current")) == (
             200,
             503,
@@ -102,7 +102,7 @@ async def all_current(site: Site) -> None:
         async def is_current(host: str = host) -> bool:
             return await code(site, host, "/readyz/current") == 200
 
-        await until(is_current, f"all watches of {host} are current")
+        await until(is_current, f"the current state of all watches of {host}")
         assert "in step with the cluster" in await output(site, host, PROGRAM, "status")
 
 
@@ -145,7 +145,7 @@ async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> 
         async def both(host: str = host) -> bool:
             return stale_log_lines(site, host) == [stale, current]
 
-        await until(both, f"{host} has said both, once")
+        await until(both, f"one log line of each type of {host}")
     await check_no_event_about_gateways(web, since)
 
 

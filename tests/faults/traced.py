@@ -148,7 +148,7 @@ class Traced:
         async def begun() -> bool:
             return "tracing" in self._lines()
 
-        await until(begun, f"the tracer of {self.host} does not begin")
+        await until(begun, f"the start of the tracer of {self.host}")
 
     def _lines(self) -> list[str]:
         return self._report.read_text().splitlines() if self._report.exists() else []

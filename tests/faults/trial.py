@@ -138,7 +138,7 @@ class Trial:
         async def written() -> bool:
             return any(call.writes_lease for call in self.forwarder.calls[self._begun :])
 
-        await self.until(written, "the controller does not lead")
+        await self.until(written, "no leadership of the controller")
 
     async def make_endpoints(self, *services: str) -> None:
         """Create a node, and a ready pod on it for each of these Services."""
@@ -187,7 +187,7 @@ class Trial:
         for each in sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"])):
             text = msgspec.json.encode(_lasting(each), order="sorted").decode()
             lines.append(
-                UID.sub(lambda found: names.get(found[0], "uid of nothing that is there"), text)
+                UID.sub(lambda found: names.get(found[0], "uid of a deleted object"), text)
             )
         return lines
 
@@ -218,7 +218,7 @@ class Trial:
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
             raise AssertionError(
-                f"{when}\nthere is\n{there}\nThe controller said:\n{words}"
+                f"{when}\nthe server contains\n{there}\nThe log of the controller:\n{words}"
             ) from None
 
     def objects(self) -> list[Any]:

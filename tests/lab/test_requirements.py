@@ -31,12 +31,12 @@ def test_missing_requirements_and_the_commands_that_work_without_them_are_named(
         lab_name,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
-        _, said = up.communicate(timeout=60)
-    assert up.returncode == 1, said
-    assert "lacks what a lab needs" in said
-    assert "bridge and veth devices" in said
-    assert "nftables with NAT" in said
-    assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works without these" in said
-    assert "Traceback" not in said
+        _, output = up.communicate(timeout=60)
+    assert up.returncode == 1, output
+    assert "lacks what a lab needs" in output
+    assert "bridge and veth devices" in output
+    assert "nftables with NAT" in output
+    assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works without these" in output
+    assert "Traceback" not in output
     assert namespace.names(f"flcheck-{up.pid}") == ()
     assert namespace.names(f"fl-{lab_name}-") == ()

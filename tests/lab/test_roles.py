@@ -70,7 +70,7 @@ async def vips(site: Site) -> tuple[str, ...]:
     return found
 
 
-async def ask(site: Site, address: str) -> tuple[str, str]:
+async def call(site: Site, address: str) -> tuple[str, str]:
     """Return (pod, peer) as reported by the pod that was reached."""
     reader, writer = await site.connect("client1", address, 80, timeout_s=1)
     try:
@@ -91,7 +91,7 @@ async def until_answered_by(site: Site, address: str, pods: set[str]) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while answered.keys() != pods or answered.total() < 20:
                 try:
-                    name, _ = await ask(site, address)
+                    name, _ = await call(site, address)
                 except Unavailable:
                     answered.clear()
                     continue
@@ -105,7 +105,7 @@ async def until_answered_by(site: Site, address: str, pods: set[str]) -> None:
 async def test_pods_see_the_client(site: Site, vips: tuple[str, ...]) -> None:
     assert len(vips) == 2
     for address, client in zip(vips, site.topology.host("client1").addresses, strict=True):
-        assert {(await ask(site, address))[1] for _ in range(5)} == {client}
+        assert {(await call(site, address))[1] for _ in range(5)} == {client}
 
 
 async def test_packets_are_forwarded_after_the_gateway_process_is_killed_and_restarted(
@@ -143,7 +143,7 @@ async def test_a_dead_node_gets_no_traffic_and_returns(site: Site, vips: tuple[s
 async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple[str, ...]) -> None:
     await site.kill_node("gw1")
     with pytest.raises(Unavailable):
-        await ask(site, vips[0])
+        await call(site, vips[0])
     await site.revive_node("gw1")
     await until_answered_by(site, vips[0], {"a", "b"})
 

@@ -64,7 +64,7 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
         pytest.fail(f"{what}: not within {DEADLINE_S} s")
 
 
-async def ask(site: Site, host: str, address: str, port: int = 8080) -> Mapping[str, Any]:
+async def call(site: Site, host: str, address: str, port: int = 8080) -> Mapping[str, Any]:
     """Return what the echo server at an address reports to a host or pod."""
     reader, writer = await site.connect(host, address, port)
     try:
@@ -138,7 +138,7 @@ async def test_pods_answer_all_hosts_and_see_their_addresses(
     hosts = {host.name: host.addresses[family] for host in site.topology.hosts}
     for target in "ac":
         for caller in (*hosts, "default/b", "default/c", "default/a"):
-            said = await ask(site, caller, addresses[target])
+            said = await call(site, caller, addresses[target])
             peer = hosts[caller] if caller in hosts else addresses[caller.removeprefix("default/")]
             assert (said["pod"], said["node"], said["peer"]) == (
                 target,
@@ -372,7 +372,7 @@ async def test_a_deleted_pod_serves_until_its_connections_end(site: Site, client
     assert json.loads(await reader.readline())["text"] == "before"
     await client.delete(PODS, ("default", "g"))
     await asyncio.sleep(1.5)
-    assert (await ask(site, "client1", address))["pod"] == "g"
+    assert (await call(site, "client1", address))["pod"] == "g"
     writer.write(b"after\n")
     assert json.loads(await reader.readline())["text"] == "after"
     assert (await client.get(PODS, ("default", "g"))).metadata.deletion_timestamp
@@ -415,7 +415,7 @@ async def test_a_crashed_container_is_restarted(site: Site, client: Client) -> N
 
     await until(restarted, "the restart")
     address = (await client.get(PODS, ("default", "k"))).status.pod_ips[0].ip
-    assert (await ask(site, "node2", address))["pod"] == "k"
+    assert (await call(site, "node2", address))["pod"] == "k"
     await client.request(
         "DELETE",
         PODS.path("default", "k"),
@@ -440,7 +440,7 @@ async def test_a_dead_node_is_silent_and_returns_with_its_pods(site: Site, clien
     async def answers() -> bool:
         pod = await client.get(PODS, ("default", "n"))
         with suppress(Unavailable):
-            return bool((await ask(site, "client1", pod.status.pod_ips[0].ip))["pod"] == "n")
+            return bool((await call(site, "client1", pod.status.pod_ips[0].ip))["pod"] == "n")
         return False
 
     await until(answers, "the pod on the revived node")
@@ -453,7 +453,7 @@ async def test_a_host_network_pod_has_its_nodes_addresses(site: Site, client: Cl
     manifest["spec"]["hostNetwork"] = True
     await site.apply([manifest])
     await site.await_pods()
-    assert (await ask(site, "client1", "192.0.2.21", 18080))["pod"] == "hn"
+    assert (await call(site, "client1", "192.0.2.21", 18080))["pod"] == "hn"
     await client.delete(PODS, ("default", "hn"))
     await until(lambda: is_gone(client, "hn"), "the pod's end")
     assert namespace.path(site.namespace("node1")).exists()

@@ -262,7 +262,7 @@ def test_endpoints_as_json() -> None:
         make_pod(4, phase="Failed"),
     )
 
-    def told(number: int) -> dict[str, object]:
+    def pod_with_number(number: int) -> dict[str, object]:
         reference = {
             "kind": "Pod",
             "namespace": "default",
@@ -286,8 +286,8 @@ def test_endpoints_as_json() -> None:
         },
         "subsets": [
             {
-                "addresses": [told(1)],
-                "notReadyAddresses": [told(2)],
+                "addresses": [pod_with_number(1)],
+                "notReadyAddresses": [pod_with_number(2)],
                 "ports": [{"name": "http", "port": 8080}],
             }
         ],

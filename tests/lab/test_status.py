@@ -48,12 +48,14 @@ def test_dead_cordoned_and_unselected_nodes_get_no_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "spec", "expected"),
+    ("requested", "spec", "expected"),
     [(None, None, 30), (None, 5, 5), (0, 5, 0), (2, None, 2), (None, 0, 0)],
 )
-def test_the_grace_period_of_a_pod(asked: int | None, spec: int | None, expected: int) -> None:
+def test_the_grace_period_of_a_pod_comes_from_its_deletion_or_spec(
+    requested: int | None, spec: int | None, expected: int
+) -> None:
     pod = Pod(
-        Meta("web", deletion_grace_period_seconds=asked),
+        Meta("web", deletion_grace_period_seconds=requested),
         PodSpec(termination_grace_period_seconds=spec),
     )
     assert status.grace_s(pod) == expected

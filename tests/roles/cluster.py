@@ -187,13 +187,13 @@ class Cluster:
         """Wait until `kubectl describe` shows all of these texts."""
         text = ""
 
-        async def says() -> str:
+        async def described() -> str:
             nonlocal text
             text = await self.kubectl("describe", "service", name)
             return text if all(word in text for word in words) else ""
 
         try:
-            return str(await until(says, ""))
+            return str(await until(described, ""))
         except TimeoutError:
             missing = [word for word in words if word not in text]
             pytest.fail(f"kubectl describe service {name} shows no {missing}:\n{text}")

@@ -91,7 +91,9 @@ async def test_each_runs_before_the_next_opens_and_all_close_in_the_opposite_ord
         f"{step} {name}" for name in ("first", "second", "third") for step in ("open", "run")
     ]
     assert diary[:6] == started
-    assert sorted(diary[6:9]) == ["end first", "end second", "end third"], "before any closes"
+    assert sorted(diary[6:9]) == ["end first", "end second", "end third"], (
+        "all end before any closes"
+    )
     assert diary[9:] == ["close third", "close second", "close first"]
 
 

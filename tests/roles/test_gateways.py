@@ -46,7 +46,7 @@ async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     await cluster.has("other", Ready="False/NoGateway")
     after = await cluster.conditions("web")
     assert after["Ready"] == found["Ready"], (
-        "with the time of its last transition: it was never taken for ready meanwhile"
+        "the time of the last transition shows that it was never ready meanwhile"
     )
 
     await cluster.start_gateway()
@@ -111,7 +111,7 @@ async def test_a_gateway_may_have_a_name_that_is_not_a_valid_object_name(cluster
         )
 
     try:
-        await until(announced, "the gateway is announced")
+        await until(announced, "the announcement of the gateway")
     finally:
         announcing.cancel()
         await asyncio.gather(announcing, return_exceptions=True)

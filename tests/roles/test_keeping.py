@@ -58,7 +58,7 @@ async def test_services_deleted_at_the_same_time_keep_no_more_addresses_than_per
             == 4
         )
 
-    await until(all_reported, "four Services have an Event that their addresses are not kept")
+    await until(all_reported, "Events of four Services whose addresses are not kept")
     for grant in await kept(cluster, cluster.namespace):
         await cluster.client.delete(ADDRESS_GRANTS, ("", grant.metadata.name))
 
@@ -93,7 +93,7 @@ async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluste
         ).get("status", {})
         return status if status.get("kept") else {}
 
-    status = await until(shown, "the pool shows what is kept")
+    status = await until(shown, "the kept address in the status of the pool")
     [grant] = await kept(cluster, name)
     [entry] = status["kept"]
     assert (entry["namespace"], entry["addresses"], entry["since"]) == (
@@ -111,5 +111,5 @@ async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluste
     async def free() -> bool:
         return not await kept(cluster, name)
 
-    await until(free, "the address is kept no longer")
+    await until(free, "the release of the kept address")
     await cluster.kubectl("delete", "addresspool", name)

@@ -139,7 +139,7 @@ async def test_no_address_changes_during_the_migration(
     for name in coming:
         await cluster.has(name, Accepted="True/Accepted", Programmed="True/Programmed")
     assert witness.shown == {name: {(address,)} for name, address in others.items()}, (
-        "an address was gone for a moment"
+        "an address was missing for a moment"
     )
     granted = {
         each.spec.address: {holder.name for holder in each.spec.holders}
@@ -150,7 +150,9 @@ async def test_no_address_changes_during_the_migration(
         coming.values()
     )
     shown = await cluster.kubectl.service("classed")
-    assert "fairlead.io/class" not in shown["metadata"]["annotations"], "its class is not ours"
+    assert "fairlead.io/class" not in shown["metadata"]["annotations"], (
+        "its class does not belong to Fairlead"
+    )
     await cluster.described("ingress", "proxy-protocol has no effect", "must not expect a header")
 
     # As `migrate services` instructs, the foreign finalizer is removed, and Fairlead's finalizer is
@@ -166,13 +168,13 @@ async def test_no_address_changes_during_the_migration(
         shown = await cluster.kubectl.service("ingress")
         return bool(shown["metadata"].get("finalizers"))
 
-    await until(has_only_our_finalizer, "our finalizer on ingress")
+    await until(has_only_our_finalizer, "Fairlead as the only finalizer on ingress")
     await cluster.kubectl("delete", "service", "ingress", "--wait=false")
     await cluster.gone("ingress")
     kept = {each.spec.address: each.spec for each in await cluster.client.list(ADDRESS_GRANTS)}[
         "203.0.113.99"
     ]
-    assert kept.keep, "keep-floatingip keeps it"
+    assert kept.keep, "keep-floatingip keeps the address"
 
     # A class cannot be changed. The documented remedy works, and the address stays.
     await cluster.kubectl(

@@ -78,7 +78,7 @@ async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
     async def moved() -> bool:
         return await members(octavia_front) == [("192.0.2.1", 1), ("192.0.2.2", 1)]
 
-    await until(moved, "the second node")
+    await until(moved, "the member on the second node")
     await cluster.kubectl(
         "annotate", "service", "web", "loadbalancer.openstack.org/proxy-protocol=true"
     )

@@ -45,13 +45,13 @@ async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> N
         assert not going_on.done(), "one Service has not been planned yet"
         ahead.plan([API])
         await going_on
-        assert ahead.last_first_probe_s > first_s, "its node is another"
+        assert ahead.last_first_probe_s > first_s, "the second Service has another node"
         assert foreseen == [WEB, API]
         assert (await prober.read(None)).keys() == {WEB, API}
 
         ahead.plan([WEB])
         await asyncio.sleep(0)
-        assert foreseen == [WEB, API], "the start is over"
+        assert foreseen == [WEB, API], "no Service is planned after the start"
 
 
 async def test_without_services_the_prefetch_ends_at_once() -> None:

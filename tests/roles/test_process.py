@@ -42,7 +42,7 @@ async def test_events_cause_no_full_garbage_collection() -> None:
             state.update_services(
                 {ObjectKey("default", f"s{number}"): Service(meta, ServiceSpec())}
             )
-    assert gc.get_stats()[1]["collections"] > young, "what is young is looked through"
+    assert gc.get_stats()[1]["collections"] > young, "young objects are still collected"
     assert full_collections() == before
 
 

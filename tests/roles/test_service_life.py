@@ -59,7 +59,7 @@ async def test_the_finalizer_is_added_before_the_address_and_removed_after_it(
         async def caught_up() -> bool:
             return any(claimed and not shown for _, claimed, shown in history.seen[-3:])
 
-        await until(caught_up, "the watch caught up")
+        await until(caught_up, "the last version in the watch")
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -147,7 +147,7 @@ async def test_a_service_with_a_new_class_is_released(cluster: Cluster) -> None:
         )
         return not ours and not await cluster.conditions("web")
 
-    await until(let_go, "claim and conditions taken off")
+    await until(let_go, "the removal of claim and conditions")
     assert addresses_of(await cluster.kubectl.service("web")) == ["198.51.100.200"]
 
 
@@ -191,7 +191,7 @@ async def test_a_service_recreated_during_its_deletion_is_served(cluster: Cluste
             return False
         return True
 
-    await until(created, "the name free")
+    await until(created, "the release of the name")
     await starting
     await cluster.addresses("web")
     shown = await cluster.kubectl.service("web")

@@ -34,7 +34,7 @@ class Row(NamedTuple):
     endpoints: tuple[str, ...] = ("10.0.0.1",)
     target: int = 8080
     served: tuple[str, ...] = ("cluster",)
-    said: str = ""
+    message: str = ""
     admitted: bool | None = False
     name: str = ""
 
@@ -58,24 +58,30 @@ ROWS = (
     Row(
         "a word",
         {"externalIPs": ["example.org"]},
-        said="'example.org' of spec.externalIPs is not an IP address",
+        message="'example.org' of spec.externalIPs is not an IP address",
     ),
-    Row("nothing", {"externalIPs": [""]}, said="'' of spec.externalIPs is not an IP address"),
-    Row("three parts", {"externalIPs": ["203.0.113"]}, said="'203.0.113' of spec.externalIPs"),
+    Row("nothing", {"externalIPs": [""]}, message="'' of spec.externalIPs is not an IP address"),
+    Row("three parts", {"externalIPs": ["203.0.113"]}, message="'203.0.113' of spec.externalIPs"),
     Row(
-        "beyond 255", {"externalIPs": ["203.0.113.300"]}, said="'203.0.113.300' of spec.externalIPs"
+        "beyond 255",
+        {"externalIPs": ["203.0.113.300"]},
+        message="'203.0.113.300' of spec.externalIPs",
     ),
     Row(
-        "three colons", {"externalIPs": ["2001:db8:::1"]}, said="'2001:db8:::1' of spec.externalIPs"
+        "three colons",
+        {"externalIPs": ["2001:db8:::1"]},
+        message="'2001:db8:::1' of spec.externalIPs",
     ),
-    Row("of a link", {"externalIPs": ["fe80::1%eth0"]}, said="'fe80::1%eth0' of spec.externalIPs"),
+    Row(
+        "of a link", {"externalIPs": ["fe80::1%eth0"]}, message="'fe80::1%eth0' of spec.externalIPs"
+    ),
     Row("leading zeros", {"externalIPs": ["203.000.113.007"]}, served=("cluster", "203.0.113.7")),
     Row("mapped", {"externalIPs": ["::ffff:203.0.113.8"]}, served=("cluster", "203.0.113.8")),
     Row(
         "a strange ingress",
         {"type": "LoadBalancer"},
         ("x",),
-        said="'x' of status.loadBalancer.ingress",
+        message="'x' of status.loadBalancer.ingress",
         admitted=NOT_ASKED,
     ),
     Row(
@@ -89,22 +95,22 @@ ROWS = (
         "no ClusterIP",
         {"clusterIP": "x", "clusterIPs": ["x"]},
         served=(),
-        said="'x' of spec.clusterIPs is not an IP address",
+        message="'x' of spec.clusterIPs is not an IP address",
     ),
-    Row("port 0", port(0), served=(), said="port 0"),
-    Row("port 70000", port(70_000), served=(), said="port 70000"),
-    Row("port -1", port(-1), served=(), said="port -1"),
+    Row("port 0", port(0), served=(), message="port 0"),
+    Row("port 70000", port(70_000), served=(), message="port 70000"),
+    Row("port -1", port(-1), served=(), message="port -1"),
     Row(
         "node port 70000",
         {"type": "NodePort", **port(80, nodePort=70_000)},
         served=(),
-        said="node port 70000",
+        message="node port 70000",
         admitted=NOT_ASKED,
     ),
     Row(
         "health port 70000",
         {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 70_000},
-        said="70000 of spec.healthCheckNodePort is not a port number",
+        message="70000 of spec.healthCheckNodePort is not a port number",
     ),
     Row("a port twice", {"ports": [*port(80, name="a")["ports"], *port(80, name="b")["ports"]]}),
     Row(
@@ -133,31 +139,31 @@ ROWS = (
         ranges("192.0.2.0/99"),
         ("203.0.113.23",),
         served=(),
-        said="source range '192.0.2.0/99' is not a CIDR",
+        message="source range '192.0.2.0/99' is not a CIDR",
     ),
     Row(
         "a CIDR without a length",
         ranges("192.0.2.0"),
         served=(),
-        said="source range '192.0.2.0' is not a CIDR",
+        message="source range '192.0.2.0' is not a CIDR",
     ),
     Row("no time", affine(0)),
     Row("a long time", affine(10**12)),
     Row(
         "no endpoint",
         endpoints=("x",),
-        said="endpoint 'x' port 8080 is not an IPv4 address and port",
+        message="endpoint 'x' port 8080 is not an IPv4 address and port",
     ),
     Row(
         "an endpoint of the other family",
         endpoints=("2001:db8::1",),
-        said="endpoint '2001:db8::1' port 8080 is not an IPv4 address and port",
+        message="endpoint '2001:db8::1' port 8080 is not an IPv4 address and port",
     ),
     Row("an endpoint with zeros", endpoints=("10.0.0.01",)),
     Row(
         "an endpoint's port 70000",
         target=70_000,
-        said="endpoint '10.0.0.1' port 70000 is not an IPv4 address and port",
+        message="endpoint '10.0.0.1' port 70000 is not an IPv4 address and port",
         admitted=True,
     ),
     Row(
@@ -239,11 +245,13 @@ async def test_invalid_objects_are_reported_and_all_others_are_served(
             assert not running.done(), running.exception()
             await asyncio.sleep(0.05)
     assert len(found) == sum(bool(row.served) for row in ROWS) + 1
-    said = {key: row.said for key, row in zip(wanted, (*ROWS, sound), strict=True)}
+    message = {key: row.message for key, row in zip(wanted, (*ROWS, sound), strict=True)}
     await until(
-        lambda: {key for key, words in said.items() if words} <= {key for key, _, _ in role.events}
+        lambda: (
+            {key for key, words in message.items() if words} <= {key for key, _, _ in role.events}
+        )
     )
-    for key, words in said.items():
+    for key, words in message.items():
         messages = [message for about, _, message in role.events if about == key]
         assert words in " ".join(messages) if words else not messages, (key, messages)
     running.cancel()

@@ -171,9 +171,9 @@ class Api:
         query: Mapping[str, str] = {},
     ) -> Object:
         """Return the body of a successful response. Raise Failed."""
-        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        requested = "&".join(f"{name}={value}" for name, value in query.items())
         status, answer = await self.call(
-            method, path + (f"?{asked}" if asked else ""), body, media_type
+            method, path + (f"?{requested}" if requested else ""), body, media_type
         )
         if status >= 400:
             raise Failed(

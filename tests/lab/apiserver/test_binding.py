@@ -20,11 +20,11 @@ def binding(node: str, **metadata: str) -> Object:
     }
 
 
-async def bind(api: Api, name: str, asked: Object) -> Object:
+async def bind(api: Api, name: str, requested: Object) -> Object:
     return await api.do(
         "POST",
         api.path(PODS, name, "binding"),
-        asked | {"metadata": asked["metadata"] | {"name": name}},
+        requested | {"metadata": requested["metadata"] | {"name": name}},
     )
 
 
@@ -51,7 +51,7 @@ async def test_a_binding_sets_the_node_and_the_condition(pods: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "expected"),
+    ("requested", "code", "expected"),
     [
         (binding(""), 500, "target.name: Required value"),
         (
@@ -63,10 +63,10 @@ async def test_a_binding_sets_the_node_and_the_condition(pods: Api) -> None:
     ids=["no node", "another pod of this name"],
 )
 async def test_an_invalid_binding_is_refused(
-    pods: Api, asked: Object, code: int, expected: str
+    pods: Api, requested: Object, code: int, expected: str
 ) -> None:
     with pytest.raises(Failed, match=expected) as refused:
-        await bind(pods, "web", asked)
+        await bind(pods, "web", requested)
     assert refused.value.code == code
     assert "nodeName" not in (await pods.get(PODS, "web"))["spec"]
 

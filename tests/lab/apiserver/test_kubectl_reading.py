@@ -102,9 +102,9 @@ async def test_get_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
         "6.1.0",
         "none://1",
     ]
-    asked = await kubectl.run("get", "ep")
-    assert "Endpoints is deprecated in v1.33+" in asked.err
-    endpoints = asked.rows
+    requested = await kubectl.run("get", "ep")
+    assert "Endpoints is deprecated in v1.33+" in requested.err
+    endpoints = requested.rows
     assert endpoints[0] == ["NAME", "ENDPOINTS", "AGE"]
     assert [row[:2] for row in endpoints[1:]] == [
         ["nobody", "<none>"],

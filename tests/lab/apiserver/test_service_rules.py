@@ -371,10 +371,10 @@ async def test_node_ports_may_be_switched_off_and_on(api: Api, make_service: Mak
     port = given["spec"]["ports"][0]["nodePort"]
     kept = await update(api, given, allocateLoadBalancerNodePorts=False)
     assert kept["spec"]["ports"][0]["nodePort"] == port
-    asked = make_service(
+    requested = make_service(
         "asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30055}]
     )
-    assert (await create(api, asked))["spec"]["ports"][0]["nodePort"] == 30055
+    assert (await create(api, requested))["spec"]["ports"][0]["nodePort"] == 30055
 
 
 async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> None:
