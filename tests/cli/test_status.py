@@ -45,7 +45,7 @@ async def status(*options: str) -> str:
     return output.decode()
 
 
-def happen(event: str, times: int) -> None:
+def count_event(event: str, times: int) -> None:
     """Write counters as if the eBPF program had counted packets."""
     number = read_object(pins.OBJECT).types.enumerators("event")[event]
     (layout,) = PINS.glob("layout-*")
@@ -69,7 +69,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         outcomes = await made.apply(made.diff(made.render({key: drains}), await made.read([key])))
         assert outcomes[key].state == "done"
         assert outcomes[key].again_s > 299
-        happen("TRACK_REFUSED", 7)
+        count_event("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
         proxy.counters.take(
@@ -131,7 +131,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
     run(scenario)
 
 
-class Shows(Component):
+class ComponentWithStatus(Component):
     """A component with this status."""
 
     def __init__(self, part: Part) -> None:
@@ -153,7 +153,7 @@ def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # no
         )
         found = (HarmfulSetting(need, "1"), HarmfulSetting(need, "1", adjusted=True))
         view.host = lambda: [each.finding for each in found]
-        with view.showing(Shows(TunnelState("ipip", packets))):
+        with view.showing(ComponentWithStatus(TunnelState("ipip", packets))):
             async with serve(view, "127.0.0.1:9441"):
                 lines = (await status()).splitlines()
         assert "tunnel: ipip, packets: taken 5, broken 2" in lines

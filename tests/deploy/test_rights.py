@@ -100,7 +100,7 @@ async def life(
         await find_existing_grant(life)
         await repeat_events(life)
         await leave_an_address_without_its_service(life)
-        await look(life)
+        await query_status(life)
         await end(life)
         await remove_leftovers(life)
         yield life
@@ -280,7 +280,7 @@ async def leave_an_address_without_its_service(life: Life) -> None:
     await until("the address without a Service is released", is_released)
 
 
-async def look(life: Life) -> None:
+async def query_status(life: Life) -> None:
     """Query which roles run, with an account that may read the Leases, and with one that may
     not."""
     options = ("--config", str(life.configuration), "-o", "json")
@@ -424,7 +424,7 @@ def test_no_request_of_a_role_was_forbidden(life: Life) -> None:
     denied = {use for use in uses if use.code in (401, 403)}
     assert denied == {
         Use("node", "list", "leases.coordination.k8s.io", PRESENCE, "", 403)
-        # `look` causes these.
+        # `query_status` causes these.
     }
 
 

@@ -134,7 +134,7 @@ def test_two_hanging_targets_do_not_make_a_live_node_flap() -> None:
     assert [node.liveness.verdict(target) for target in (A, B, C)] == ["unready", "unready", "up"]
 
 
-def test_back_from_down_takes_two_good_answers_an_interval_apart() -> None:
+def test_a_node_is_up_again_after_two_good_answers_an_interval_apart() -> None:
     node = Node(A)
     node.record_answer(A, GOOD)
     node.record_answer(A, SILENT)

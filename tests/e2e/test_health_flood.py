@@ -57,7 +57,7 @@ async def test_a_node_with_flooded_health_ports_stays_a_member(web: Web) -> None
             floods.append((site.spawn(place, argv, label=f"flood/{place}", log=log), log))
         try:
             for _, log in floods:
-                await until(partial(_goes_on, log), "the flood")
+                await until(partial(_is_flooding, log), "the flood")
             period = await load.through(web.settled(NODES), watch_s=FLOODED_S)
             assert await web.members() == dict.fromkeys(NODES, (1, "active"))
         finally:
@@ -67,5 +67,5 @@ async def test_a_node_with_flooded_health_ports_stays_a_member(web: Web) -> None
     assert period.nodes.keys() == set(NODES)
 
 
-async def _goes_on(log: Path) -> bool:
+async def _is_flooding(log: Path) -> bool:
     return "flooding" in await asyncio.to_thread(log.read_text)

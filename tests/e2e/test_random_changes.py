@@ -384,7 +384,7 @@ async def probes_of_a(site: Site, client: Client) -> list[Probe]:
             while len(probes) != 6 or named != {"default/a1", "default/a2"}:
                 await asyncio.sleep(0.05)
                 cluster = await read_cluster(client)
-                targets = [t for one in cluster.services for t in at_client(one, cluster)]
+                targets = [t for one in cluster.services for t in targets_of_client(one, cluster)]
                 callers = ("client1", "node2", "default/caller1")
                 sources = [one for one in sources_of(site, cluster) if one.name in callers]
                 probes = [Probe(source, t, PACKETS, True) for source in sources for t in targets]
@@ -441,7 +441,7 @@ async def test_wrong_objects_and_a_broken_data_plane_are_detected(
     await check_detected(prober, probes, "node1 has lost its rules", "instead of an answer")
 
 
-def at_client(service: Json, cluster: Cluster) -> list[Target]:
+def targets_of_client(service: Json, cluster: Cluster) -> list[Target]:
     """Return the targets of a client for Service a: its load-balancer address, and the NodePort of
     the first node."""
     if service["metadata"]["name"] != "a":

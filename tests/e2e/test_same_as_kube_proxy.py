@@ -153,12 +153,12 @@ def probes_of(twins: Twins, scene: Scene) -> list[Probe]:
         # With session affinity, an endpoint that calls its own Service reaches itself or another
         # endpoint at random.
         if not (affine and source == "default/a1" and "a1" in scene.endpoints)
-        and not is_answered_past_the_translation(scene, source, frontend[0], nodes)
-        and not calls_itself_on_no_node(scene, source)
+        and not bypasses_the_reverse_translation(scene, source, frontend[0], nodes)
+        and not is_hairpin_without_node_name(scene, source)
     ]
 
 
-def is_answered_past_the_translation(
+def bypasses_the_reverse_translation(
     scene: Scene, source: str, address: str, nodes: Mapping[str, tuple[str, ...]]
 ) -> bool:
     """Return whether a pod calls the NodePort of another node, with policy Local. kube-proxy takes
@@ -174,7 +174,7 @@ def is_answered_past_the_translation(
     )
 
 
-def calls_itself_on_no_node(scene: Scene, source: str) -> bool:
+def is_hairpin_without_node_name(scene: Scene, source: str) -> bool:
     """Return whether a pod calls a Service of which it is an endpoint whose slice names no node.
     kube-proxy rewrites the source of a hairpin call only for endpoints that are on its node
     according to the slice, so there is no answer; `fairlead node` rewrites it for these endpoints,

@@ -57,7 +57,7 @@ async def clean(kubectl: Kubectl) -> AsyncIterator[None]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def outside(site: Site, client: Client) -> Source:
+async def outside_client(site: Site, client: Client) -> Source:
     """A client outside the cluster."""
     return next(
         source
@@ -144,7 +144,7 @@ async def write_slice(client: Client, name: str, rows: Sequence[tuple[str, str |
 
 
 async def test_handwritten_slices_are_served_with_and_without_node_names(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     w1, w2 = await pod_addresses(client, "w1", "w2")
     await kubectl.apply("web", selector=None, externalTrafficPolicy="Cluster")
@@ -152,18 +152,18 @@ async def test_handwritten_slices_are_served_with_and_without_node_names(
     await write_slice(client, "hand-2", [(w2, None)])
     address = await assigned_address(kubectl)
     nodes = {await client_address(client, name) for name in ("node1", "node2", "node3")}
-    await answered_by(site, outside, address, {"default/w1", "default/w2"}, seen=nodes)
+    await answered_by(site, outside_client, address, {"default/w1", "default/w2"}, seen=nodes)
     # With policy Local an endpoint without a node counts for no node: packets are dropped, but the
     # address stays.
     await kubectl("patch", "service", "web", "-p", '{"spec":{"externalTrafficPolicy":"Local"}}')
-    await await_exact_results(site, outside, address, {"silence"})
+    await await_exact_results(site, outside_client, address, {"silence"})
     assert await assigned_address(kubectl) == address
     await write_slice(client, "hand-1", [(w1, "node1")])
-    me = outside.address(address)
-    await await_exact_results(site, outside, address, {Answer("default/w1", me)})
+    me = outside_client.address(address)
+    await await_exact_results(site, outside_client, address, {Answer("default/w1", me)})
     await write_slice(client, "hand-2", [(w2, "node2")])
     await await_exact_results(
-        site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)}
+        site, outside_client, address, {Answer("default/w1", me), Answer("default/w2", me)}
     )
     for name in ("hand-1", "hand-2"):
         await client.delete(ENDPOINT_SLICES, ObjectKey("default", name))
@@ -187,13 +187,13 @@ async def answered_by(
 
 
 async def test_without_node_ports_members_are_confirmed_and_serve(
-    site: Site, kubectl: Kubectl, outside: Source, clean: None
+    site: Site, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     await kubectl.apply("web", allocateLoadBalancerNodePorts=False)
     address = await assigned_address(kubectl)
-    me = outside.address(address)
+    me = outside_client.address(address)
     await await_exact_results(
-        site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)}
+        site, outside_client, address, {Answer("default/w1", me), Answer("default/w2", me)}
     )
     spec = (await kubectl.service("web"))["spec"]
     assert "nodePort" not in spec["ports"][0]
@@ -216,17 +216,17 @@ async def until_unready(client: Client, name: str) -> None:
 
 
 async def test_pods_are_served_before_they_are_ready_with_publish_not_ready_addresses(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready=false")
     await until_unready(client, "u")
     await kubectl.apply("web", selector={"app": "late"})
     address = await assigned_address(kubectl)
     # The Service has no endpoints on any node, so the gateway refuses connections.
-    await await_exact_results(site, outside, address, {"refused"})
+    await await_exact_results(site, outside_client, address, {"refused"})
     await kubectl("patch", "service", "web", "-p", '{"spec":{"publishNotReadyAddresses":true}}')
     await await_exact_results(
-        site, outside, address, {Answer("default/u", outside.address(address))}
+        site, outside_client, address, {Answer("default/u", outside_client.address(address))}
     )
     await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready-")
 
@@ -237,13 +237,13 @@ TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSch
 
 @pytest.mark.parametrize("how", ["label", "taint"])
 async def test_a_node_that_leaves_keeps_its_connections(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None, how: str
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None, how: str
 ) -> None:
     await kubectl.apply("web")
     address = await assigned_address(kubectl)
-    me = outside.address(address)
+    me = outside_client.address(address)
     both: set[Observed] = {Answer("default/w1", me), Answer("default/w2", me)}
-    await await_exact_results(site, outside, address, both)
+    await await_exact_results(site, outside_client, address, both)
     talks = [await site.connect("client1", address, 80) for _ in range(PACKETS)]
     try:
         before = [await answering_pod(*talk) for talk in talks]
@@ -252,7 +252,7 @@ async def test_a_node_that_leaves_keeps_its_connections(
             await kubectl("label", "node", "node1", f"{LABEL}=")
         else:
             await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": [TAINT]}})
-        await await_exact_results(site, outside, address, {Answer("default/w2", me)})
+        await await_exact_results(site, outside_client, address, {Answer("default/w2", me)})
         assert [await answering_pod(*talk) for talk in talks] == before, (
             "open connections stay where they are"
         )
@@ -261,7 +261,7 @@ async def test_a_node_that_leaves_keeps_its_connections(
             writer.close()
         await kubectl("label", "node", "node1", f"{LABEL}-")
         await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": None}})
-    await await_exact_results(site, outside, address, both)
+    await await_exact_results(site, outside_client, address, both)
 
 
 async def answering_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
@@ -272,7 +272,7 @@ async def answering_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 async def test_a_port_with_an_error_in_the_status_is_not_served(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     """The controller is stopped, so that the status written by the test stays unchanged."""
     ports = [
@@ -281,9 +281,9 @@ async def test_a_port_with_an_error_in_the_status_is_not_served(
     ]
     await kubectl.apply("web", ports=ports)
     address = await assigned_address(kubectl)
-    me = outside.address(address)
+    me = outside_client.address(address)
     both: set[Observed] = {Answer("default/w1", me), Answer("default/w2", me)}
-    await await_exact_results(site, outside, address, both, port=81)
+    await await_exact_results(site, outside_client, address, both, port=81)
     await site.stop_role("control")
     try:
         shown = [
@@ -296,11 +296,11 @@ async def test_a_port_with_an_error_in_the_status_is_not_served(
             }
         }
         await client.patch(SERVICES, ObjectKey("default", "web"), status, subresource="status")
-        await await_no_answer(site, outside, address, 81)
-        await await_exact_results(site, outside, address, both)
+        await await_no_answer(site, outside_client, address, 81)
+        await await_exact_results(site, outside_client, address, both)
     finally:
         await site.start_role("control")
-    await await_exact_results(site, outside, address, both, port=81)
+    await await_exact_results(site, outside_client, address, both, port=81)
 
 
 async def await_no_answer(site: Site, source: Source, address: str, port: int) -> None:

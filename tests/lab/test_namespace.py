@@ -61,7 +61,7 @@ def test_a_socket_stays_in_the_namespace_in_which_it_was_created(netns: str) -> 
         sock.bind(("192.0.2.77", 0))
 
 
-def test_sysctls_are_the_namespaces_own(netns: str) -> None:
+def test_sysctls_are_separate_for_each_namespace(netns: str) -> None:
     before = Path("/proc/sys/net/ipv4/ip_forward").read_text()
     namespace.set_sysctls(netns, {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1})
     with namespace.inside(netns):

@@ -160,7 +160,7 @@ def test_another_connection_of_the_same_source_waits_for_one_request_of_each(
     assert turns_until_answered(server, other, flood) <= 2 * 201 // STEPS + FEW_TURNS
 
 
-def test_a_source_at_its_limit_takes_nothing_from_another_and_its_next_connection_is_answered(
+def test_a_source_at_its_limit_does_not_affect_another_and_its_next_connection_is_answered(
     small: Server,
 ) -> None:
     other = small.connect(OTHER)

@@ -53,14 +53,14 @@ POOLS_OF_METALLB = {
 }
 
 
-def left_behind() -> list[dict[str, Any]]:
+def foreign_objects() -> list[dict[str, Any]]:
     return [
         each for path in sorted(EXAMPLES.iterdir()) for each in yaml.safe_load_all(path.read_text())
     ]
 
 
 @pytest.fixture
-async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
+async def foreign_services(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
     """Write the objects of the other systems while Fairlead's controller does not run. Return the
     address of each Service."""
     await cluster.stop_controller()
@@ -70,7 +70,7 @@ async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
     await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(POOLS_OF_METALLB))
     await cluster.kubectl("wait", "--for=condition=Established", "crd/ipaddresspools.metallb.io")
     addresses = {}
-    for each in left_behind():
+    for each in foreign_objects():
         each["metadata"]["namespace"] = cluster.namespace
         if each["kind"] != "Service":
             await client.request(
@@ -106,7 +106,7 @@ async def migrate(cluster: Cluster, command: str) -> str:
     return output.decode()
 
 
-class Witness:
+class ServiceVersions:
     """A watch that records every version of the Services of a namespace."""
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -125,20 +125,20 @@ def _ips(service: Service) -> tuple[str, ...]:
 
 
 async def test_no_address_changes_during_the_migration(
-    cluster: Cluster, others: dict[str, str]
+    cluster: Cluster, foreign_services: dict[str, str]
 ) -> None:
-    coming = {name: address for name, address in others.items() if name != "classed"}
+    coming = {name: address for name, address in foreign_services.items() if name != "classed"}
     output = await migrate(cluster, "services")
-    assert all(address in output for address in others.values())
+    assert all(address in output for address in foreign_services.values())
     await cluster.kubectl("apply", "-f", "-", stdin=await migrate(cluster, "pools"))
-    witness = Witness(cluster.client, cluster.namespace)
+    witness = ServiceVersions(cluster.client, cluster.namespace)
     watching = asyncio.ensure_future(witness.run())
     cluster.pool = ("198.51.100.128/28",)
     await cluster.start_controller()
 
     for name in coming:
         await cluster.has(name, Accepted="True/Accepted", Programmed="True/Programmed")
-    assert witness.shown == {name: {(address,)} for name, address in others.items()}, (
+    assert witness.shown == {name: {(address,)} for name, address in foreign_services.items()}, (
         "an address was missing for a moment"
     )
     granted = {

@@ -24,7 +24,7 @@ from fairlead.state import State
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
 
-def test_a_service_is_reported_once_packets_have_come_back_for_a_while() -> None:
+def test_a_service_is_reported_once_packets_have_been_returned_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
     for look in range(1, PATIENCE):
         assert returned.look({WEB: 7 + look, DNS: 5}, {"node1": 12 + look}) == ([], ["node1"])

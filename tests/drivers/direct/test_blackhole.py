@@ -157,7 +157,7 @@ def six() -> LoadBalancer:
     )
 
 
-def test_a_foreign_route_to_the_address_stays_and_replaces_ours(run: Run) -> None:
+def test_a_foreign_route_to_the_address_stays_and_replaces_the_blackhole_route(run: Run) -> None:
     async def scenario() -> None:
         ip(
             "route",

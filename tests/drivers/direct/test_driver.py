@@ -183,7 +183,7 @@ def leave_older_layout() -> Path:
     return older
 
 
-def test_maps_of_another_layout_stay_until_ours_are_filled(run: Run) -> None:
+def test_maps_of_another_layout_stay_until_the_new_ones_are_filled(run: Run) -> None:
     async def scenario() -> None:
         older = leave_older_layout()
         made = driver()
@@ -250,7 +250,7 @@ def test_the_entry_of_a_new_flow_stays_until_its_second_packet_can_arrive(run: R
     run(scenario)
 
 
-def test_a_removed_service_frees_what_it_had(run: Run) -> None:
+def test_a_removed_service_leaves_no_state_and_no_counters(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()

@@ -141,7 +141,7 @@ def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
     ]
 
 
-def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(
+def test_an_icmp_error_reaches_the_node_of_the_connection_despite_forged_packets(
     forwarder: Forwarder,
 ) -> None:
     forwarder.serve({"node1": 1})

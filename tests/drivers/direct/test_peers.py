@@ -475,7 +475,7 @@ async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
     """Return two connected gateways with slots in transition. Connections were opened at the first
     gateway, and both have their entries."""
     one, two = await made.start(1), await made.start(2)
-    await pass_on(one, two)
+    await open_with_both_peers(one, two)
     return one, two
 
 
@@ -484,14 +484,14 @@ async def one_without_a_process(made: Site) -> tuple[Gateway, Gateway]:
     process of the first gateway ends, while its program keeps forwarding."""
     one, two = made.gateway(1), await made.start(2)
     process = await made.join(one)
-    await pass_on(one, two)
+    await open_with_both_peers(one, two)
     for each in (one, two):
         each.serve(OLD)
     await stop(process)
     return one, two
 
 
-async def pass_on(one: Gateway, two: Gateway) -> None:
+async def open_with_both_peers(one: Gateway, two: Gateway) -> None:
     for each in (one, two):
         each.serve(OLD)
         each.serve(NEW)
@@ -660,7 +660,9 @@ async def test_an_entry_made_while_a_peer_sends_its_entries_is_younger(fresh: bo
         theirs.close()
 
 
-async def test_a_gateway_that_was_cut_off_for_long_takes_over_the_connections_of_its_peer() -> None:
+async def test_a_gateway_that_was_disconnected_for_long_learns_the_connections_of_its_peer() -> (
+    None
+):
     """The gateway has run all the time, but without a connection to any peer."""
     async with site() as made:
         one, two = made.gateway(1), await made.start(2)

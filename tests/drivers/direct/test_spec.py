@@ -105,7 +105,7 @@ def steps(
     return spec.diff(spec.render({intent.service: intent for intent in intents}), actual)
 
 
-def test_render_takes_its_own_class_and_all_protocols() -> None:
+def test_render_selects_its_own_class_and_all_protocols() -> None:
     ours = load_balancer(member("node1"), protocols=("TCP", "SCTP", "UDP"))
     foreign = load_balancer(member("node1"), service=API, settings=ProxySettings())
     rendered = spec.render({WEB: ours, API: foreign})

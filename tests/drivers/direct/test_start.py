@@ -127,7 +127,7 @@ async def nodes_that_answer() -> set[str]:
     }
 
 
-def test_a_cleanup_leaves_the_pins_of_others_in_subdirectories(run: Run) -> None:
+def test_a_cleanup_keeps_foreign_pins_in_subdirectories(run: Run) -> None:
     async def scenario() -> None:
         deeper = PINS / "other"
         first = driver()

@@ -90,7 +90,7 @@ DISTURBANCES = (
 )
 
 
-class Kept(NamedTuple):
+class ContinuedFlow(NamedTuple):
     """A flow that continues from the same source port."""
 
     call: Call
@@ -139,7 +139,7 @@ class History(RuleBasedStateMachine):
         self.choose = random.Random(SEED)
         self.seen: dict[str, str] = {}
         """The rules of each chain when the test first read them."""
-        self.kept: list[Kept] = []
+        self.kept: list[ContinuedFlow] = []
         self.theirs = False
         self.threads = ThreadPoolExecutor(CALLS)
         self.nft = Nftables()
@@ -231,7 +231,8 @@ class History(RuleBasedStateMachine):
             call for drawn in self.shown.values() for call in calls(drawn) if _has(having, call)
         ]
         fresh = [
-            Kept(call, 0) for call in self.choose.sample(everything, min(CALLS, len(everything)))
+            ContinuedFlow(call, 0)
+            for call in self.choose.sample(everything, min(CALLS, len(everything)))
         ]
         self._keep(
             [call for call in everything if call.protocol != "TCP" and expected(call).answers]
@@ -315,9 +316,11 @@ class History(RuleBasedStateMachine):
         if some and self.choose.random() < 0.7:
             one = self.choose.choice(some)
             if one not in [kept.call for kept in self.kept]:
-                self.kept = [*self.kept, Kept(one, 10_000 + self.choose.randrange(9000))][-KEPT:]
+                self.kept = [*self.kept, ContinuedFlow(one, 10_000 + self.choose.randrange(9000))][
+                    -KEPT:
+                ]
 
-    def _now(self, kept: Kept) -> Kept | None:
+    def _now(self, kept: ContinuedFlow) -> ContinuedFlow | None:
         """Return the same flow with the present state of the Service; None if the Service no longer
         has the frontend."""
         before, drawn = kept.call, self.shown.get(kept.call.drawn.slot)
@@ -331,19 +334,19 @@ class History(RuleBasedStateMachine):
             return None
         now = before._replace(drawn=drawn, number=drawn.ports.index(port))
         return (
-            Kept(now, kept.port)
+            ContinuedFlow(now, kept.port)
             if now.target == before.target and _has(owners(self.shown.values()), now)
             else None
         )
 
-    def _call(self, one: Kept) -> list[Seen | str]:
+    def _call(self, one: ContinuedFlow) -> list[Seen | str]:
         timeout_s = SILENCE_S if expected(one.call).otherwise == SILENT else 2.0
         return [
             self._answer(one, timeout_s)
             for _ in range(2 if one.call.drawn.service_with_affinity else 1)
         ]
 
-    def _answer(self, one: Kept, timeout_s: float) -> Seen | str:
+    def _answer(self, one: ContinuedFlow, timeout_s: float) -> Seen | str:
         call, six = one.call, one.call.family == "IPv6"
         source = callers(call.family)(call.place) if call.place in ("client", "blocked") else ""
         family = socket.AF_INET6 if six else socket.AF_INET
@@ -367,7 +370,7 @@ def _has(having: Mapping[str, tuple[int, str]], call: Call) -> bool:
     return having[call.frontend] == (call.drawn.slot, call.kind)
 
 
-def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
+def _wrong(one: ContinuedFlow, answers: Sequence[Seen | str]) -> str:
     """Return a description of an error in these answers; an empty text if there is none."""
     rules = expected(one.call)
     for answer in answers:

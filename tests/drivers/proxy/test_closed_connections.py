@@ -39,13 +39,13 @@ async def test_each_service_gets_an_event_with_the_number_of_its_closed_connecti
     folder: Path,
 ) -> None:
     with capture_logs() as logs:
-        await cut_and_look(folder)
+        await check_events(folder)
     assert [
         entry["connections"] for entry in logs if "oldest HAProxy workers" in entry["event"]
     ] == [3, 3]
 
 
-async def cut_and_look(folder: Path) -> None:
+async def check_events(folder: Path) -> None:
     """Start one old worker too many, twice. Each time the oldest worker has two connections of one
     Service and one connection of another."""
     marked: set[ServiceKey] = set()
