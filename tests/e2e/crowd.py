@@ -95,7 +95,7 @@ class Shop(Web):
                 found[node.name] += sum(any(each in target for each in ours) for target in targets)
         return found
 
-    async def excused(self, since: Counter[str]) -> set[str]:
+    async def pods_of_down_nodes(self, since: Counter[str]) -> set[str]:
         """Return the pods whose datagrams were correctly sent to other pods, because their nodes
         have had the verdict `down` since then."""
         silent = self.down_verdicts() - since
@@ -127,7 +127,10 @@ class Crowd:
         since = self._shop.down_verdicts()
         try:
             await until(self._all_open, "the opening of all flows", deadline_s=OPENING_S)
-            check_unharmed(await self.through(asyncio.sleep(0)), await self._shop.excused(since))
+            check_unharmed(
+                await self.counts_during(asyncio.sleep(0)),
+                await self._shop.pods_of_down_nodes(since),
+            )
         except BaseException:
             self._piped.kill()
             raise
@@ -140,7 +143,7 @@ class Crowd:
         """Return the counts since the last call."""
         return msgspec.json.decode(await self._piped.ask(""), type=dict[str, Count])
 
-    async def through(self, event: Awaitable[object], *, intervals: float = 2) -> Period:
+    async def counts_during(self, event: Awaitable[object], *, intervals: float = 2) -> Period:
         """Return the counts during this event and for some request intervals after it: after one
         interval every open flow has sent a request, after two it has received the answer."""
         await self.take()

@@ -74,7 +74,7 @@ class Load:
         """Return the counts since the last call."""
         return msgspec.json.decode(await self._piped.ask(""), type=Period)
 
-    async def through(self, event: Awaitable[object], *, watch_s: float = 1.0) -> Period:
+    async def counts_during(self, event: Awaitable[object], *, watch_s: float = 1.0) -> Period:
         """Return the counts during this action and for `watch_s` seconds after it."""
         await self.take()
         await event
@@ -120,7 +120,7 @@ class Web:
         )
         self.addresses = await addresses_of(self.site, NAME)
 
-    async def answers(self) -> bool:
+    async def api_server_answers(self) -> bool:
         """Return whether the API server answers the test."""
         with suppress(Unavailable):
             await self.pods()
@@ -169,9 +169,9 @@ class Web:
                 surplus[node] -= 1
                 going.append(name)
         await self.end(going)
-        await self.settled(nodes)
+        await self.await_weights(nodes)
 
-    async def settled(self, nodes: Collection[str]) -> None:
+    async def await_weights(self, nodes: Collection[str]) -> None:
         """Wait until the gateways' weights match pods on these nodes, one for each time a node is
         named."""
         wanted = Counter(nodes)

@@ -61,7 +61,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
         places = [host.name for host in site.topology.of("node")]
         await shop.start(places)
         await shop.create()
-        await shop.settled(places)
+        await shop.await_weights(places)
         yield shop
 
 

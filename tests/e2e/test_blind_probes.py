@@ -54,11 +54,11 @@ async def test_a_service_is_served_while_every_probe_fails(site: Site, policy: s
         await until(has_event, "an Event about the failing probes")
 
     async with Load(site, web.address) as load:
-        period = await load.through(drop_probes())
+        period = await load.counts_during(drop_probes())
         assert period.requests > 50
         assert (period.failed, period.broken) == (0, [])
         assert {state for _, state in (await web.members()).values()} == {"active"}
-        period = await load.through(output(site, GATEWAY, "nft", "delete table inet blind"))
+        period = await load.counts_during(output(site, GATEWAY, "nft", "delete table inet blind"))
         assert (period.failed, period.broken) == (0, [])
         await until(has_no_note, "answers of the nodes to probes")
         assert {state for _, state in (await web.members()).values()} == {"active"}

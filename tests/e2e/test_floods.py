@@ -44,7 +44,7 @@ async def shop() -> AsyncIterator[Shop]:
         shop = Shop(site)
         await shop.start(["node1", "node2"])
         await shop.create()
-        await shop.settled(["node1", "node2"])
+        await shop.await_weights(["node1", "node2"])
         yield shop
 
 
@@ -104,9 +104,9 @@ async def test_a_flood_breaks_no_flow_and_evicts_no_flow_entry(
                 await flood(site, kind, address, port)
 
         since = shop.down_verdicts()
-        period = await crowd.through(both())
+        period = await crowd.counts_during(both())
         print(summary(period))
-        check_unharmed(without_moved_flows(period, FEW), await shop.excused(since))
+        check_unharmed(without_moved_flows(period, FEW), await shop.pods_of_down_nodes(since))
         half_known = entries(site, f"new_{table}")
         print(
             json.dumps(

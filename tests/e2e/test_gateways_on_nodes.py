@@ -75,7 +75,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[NodesShop]:
         shop = NodesShop(site)
         await shop.start(PLACES)
         await shop.create()
-        await shop.settled(PLACES)
+        await shop.await_weights(PLACES)
         yield shop
 
 
@@ -210,7 +210,7 @@ async def test_no_connection_fails_while_pods_are_added_and_deleted(shop: NodesS
             await shop.place(places)
 
     async with Crowd(shop, tcp=100, udp=0, quic=0, new_per_s=100) as crowd:
-        check_unharmed(await crowd.through(change()), gone=set(await shop.pods()))
+        check_unharmed(await crowd.counts_during(change()), gone=set(await shop.pods()))
 
 
 async def test_killing_the_roles_of_a_node_breaks_no_flow(shop: NodesShop) -> None:
@@ -224,7 +224,7 @@ async def test_killing_the_roles_of_a_node_breaks_no_flow(shop: NodesShop) -> No
             await shop.site.start_role(node, "node")
 
     async with Crowd(shop, tcp=100, udp=20, quic=0, new_per_s=50) as crowd:
-        check_unharmed(await crowd.through(kill()))
+        check_unharmed(await crowd.counts_during(kill()))
 
 
 async def test_cleanup_leaves_nothing_in_the_kernel(shop: NodesShop) -> None:

@@ -31,7 +31,7 @@ async def web() -> AsyncIterator[Web]:
         web = Web(site)
         await web.start(NODES)
         await web.create(ipFamilyPolicy="PreferDualStack")
-        await web.settled(NODES)
+        await web.await_weights(NODES)
         yield web
 
 
@@ -58,7 +58,7 @@ async def test_a_node_with_flooded_health_ports_stays_a_member(web: Web) -> None
         try:
             for _, log in floods:
                 await until(partial(_is_flooding, log), "the flood")
-            period = await load.through(web.settled(NODES), watch_s=FLOODED_S)
+            period = await load.counts_during(web.await_weights(NODES), watch_s=FLOODED_S)
             assert await web.members() == dict.fromkeys(NODES, (1, "active"))
         finally:
             for flood, _ in floods:

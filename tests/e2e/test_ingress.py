@@ -266,7 +266,11 @@ async def test_moving_clients_to_a_second_service_loses_no_connection(
                 "pods must already accept both versions",
             )
             for load in (old_clients, clients):
-                assert losses(await load.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
+                assert losses(await load.counts_during(asyncio.sleep(0))) == (
+                    {},
+                    [],
+                    OPEN_CONNECTIONS,
+                )
 
             # This is the effect that docs/proxy.md warns of: open connections continue, and new
             # ones fail until the change is reverted.
@@ -278,11 +282,15 @@ async def test_moving_clients_to_a_second_service_loses_no_connection(
                 "connections with and without a header",
                 "move clients to a second Service",
             )
-            failures, broken, still_open = losses(await old_clients.through(asyncio.sleep(0)))
+            failures, broken, still_open = losses(await old_clients.counts_during(asyncio.sleep(0)))
             assert (bool(failures), broken, still_open) == (True, [], OPEN_CONNECTIONS)
             await site.apply([to_nginx("first", without)])
             await until(partial(plain, site, first), "an answer of the first Service")
-            assert losses(await old_clients.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
+            assert losses(await old_clients.counts_during(asyncio.sleep(0))) == (
+                {},
+                [],
+                OPEN_CONNECTIONS,
+            )
 
             await old.aclose()
             async with site.client() as client:
@@ -313,9 +321,9 @@ async def test_switching_the_header_of_a_server_that_accepts_both_forms_loses_no
 
     async with AsyncExitStack() as loads:
         open_since_none = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
-        assert (await open_since_none.through(asyncio.sleep(0))).clients.keys() == {gateway}
+        assert (await open_since_none.counts_during(asyncio.sleep(0))).clients.keys() == {gateway}
         assert await problem_codes(ingresses, address, "none") == {"AddressLost", "ClientMayForge"}
-        through_switch = await open_since_none.through(switch("v1", "a PROXY header v1"))
+        through_switch = await open_since_none.counts_during(switch("v1", "a PROXY header v1"))
         assert losses(through_switch) == ({}, [], OPEN_CONNECTIONS)
         assert client in through_switch.clients
         assert through_switch.clients.keys() <= {gateway, client}
@@ -327,10 +335,13 @@ async def test_switching_the_header_of_a_server_that_accepts_both_forms_loses_no
         ):
             await open_since_none.take()
             during = (
-                await open_since_v1.through(switch(header, described_as)),
+                await open_since_v1.counts_during(switch(header, described_as)),
                 await open_since_none.take(),
             )
-            after = await open_since_v1.through(asyncio.sleep(0)), await open_since_none.take()
+            after = (
+                await open_since_v1.counts_during(asyncio.sleep(0)),
+                await open_since_none.take(),
+            )
             for period, begun in (
                 *zip(during, (client, gateway), strict=True),
                 *zip(after, (client, gateway), strict=True),

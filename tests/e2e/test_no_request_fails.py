@@ -62,7 +62,7 @@ async def web(site: Site) -> Web:
     """Return the Service in a known state, whatever state the previous test left."""
     process.one(site.name, SERVER_LABEL).send(signal.SIGCONT)
     web = Web(site)
-    await until(web.answers, "answers of the API server")
+    await until(web.api_server_answers, "answers of the API server")
     async with site.client() as client:
         await client.request("DELETE", "/_faults")
     await site.route_vips([GATEWAY])
@@ -109,7 +109,7 @@ async def test_the_load_counts_lost_connections(web: Web) -> None:
         await web.site.route_vips([GATEWAY])
 
     async with Load(web.site, web.address) as load:
-        period = await load.through(cut())
+        period = await load.counts_during(cut())
     assert period.failed > 0
     assert len(period.broken) > 0
     assert period.longest_gap_ms > 3000
@@ -132,10 +132,10 @@ async def test_no_request_fails_when_roles_are_killed_at_any_moment(web: Web) ->
         async with asyncio.TaskGroup() as group:
             for host in (CONTROLLER, GATEWAY, *NODES):
                 group.create_task(kill_repeatedly(host, random.Random(chance.random())))
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(all_at_once()))
+        check_unharmed(await load.counts_during(all_at_once()))
     assert {node: await rules(web.site, node) for node in NODES} == before
 
 
@@ -158,10 +158,10 @@ async def test_no_request_fails_while_roles_are_stopped(web: Web) -> None:
         async with asyncio.TaskGroup() as group:
             for host in (CONTROLLER, GATEWAY, *NODES):
                 group.create_task(stop(host, chance.uniform(0.0, 3.0), chance.uniform(0.2, 3.0)))
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(hang()))
+        check_unharmed(await load.counts_during(hang()))
 
 
 async def test_a_restarted_gateway_leaves_the_forwarding_state_unchanged(web: Web) -> None:
@@ -181,7 +181,7 @@ async def test_a_restarted_gateway_leaves_the_forwarding_state_unchanged(web: We
             assert await forwarding(web.site) == left
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.counts_during(die_and_return()))
         assert await drops(web.site) == dropped
     assert await forwarding(web.site) == left
 
@@ -210,10 +210,10 @@ async def test_no_request_fails_while_the_api_server_hangs(web: Web) -> None:
             group.create_task(web.start(["node4"]))
             for host in (GATEWAY, CONTROLLER, "node2"):
                 group.create_task(restart(host))
-        await web.settled(target)
+        await web.await_weights(target)
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(hang()))
+        check_unharmed(await load.counts_during(hang()))
 
 
 async def test_no_request_fails_while_the_api_server_fails(web: Web) -> None:
@@ -236,11 +236,11 @@ async def test_no_request_fails_while_the_api_server_fails(web: Web) -> None:
                 if any(kind["action"] == "refuse" for kind in kinds):
                     await web.site.kill_role("node3")
                     await web.site.start_role("node3")
-                    await until(web.answers, "answers of the API server")
+                    await until(web.api_server_answers, "answers of the API server")
                 await web.place([*PLACEMENT, "node4"] if number % 2 == 0 else PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        check_nearly_unharmed(await load.through(fail()), late=len(faults))
+        check_nearly_unharmed(await load.counts_during(fail()), late=len(faults))
 
 
 async def test_no_request_fails_while_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
@@ -251,7 +251,7 @@ async def test_no_request_fails_while_pods_are_rolled_out_moved_and_scaled(web: 
         for name, node in (await web.pods()).items():
             await web.start([node])
             await web.end([name])
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async def move() -> None:
         await web.place(["node1", "node1", "node1", "node4", "node3"])
@@ -262,7 +262,7 @@ async def test_no_request_fails_while_pods_are_rolled_out_moved_and_scaled(web: 
 
     async with Load(web.site, web.address) as load:
         for event in (roll_out, move, scale):
-            check_unharmed(await load.through(event(), watch_s=2))
+            check_unharmed(await load.counts_during(event(), watch_s=2))
 
 
 async def test_no_request_fails_while_a_service_is_edited(web: Web) -> None:
@@ -286,7 +286,7 @@ async def test_no_request_fails_while_a_service_is_edited(web: Web) -> None:
             for spec in edits:
                 await client.patch(SERVICES, ("default", NAME), {"spec": spec})
                 await asyncio.sleep(0.5)
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     await web.place([*PLACEMENT, "node4"])
     [name] = [name for name, node in (await web.pods()).items() if node == "node4"]
@@ -295,7 +295,7 @@ async def test_no_request_fails_while_a_service_is_edited(web: Web) -> None:
     try:
         await web.place(PLACEMENT)
         async with Load(web.site, web.address) as load:
-            check_unharmed(await load.through(edit()))
+            check_unharmed(await load.counts_during(edit()))
     finally:
         silent.send(signal.SIGCONT)
 
@@ -308,14 +308,14 @@ async def test_only_connections_of_a_dead_node_are_lost(web: Web) -> None:
 
     async def come_back() -> None:
         await web.site.revive_node("node1")
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address, timeout_s=0.2) as load:
-        dead = await load.through(die(), watch_s=5)
+        dead = await load.counts_during(die(), watch_s=5)
     assert {each.node for each in dead.broken} == {"node1"}, dead
     assert dead.longest_gap_ms <= BACK_WITHIN_MS, dead
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(come_back(), watch_s=2))
+        check_unharmed(await load.counts_during(come_back(), watch_s=2))
 
 
 async def test_roles_exit_on_sigterm_and_leave_the_data_plane(web: Web) -> None:
@@ -334,10 +334,10 @@ async def test_roles_exit_on_sigterm_and_leave_the_data_plane(web: Web) -> None:
         await asyncio.sleep(1)
         for host in hosts:
             await web.site.start_role(host)
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(end_and_start()))
+        check_unharmed(await load.counts_during(end_and_start()))
 
 
 async def test_cleanup_removes_only_objects_of_fairlead(web: Web) -> None:
@@ -394,7 +394,7 @@ async def test_cleanup_removes_only_objects_of_fairlead(web: Web) -> None:
     await output(site, GATEWAY, "tc", "filter", "del", *FOREIGN_FILTER)
     for host in (GATEWAY, "node1"):
         await site.start_role(host)
-    await web.settled(PLACEMENT)
+    await web.await_weights(PLACEMENT)
 
 
 async def _run_once(site: Site, host: str, program: str, *options: str) -> None:
@@ -450,9 +450,9 @@ async def test_no_request_fails_while_weights_change_a_hundred_times(web: Web) -
             await asyncio.sleep(chance.uniform(0.0, 0.2))
         for name in unready:
             await web.set_ready(name, ready=True)
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        period = await load.through(flip())
+        period = await load.counts_during(flip())
     print(period)
     assert period.broken == [], f"seed {SEED}: {period}"

@@ -40,7 +40,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
         shop = Shop(site)
         await shop.start(["node1", "node2"])
         await shop.create()
-        await shop.settled(["node1", "node2"])
+        await shop.await_weights(["node1", "node2"])
         async with Crowd(shop, tcp=100, udp=50, quic=50, new_per_s=10):
             await shop.place(["node1", "node2", "node3", "node3", "node4"])
         yield shop
@@ -57,7 +57,7 @@ async def withdraw_each_in_turn(shop: Shop) -> None:
 @pytest.mark.parametrize("shop", [False], indirect=True, ids=["alone"])
 async def test_without_peers_connections_of_changed_slots_break(shop: Shop) -> None:
     async with Crowd(shop, tcp=300, udp=100, quic=100, new_per_s=50) as crowd:
-        period = await crowd.through(withdraw_each_in_turn(shop))
+        period = await crowd.counts_during(withdraw_each_in_turn(shop))
         print(summary(period))
         assert any(count.broken for name, count in period.items() if name.startswith("tcp"))
 
@@ -68,7 +68,7 @@ async def test_with_peers_no_flow_breaks(shop: Shop) -> None:
         for event in (withdraw_each_in_turn, kill_and_restart):
             for _ in range(TRIES):
                 since = shop.down_verdicts()
-                period = await crowd.through(event(shop))
+                period = await crowd.counts_during(event(shop))
                 print(summary(period))
                 if shop.down_verdicts() == since:
                     break

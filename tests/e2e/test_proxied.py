@@ -169,13 +169,13 @@ async def test_nodes_get_connections_in_proportion_to_their_ready_pods(
     the three become unready."""
     await web.place(("node1",) * 3 + ("node2",))
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:
-        uneven = await load.through(asyncio.sleep(2))
+        uneven = await load.counts_during(asyncio.sleep(2))
         check_unharmed(site, uneven)
         some = [name for name, node in (await web.pods()).items() if node == "node1"][:2]
         for name in some:
             await web.set_ready(name, ready=False)
-        check_unharmed(site, await load.through(web.settled(("node1", "node2"))))
-        even = await load.through(asyncio.sleep(2))
+        check_unharmed(site, await load.counts_during(web.await_weights(("node1", "node2"))))
+        even = await load.counts_during(asyncio.sleep(2))
         check_unharmed(site, even)
     for name in some:
         await web.set_ready(name, ready=True)
@@ -198,14 +198,14 @@ async def test_a_terminating_pod_closes_its_own_connections(site: Site, web: Pro
 
     async def end() -> None:
         await web.end([leaving])
-        await web.settled(("node2",))
+        await web.await_weights(("node2",))
         await awaited(is_gone, "the removal of the pod")
 
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:
-        before = await load.through(asyncio.sleep(0))
+        before = await load.counts_during(asyncio.sleep(0))
         assert before.nodes.keys() == {"node1", "node2"}
-        check_unharmed(site, await load.through(end()))
-        after = await load.through(asyncio.sleep(0))
+        check_unharmed(site, await load.counts_during(end()))
+        after = await load.counts_during(asyncio.sleep(0))
         check_unharmed(site, after)
         assert after.nodes.keys() == {"node2"}
 
@@ -220,24 +220,24 @@ async def test_a_node_that_does_not_answer_gets_no_new_connections(
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:
         role.send(signal.SIGSTOP)
         try:
-            check_unharmed(site, await load.through(web.settled(("node2",))))
-            silent = await load.through(asyncio.sleep(0))
+            check_unharmed(site, await load.counts_during(web.await_weights(("node2",))))
+            silent = await load.counts_during(asyncio.sleep(0))
         finally:
             role.send(signal.SIGCONT)
         check_unharmed(site, silent)
         assert silent.nodes.keys() == {"node2"}
-        check_unharmed(site, await load.through(web.settled(("node1", "node2"))))
+        check_unharmed(site, await load.counts_during(web.await_weights(("node1", "node2"))))
 
     async with Load(site, web.address, timeout_s=0.2) as load:
-        dead = await load.through(site.kill_node("node1"), watch_s=5)
+        dead = await load.counts_during(site.kill_node("node1"), watch_s=5)
         named(site, dead)
         assert {each.node for each in dead.broken} == {"node1"}, dead
     async with Load(site, web.address, timeout_s=PATIENCE_S) as load:
-        after = await load.through(asyncio.sleep(0))
+        after = await load.counts_during(asyncio.sleep(0))
         check_unharmed(site, after)
         assert after.nodes.keys() == {"node2"}
         await site.revive_node("node1")
-        await web.settled(("node1", "node2"))
+        await web.await_weights(("node1", "node2"))
         check_unharmed(site, await load.take())
 
 

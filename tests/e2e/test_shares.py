@@ -71,7 +71,7 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
         shop = Shop(site)
         await shop.start(PLACEMENTS[tunnel])
         await shop.create()
-        await shop.settled(PLACEMENTS[tunnel])
+        await shop.await_weights(PLACEMENTS[tunnel])
         yield shop
 
 

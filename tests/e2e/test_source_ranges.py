@@ -35,7 +35,7 @@ async def shop() -> AsyncIterator[Shop]:
         shop = Shop(site, interval_s=INTERVAL_S)
         await shop.start(["node1", "node2"])
         await shop.create()
-        await shop.settled(["node1", "node2"])
+        await shop.await_weights(["node1", "node2"])
         yield shop
 
 
@@ -102,15 +102,16 @@ async def test_only_clients_within_the_source_ranges_are_admitted(shop: Shop) ->
         await second.take()
         await elsewhere.take()
         check_unharmed(
-            await first.through(allow(shop, own(shop, "client1"))), await shop.excused(since)
+            await first.counts_during(allow(shop, own(shop, "client1"))),
+            await shop.pods_of_down_nodes(since),
         )
-        assert cut_off(await second.through(asyncio.sleep(0), intervals=SILENT))
-        period = await first.through(
+        assert cut_off(await second.counts_during(asyncio.sleep(0), intervals=SILENT))
+        period = await first.counts_during(
             allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), intervals=6
         )
-        check_unharmed(period, await shop.excused(since))
+        check_unharmed(period, await shop.pods_of_down_nodes(since))
         assert (await drops(shop.site))["forbidden"] > 0
-        assert cut_off(await first.through(allow(shop, others(MANY // 2)), intervals=SILENT))
+        assert cut_off(await first.counts_during(allow(shop, others(MANY // 2)), intervals=SILENT))
         check_unharmed(await elsewhere.take())
         await allow(shop, None)
         for each in (first, second):
@@ -119,7 +120,7 @@ async def test_only_clients_within_the_source_ranges_are_admitted(shop: Shop) ->
 
 async def is_admitted(crowd: Crowd) -> bool:
     """Return whether all flows of the crowd are open and answered, and new ones succeed."""
-    period = await crowd.through(asyncio.sleep(0))
+    period = await crowd.counts_during(asyncio.sleep(0))
     return all(
         count.answered and not (count.failed or count.broken or count.lost or count.late)
         for count in period.values()

@@ -106,13 +106,13 @@ class Stage(msgspec.Struct):
     def gateways(self) -> Sequence[str]:
         return self.shop.gateways
 
-    async def through(
+    async def counts_during(
         self, name: str, event: Awaitable[object], *, intervals: float = AFTER
     ) -> Period:
         """Return the counts of the flows during an event, and print them for the output of a failed
         test."""
         began_s = time.monotonic()
-        period = await self.crowd.through(event, intervals=intervals)
+        period = await self.crowd.counts_during(event, intervals=intervals)
         print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
         if lines := breaks(self.site, self.gateways, period):
             print(f"{lines}\nThe event began at {began_s:.2f} s.", flush=True)
@@ -161,9 +161,9 @@ class Stage(msgspec.Struct):
             self.down_verdicts,
             self.shop.down_verdicts(),
         )
-        period = await self.through(name, event, intervals=intervals)
+        period = await self.counts_during(name, event, intervals=intervals)
         self.gone |= before - set(await self.shop.pods())
-        gone = {*self.gone, *unready, *await self.shop.excused(since)}
+        gone = {*self.gone, *unready, *await self.shop.pods_of_down_nodes(since)}
         check_unharmed(without_moved_flows(period, few) if few else period, gone=gone)
 
 
@@ -180,11 +180,11 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         # nodes, and no slot is in transition.
         await shop.start(places)
         await shop.create()
-        await shop.settled(places)
+        await shop.await_weights(places)
         # A small machine that starts all this at the same time may briefly delay the answers of
         # nodes, for each gateway at another time.
         await asyncio.sleep(CALM_S)
-        await shop.settled(places)
+        await shop.await_weights(places)
         async with Crowd(
             shop, tcp=row.tcp, udp=row.udp, quic=row.quic, new_per_s=row.new_per_s
         ) as crowd:
@@ -279,7 +279,7 @@ async def test_no_flow_breaks_when_weights_change_a_hundred_times(stage: Stage) 
             await asyncio.sleep(chance.uniform(0.0, 0.1))
         for name in unready:
             await stage.shop.set_ready(name, ready=True)
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
     await stage.check_unharmed("weights changed 100 times", flip(), unready=names)
     await stage.check_unharmed("back to 5 pods", stage.place(few), intervals=SOON)
@@ -293,7 +293,7 @@ async def test_no_flow_breaks_when_gateway_processes_are_killed(stage: Stage) ->
     name, node = min((await stage.shop.pods()).items())
     for ready in (False, True):
         await stage.shop.set_ready(name, ready=ready)
-        await stage.shop.settled([each for each in stage.places if ready or each != node])
+        await stage.shop.await_weights([each for each in stage.places if ready or each != node])
         await asyncio.sleep(AFTER * stage.shop.interval_s)
 
     async def kill() -> None:
@@ -301,7 +301,7 @@ async def test_no_flow_breaks_when_gateway_processes_are_killed(stage: Stage) ->
             await stage.site.kill_role(gateway)
             await asyncio.sleep(0.5)
             await stage.site.start_role(gateway)
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
     await stage.check_unharmed("gateway processes killed", kill())
 
@@ -344,7 +344,7 @@ async def test_no_flow_breaks_when_gateways_are_upgraded_and_downgraded(
             await stage.site.start_role(gateway)
             (after,) = stage.site.directory.pins(gateway).glob("layout-*")
             assert after != before
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
     with monkeypatch.context() as environment:
         environment.setenv("PYTHONPATH", str(newer))
@@ -367,7 +367,7 @@ async def test_no_flow_breaks_when_a_gateway_is_reinstalled(stage: Stage) -> Non
         await stage.place([*before, before[0]])
         await stage.site.revive_node(lost)
         stage.shop.gateways = [*others, lost]
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
         await stage.site.route_vips(stage.gateways)
 
     await stage.check_unharmed("a gateway rebuilt", rebuild(), few=10)
@@ -389,7 +389,7 @@ async def test_no_flow_breaks_while_controller_and_api_server_are_stopped(stage:
         await asyncio.gather(
             *(stage.site.start_role(host) for host in ("control", *stage.gateways))
         )
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
     await stage.check_unharmed("controller and API server away", away())
 
@@ -406,18 +406,20 @@ async def test_only_flows_of_a_dead_node_break(stage: Stage) -> None:
     async def die() -> None:
         nonlocal seen_s
         await stage.site.kill_node(dead)
-        await stage.shop.settled([node for node in stage.places if node != dead])
+        await stage.shop.await_weights([node for node in stage.places if node != dead])
         seen_s = time.monotonic()
 
-    period = await stage.through(
+    period = await stage.counts_during(
         "node killed", die(), intervals=math.ceil((SILENCE_S + 2) / stage.shop.interval_s)
     )
     print(
         f"all gateways had seen it {seen_s - died_s:.2f} s after it began to be killed", flush=True
     )
-    excused = await stage.shop.excused(before)
+    pods_of_down_nodes = await stage.shop.pods_of_down_nodes(before)
     for name, count in period.items():
-        lost = pods | stage.gone if name.startswith("tcp") else pods | stage.gone | excused
+        lost = (
+            pods | stage.gone if name.startswith("tcp") else pods | stage.gone | pods_of_down_nodes
+        )
         assert count.broken.keys() | count.lost.keys() <= lost, name
         later = [what for begun_s, what in count.trouble if begun_s > seen_s]
         failed = {what for what in later if what not in there}

@@ -117,7 +117,7 @@ async def served(web: Web, host: str) -> None:
         return bool((await fetch(web.site, host, "/state")).get("ready"))
 
     await until(ready, f"readiness of {host}")
-    await web.settled(PLACEMENT)
+    await web.await_weights(PLACEMENT)
     await check_packets(web)
 
 
@@ -191,7 +191,7 @@ CHANGES = (
 async def await_change(web: Web, change: Change) -> None:
     """Wait until the Service is changed and served accordingly."""
     if change.there:
-        await web.settled(change.placement)
+        await web.await_weights(change.placement)
         await check_packets(web)
         return
 

@@ -81,7 +81,7 @@ async def test_clients_are_not_affected_by_failures_of_the_api_server(web: Web) 
             await web.place(PLACES[(number + 1) % len(PLACES)])
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(fail()))
+        check_unharmed(await load.counts_during(fail()))
 
 
 async def test_clients_are_not_affected_while_the_api_server_is_stopped(web: Web) -> None:
@@ -91,9 +91,9 @@ async def test_clients_are_not_affected_while_the_api_server_is_stopped(web: Web
                 "POST", "/_faults", body=[{"action": "refuse", "refuse_s": AWAY_S}]
             )
         await asyncio.sleep(AWAY_S / 2)
-        await until(web.answers, "answers of the API server")
+        await until(web.api_server_answers, "answers of the API server")
         for place in PLACES:
             await web.place(place)
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(away()))
+        check_unharmed(await load.counts_during(away()))

@@ -167,10 +167,10 @@ async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_et
             await server.ready()
         # A Service also exists if the server accepted it without an answer.
         await all_served(web.site, {"web"} | set(await addresses(web.site)))
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with mirrors(web.site) as reflectors, Load(web.site, web.address) as load:
-        check_unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.counts_during(die_and_return()))
         await agree(web.site, reflectors)
         assert names <= (await addresses(web.site)).keys()
         async with web.site.client() as client:
@@ -203,12 +203,12 @@ async def test_roles_follow_an_etcd_that_is_restored_from_an_older_backup(web: W
     async def go_back() -> None:
         await server.restore()
         assert await all_served(site, {"web", "back-again"}) == before
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with mirrors(site) as reflectors:
         await agree(site, reflectors)
         async with Load(site, web.address) as load:
-            check_unharmed(await load.through(go_back()))
+            check_unharmed(await load.counts_during(go_back()))
         await agree(site, reflectors)
         async with site.client() as client:
             await create(client, "afterwards")

@@ -135,7 +135,7 @@ async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> 
         await all_current(site)
 
     async with Load(site, web.address) as load:
-        check_unharmed(await load.through(hang()))
+        check_unharmed(await load.counts_during(hang()))
     stale, current = (
         "watches of the API server are stale: continuing with the last known state",
         "watches of the API server are current again",
@@ -161,5 +161,5 @@ async def test_roles_report_stale_state_after_the_api_server_is_killed(web: Web)
         await all_current(web.site)
 
     async with Load(web.site, web.address) as load:
-        check_unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.counts_during(die_and_return()))
     await check_no_event_about_gateways(web, since)
