@@ -70,7 +70,7 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
             while not await holds():
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}") from None
+        raise AssertionError(f"waited {DEADLINE_S:.0f} s without success until {what}") from None
 
 
 class Life:

@@ -98,7 +98,7 @@ class Ingresses:
             self._run(controller, f"default/{controller}", text)
         await self.site.apply([self._service(entry) for entry in ENTRIES])
         self.services = {entry: await addresses_of(self.site, entry.name) for entry in ENTRIES}
-        await until(self._all_answer, "the Services")
+        await until(self._all_answer, "answers of the Services")
 
     def port(self, trust: str, *, tls: bool) -> int:
         """A controller's port for this set-up, in its pod."""

@@ -42,7 +42,9 @@ async def until(
     end_s = time.monotonic() + deadline_s
     while not (answer := await condition()):
         if time.monotonic() > end_s:
-            raise AssertionError(f"{what}: not within {deadline_s:g} s, last seen: {answer!r}")
+            raise AssertionError(
+                f"waited {deadline_s:g} s in vain for {what}; last result: {answer!r}"
+            )
         await asyncio.sleep(LOOK_S)
 
 
@@ -187,7 +189,7 @@ class Web:
             return all(each == wanted for each in active)
 
         try:
-            await until(as_wanted, "weights")
+            await until(as_wanted, "the weights")
         except AssertionError as late:
             raise AssertionError(
                 f"the gateways' members are {seen}, expected {dict(wanted)}"

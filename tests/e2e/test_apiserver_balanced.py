@@ -119,7 +119,7 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
             while not await holds():
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
+        pytest.fail(f"waited {DEADLINE_S:.0f} s in vain for {what}")
 
 
 async def lists_services(
@@ -236,7 +236,7 @@ async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process
         await until(
             "readiness of both API servers again", lambda: has_states(gateway, "ready", "ready")
         )
-        await until("answers", lambda: lists_services(site, token, times=4))
+        await until("answers of both API servers", lambda: lists_services(site, token, times=4))
         for each in ended:
             each.cancel()
         for _, writer in connections:

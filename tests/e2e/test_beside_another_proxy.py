@@ -89,7 +89,7 @@ async def test_a_node_that_only_decapsulates_creates_only_the_tunnel_which_outli
         return (await site.exec(NODE, ["curl", "-sf", f"http://127.0.0.1:{port}/readyz"]))[0] == 0
 
     proxy = start(site, "proxy", 9442, "+net_admin", tunnel={"kind": "none"})
-    await until(lambda: ready(9442), "the service proxy")
+    await until(lambda: ready(9442), "readiness of the service proxy")
     await web.await_weights([NODE])
     assert not await answers()
     before = await rules_of_the_proxy(site)

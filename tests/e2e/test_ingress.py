@@ -313,7 +313,7 @@ async def test_switching_the_header_of_a_server_that_accepts_both_forms_loses_no
     client, gateway = (site.topology.host(host).addresses[0] for host in (CLIENT, GATEWAY))
     await site.apply([to_either("")])
     (address,) = await addresses_of(site, "either")
-    await until(partial(plain, site, address), "the Service")
+    await until(partial(plain, site, address), "an answer of the Service")
 
     async def switch(header: str, described_as: str) -> None:
         await site.apply([to_either(header)])

@@ -38,7 +38,7 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
                 await asyncio.sleep(0.05)
             return answer
     except TimeoutError:
-        pytest.fail(f"{what}: not within {DEADLINE_S} s")
+        pytest.fail(f"waited {DEADLINE_S} s in vain for {what}")
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ async def live(
             died.add((step.name, target))
             one.start()
             await one.leading()
-        await one.until_shown(seen.shown, f"{step.name}, dead {moment} {target}")
+        await one.until_shown(seen.shown, f"{step.name}, killed {moment} {target}")
         await quiet(one)
         one.forwarder.resume()
     return died

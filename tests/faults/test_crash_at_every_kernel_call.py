@@ -137,7 +137,7 @@ async def test_the_next_start_completes_the_work_after_a_kill_during_the_first_s
         await traced.clean()
         await traced.start(number)
         died = await through(web, [traced], served(web, host))
-        await until_kernel_state(traced, wanted, f"dead at call {number}: {died}")
+        await until_kernel_state(traced, wanted, f"killed at call {number}: {died}")
         deaths += died.values()
     print(f"{host} died at {len(deaths)} of {len(calls)} calls: {deaths}")
     assert len(deaths) >= (15 if host == GATEWAY else 2)

@@ -138,7 +138,7 @@ class Trial:
         async def written() -> bool:
             return any(call.writes_lease for call in self.forwarder.calls[self._begun :])
 
-        await self.until(written, "no leadership of the controller")
+        await self.until(written, "leadership of the controller")
 
     async def make_endpoints(self, *services: str) -> None:
         """Create a node, and a ready pod on it for each of these Services."""
@@ -207,7 +207,7 @@ class Trial:
         async def equal() -> bool:
             return self.shown() == wanted
 
-        await self.until(equal, when + "; wanted is\n" + "\n".join(wanted))
+        await self.until(equal, when + "; expected is\n" + "\n".join(wanted))
 
     async def until(self, condition: Callable[[], Awaitable[bool]], when: str) -> None:
         """Wait until the condition is true."""
@@ -218,7 +218,7 @@ class Trial:
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
             raise AssertionError(
-                f"{when}\nthe server contains\n{there}\nThe log of the controller:\n{words}"
+                f"the condition was not met in time: {when}\nthe server contains\n{there}\nThe log of the controller:\n{words}"
             ) from None
 
     def objects(self) -> list[Any]:

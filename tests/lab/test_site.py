@@ -61,7 +61,7 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
                 await asyncio.sleep(0.02)
             return answer
     except TimeoutError:
-        pytest.fail(f"{what}: not within {DEADLINE_S} s")
+        pytest.fail(f"waited {DEADLINE_S} s in vain for {what}")
 
 
 async def call(site: Site, host: str, address: str, port: int = 8080) -> Mapping[str, Any]:
@@ -244,7 +244,7 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
         async def same() -> bool:
             return await states_of(client, "s") == expected
 
-        await until(same, f"endpoints {expected}")
+        await until(same, f"the endpoints {expected}")
 
     await are(s1=READY, s2=READY)
     ports = {
@@ -279,7 +279,7 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
     async def gone() -> bool:
         return not await slices_of(client, "s")
 
-    await until(gone, "slices deleted with their Service")
+    await until(gone, "the deletion of slices with their Service")
     await client.delete(PODS, ("default", "s1"))
 
 
@@ -336,7 +336,7 @@ async def test_endpoints_follow_readiness_and_are_deleted_with_their_service(
             each.metadata.name for each in await client.list(ENDPOINTS, namespace="default")
         ] == ["theirs"]
 
-    await until(gone, "Endpoints deleted with their Service")
+    await until(gone, "the deletion of Endpoints with their Service")
     await client.delete(ENDPOINTS, ("default", "theirs"))
 
 
@@ -356,7 +356,7 @@ async def test_slices_of_a_service_without_selector_are_left_alone(
     async def written() -> bool:
         return len(await states_of(client, "web")) == 3
 
-    await until(written, "slices of the Service that came after")
+    await until(written, "slices of the later Service")
     assert [found.metadata.name for found in await slices_of(client, "mine")] == ["mine"]
     for name in ("mine", "web"):
         await client.delete(SERVICES, ("default", name))

@@ -219,7 +219,7 @@ class Cluster:
                 not in (await self.kubectl("get", "services", "-o", "name")).split()
             )
 
-        await until(is_gone, f"Service {name} gone")
+        await until(is_gone, f"the removal of Service {name}")
 
     async def released(self, name: str) -> Object:
         """Wait until the Service has no mark or finalizer of Fairlead, and return the Service."""
@@ -233,7 +233,7 @@ class Cluster:
             ours = ours or bool(conditions_of(shown)) or bool(addresses_of(shown))
             return None if ours else shown
 
-        answer: Object = await until(is_released, f"Service {name} released")
+        answer: Object = await until(is_released, f"the release of Service {name}")
         return answer
 
     async def events(self, name: str, *, reason: str = "") -> list[Object]:
@@ -262,4 +262,4 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
                 await asyncio.sleep(0.05)
             return answer
     except TimeoutError:
-        raise TimeoutError(f"{what}: not within {DEADLINE_S} s") from None
+        raise TimeoutError(f"waited {DEADLINE_S} s in vain for {what}") from None
