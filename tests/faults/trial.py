@@ -218,7 +218,8 @@ class Trial:
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
             raise AssertionError(
-                f"the condition was not met in time: {when}\nthe server contains\n{there}\nThe log of the controller:\n{words}"
+                f"the condition was not met in time: {when}\nthe server contains\n{there}\n"
+                f"The log of the controller:\n{words}"
             ) from None
 
     def objects(self) -> list[Any]:
