@@ -161,9 +161,9 @@ async def until_answered_by(lab: TunnelLab, name: str, family: int, pods: set[st
                 await asyncio.sleep(0.1)
 
 
-def has_timestamps(segment: int, longest: int) -> bool:
-    """Return whether the segments of a connection have timestamps. TCP_MAXSEG of an open connection
-    excludes the twelve bytes of the timestamp, if there is one."""
+def is_longest_segment(segment: int, longest: int) -> bool:
+    """Return whether the segment size is `longest`, or twelve bytes less: TCP_MAXSEG of an open
+    connection excludes the timestamp, if there is one."""
     return segment in (longest, longest - 12)
 
 
@@ -205,7 +205,7 @@ async def test_uploads_arrive_complete_in_segments_that_fit_the_tunnel(
             UPLOAD,
             site.topology.host(CLIENT).addresses[family],
         )
-        assert has_timestamps(segment, longest), (segment, longest)
+        assert is_longest_segment(segment, longest), (segment, longest)
         seen.add(said["pod"])
     assert seen == pods
     assert await fragments(site) == before
