@@ -37,8 +37,7 @@ FOREIGN_CLASS = "example.com/other"
 
 
 class Change(NamedTuple):
-    """One step: `patch` has merge patches by kind and name; deletions come before what is
-    applied."""
+    """One step: objects to delete, then objects to apply, then merge patches by kind and name."""
 
     text: str
     services: tuple[str, ...] = ()

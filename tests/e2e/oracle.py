@@ -129,7 +129,8 @@ def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
 
 
 def objection(expected: Expected, observed: Sequence[Observed]) -> str:
-    """Return what is wrong with these observations of one source and target; "" if nothing."""
+    """Return a description of the error in these observations of one source and target; "" if there
+    is none."""
     for one in observed:
         if isinstance(one, Answer):
             if one not in expected.answers:

@@ -1,4 +1,4 @@
-"""The lab's processes: where they run, how they are found, how they end."""
+"""The lab's processes: their namespaces, how the lab finds them, and how they end."""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
-"""A new leader begins when it has seen what the previous leader wrote, and does not wait for
-anything else."""
+"""A new leader begins when its state contains everything that the previous leader wrote, and does
+not wait for anything else."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Where the programs are attached: the choice between tc and XDP as a table, and each attachment
+"""The attachment of the programs: the choice between tc and XDP as a table, and each attachment
 with real packets."""
 
 import asyncio
