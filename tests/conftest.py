@@ -13,7 +13,6 @@ Fairlead. The first failure is printed, and the name of the test is printed in r
 folder has second attempts: a packet, a connection or a write that is lost only sometimes is a
 defect, and a second attempt would hide it."""
 
-import asyncio
 import faulthandler
 import json
 import os
@@ -22,23 +21,21 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 import pytest
-from hypothesis import HealthCheck, settings
 from tests import needs
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from bench import scale
 from fairlead.errors import Refused
-from fairlead.lab.kubeapiserver import KubeApiServer, find_program
+from fairlead.lab.kubeapiserver import find_program
 
-pytest_plugins = ["tests.openstack.fixtures"]
+pytest_plugins = ["tests.programs", "tests.openstack.fixtures"]
 
 CLOUD = (
     *(
@@ -77,7 +74,6 @@ ROWS = {
 NICE = 5
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
-NEEDED = "needs a program that is not there"
 MOST_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
@@ -94,9 +90,6 @@ _stacks = pytest.StashKey[Path]()
 """The directory in which a process that is killed by a signal leaves its stack traces."""
 _processes: dict[WorkerController, int] = {}
 """The processes that run tests for this one, by their process ids."""
-
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")  # a busy machine proves nothing about an example
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -316,91 +309,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="session")
-def real_programs() -> None:
-    """Require kube-apiserver and etcd."""
-    needed(partial(find_program, "kube-apiserver"))
-    needed(partial(find_program, "etcd"))
-
-
-@pytest.fixture(scope="session")
-def older_etcd() -> Path:
-    """Debian's etcd, over which kube-apiserver has no streamed lists. A test with this fixture
-    needs that etcd."""
-    return needed(find_older_etcd)
-
-
-@pytest.fixture(scope="session")
-def kube_proxy() -> Path:
-    """Require kube-proxy, and return its path."""
-    return needed(partial(find_program, "kube-proxy"))
-
-
-@pytest.fixture(scope="session")
-def helm() -> Path:
-    """The program, likewise."""
-    return needed(partial(find_program, "helm"))
-
-
-@pytest.fixture(scope="session")
-def systemd_analyze() -> Path:
-    """The program, likewise."""
-    return needed(partial(find_program, "systemd-analyze"))
-
-
-@pytest.fixture(scope="session")
-def official_client() -> Path:
-    """The Python that has the official client, likewise."""
-    return needed(scale.official_client)
-
-
-def needed(find: Callable[[], Path]) -> Path:
-    """Return the path of the program; without it, skip the test."""
-    try:
-        return find()
-    except Refused as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"{NEEDED}: {error}")
-        pytest.skip(f"{NEEDED}: {error}")
-
-
-@pytest.fixture(scope="session")
-def real_apiserver(
-    real_programs: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[KubeApiServer]:
-    """One real API server for all tests of this process. Tests avoid conflicts by their namespaces
-    and names, and delete objects without a namespace."""
-    server = KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), lab=f"tests{os.getpid()}")
-    asyncio.run(server.up())
-    yield server
-    asyncio.run(server.down())
-
-
-@pytest.fixture(scope="session")
-def older_real_apiserver(
-    real_programs: None, older_etcd: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[KubeApiServer]:
-    """A real API server over an etcd that is too old for streamed lists, as many clusters still
-    have it."""
-    server = KubeApiServer(
-        tmp_path_factory.mktemp("older-etcd"), lab=f"tests{os.getpid()}", etcd=older_etcd
-    )
-    asyncio.run(server.up())
-    yield server
-    asyncio.run(server.down())
-
-
-def find_older_etcd() -> Path:
-    """The path to which `make tools` unpacked Debian's etcd. Raises Refused if it is missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    found = cache / "fairlead" / "debian-etcd" / "etcd"
-    if not os.access(found, os.X_OK):
-        raise Refused(
-            f"{found} is not there", fix="run `make tools`: it takes this etcd from Debian"
-        )
-    return found
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     _tell_without(terminalreporter)
     _tell_left_out(terminalreporter)
@@ -435,10 +343,10 @@ def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = [
         report
         for report in terminalreporter.getreports("skipped")
-        if NEEDED in str(report.longrepr)
+        if needs.MISSING in str(report.longrepr)
     ]
     for why in sorted(
-        {str(report.longrepr).split(NEEDED, 1)[1].rstrip("')") for report in left_out}
+        {str(report.longrepr).split(needs.MISSING, 1)[1].rstrip("')") for report in left_out}
     ):
         tests = [report.nodeid for report in left_out if why in str(report.longrepr)]
         terminalreporter.write_line(

@@ -19,6 +19,8 @@ import pytest
 from fairlead.lab import kubeapiserver, process, server
 
 LAB, LONG_NEED = "a lab", "more than a few seconds"
+MISSING = "needs a program that is not there"
+"""The start of the reason for which a test is skipped or fails if its program is missing."""
 FIXTURES = {
     "openstack_programs": "OpenStack",
     "kube_proxy": "kube-proxy",

@@ -21,7 +21,8 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means
     in the run's own process. `again` takes the place of AGAIN in the conftest. `options` are those
-    of pytest, `popen` those of Popen."""
+    of pytest, `popen` those of Popen. Of pytest's plugins only xdist is loaded, and the one for
+    second attempts if there are any: all plugins together take longer to load than the run."""
     ours = (
         (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")
     )  # the fixtures of our own tests
@@ -31,9 +32,15 @@ def start(
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    # The settings of a plugin that is not loaded would be errors.
+    known = (ROOT / "pyproject.toml").read_text().splitlines(keepends=True)
+    configuration = folder / "pyproject.toml"
+    configuration.write_text("".join(line for line in known if not line.startswith("asyncio_")))
     settings = (
         "-c",
-        str(ROOT / "pyproject.toml"),
+        str(configuration),
+        *("-p", "xdist"),
+        *(("-p", "pytest_rerunfailures") if again else ()),
         "--rootdir",
         str(folder),
         "-p",
@@ -43,5 +50,9 @@ def start(
     )
     command = [sys.executable, "-m", "pytest", *settings, *options, str(folder / "tests")]
     return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder, text=True, **popen
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=folder,
+        text=True,
+        **popen,
     )

@@ -81,7 +81,7 @@ def test_every_named_file_and_fixture_exists() -> None:
         assert (nested.ROOT / name.partition("::")[0]).exists(), name
     texts = [
         (nested.ROOT / path).read_text()
-        for path in ("tests/conftest.py", "tests/openstack/fixtures.py")
+        for path in ("tests/programs.py", "tests/openstack/fixtures.py")
     ]
     for name in needs.FIXTURES:
         assert any(f"def {name}(" in text for text in texts), name

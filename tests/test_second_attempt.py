@@ -32,57 +32,60 @@ def test_never():
 
 
 def run(
-    folder: Path, tests: str, *, processes: int, file: str = "lab/test_it.py", **known: str
+    folder: Path, tests: dict[str, str], *, processes: int, again: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run `tests` as a file of tests/, with `known` (test: cause) as AGAIN. Return the exit code
-    and the output."""
-    again = {f"tests/{file}::{test}": cause for test, cause in known.items()}
+    """Run `tests` (path below tests/: source), with `again` as AGAIN. Return the exit code and the
+    output."""
     with nested.start(
-        folder, {file: tests}, processes=processes, again=again, stdout=subprocess.PIPE
+        folder, tests, processes=processes, again=again, stdout=subprocess.PIPE
     ) as running:
         printed, _ = running.communicate(timeout=120)
     return running.returncode, printed
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize(("processes", "folder"), [(0, "e2e"), (2, "lab")])
 def test_a_test_that_passes_at_the_second_attempt_is_reported_with_its_first_failure(
-    tmp_path: Path, processes: int
+    tmp_path: Path, processes: int, folder: str
 ) -> None:
-    code, printed = run(tmp_path, TESTS, processes=processes, test_rarely="the router forgets")
+    test = f"tests/{folder}/test_it.py::test_rarely"
+    code, printed = run(
+        tmp_path,
+        {f"{folder}/test_it.py": TESTS},
+        processes=processes,
+        again={test: "the router forgets"},
+    )
     assert code == 0, printed
-    assert "first attempt of tests/lab/test_it.py::test_rarely" in printed
+    assert f"first attempt of {test}" in printed
     assert "1 tests passed only at their second attempt" in printed
     known = "AssertionError: a packet was lost (known cause: the router forgets)"
-    assert f"  tests/lab/test_it.py::test_rarely: {known}" in printed
+    assert f"  {test}: {known}" in printed
 
 
 def test_a_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
     causes = {"test_rarely": "the router forgets", "test_never": "none: it is a defect"}
-    code, printed = run(tmp_path, TESTS + DEFECT, processes=2, **causes)
+    code, printed = run(
+        tmp_path,
+        {"lab/test_it.py": TESTS + DEFECT},
+        processes=2,
+        again={f"tests/lab/test_it.py::{test}": cause for test, cause in causes.items()},
+    )
     assert code == 1
     assert "FAILED tests/lab/test_it.py::test_never - AssertionError: a defect" in printed
     assert "1 tests passed only at their second attempt" in printed
 
 
-@pytest.mark.parametrize("folder", ["drivers", "e2e", "faults", "kube", "lab", "net"])
-def test_no_folder_has_a_second_attempt(tmp_path: Path, folder: str) -> None:
+def test_no_folder_has_a_second_attempt(tmp_path: Path) -> None:
     """The tests after the failure still get a new lab."""
-    code, printed = run(tmp_path, TESTS, processes=0, file=f"{folder}/test_it.py")
-    assert code == 1
-    assert (
-        f"FAILED tests/{folder}/test_it.py::test_rarely - AssertionError: a packet was lost"
-        in printed
-    )
-    assert "1 failed, 2 passed" in printed
-    assert "second attempt" not in printed
-
-
-def test_a_test_with_a_known_cause_has_one_there_too(tmp_path: Path) -> None:
+    folders = ("drivers", "e2e", "faults", "kube", "lab", "net")
     code, printed = run(
-        tmp_path, TESTS, processes=0, file="e2e/test_it.py", test_rarely="the router forgets"
+        tmp_path,
+        {f"{folder}/test_it.py": TESTS for folder in folders},
+        processes=0,
+        again={"tests/lab/test_another.py": "it makes the run load the plugin"},
     )
-    assert code == 0, printed
-    assert (
-        "test_rarely: AssertionError: a packet was lost (known cause: the router forgets)"
-        in printed
-    )
+    assert code == 1
+    for folder in folders:
+        failed = f"FAILED tests/{folder}/test_it.py::test_rarely"
+        assert f"{failed} - AssertionError: a packet was lost" in printed
+    assert f"{len(folders)} failed, {2 * len(folders)} passed" in printed
+    assert "second attempt" not in printed

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.conftest import needed
+from tests.programs import needed
 from tests.drivers.inside import run_inside
 from tests.e2e.ingress import CONTROLLERS, EITHER_PORT, GATEWAY, HOSTS, Entry, Ingresses
 from tests.e2e.kubectl import Kubectl, service

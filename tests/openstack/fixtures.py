@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.conftest import needed
+from tests.programs import needed
 from tests.openstack import clients, places
 from tests.openstack.cloud import Cloud
 from tests.openstack.front import Front
