@@ -23,14 +23,14 @@ import msgspec
 from bench.options import options, run_benchmark
 from bench.plot import Bar, bars
 from bench.result import spread
-from bench.stand import FIRST_OTHER, OWN_MAC, Kind, Stand, stand
+from bench.stand import FIRST_OTHER, FLOWS, OWN_MAC, Kind, Stand, stand
 
 from fairlead.cli.output import draw
 from fairlead.errors import Unavailable
 
 KINDS: tuple[Kind, ...] = ("xdp", "tc")
 REPEAT = 1_000_000
-FLOWS, FRESH = 1 << 20, 1 << 26
+FRESH = 1 << 26
 SMALL, LARGE = (10, 4), (10_000, 1_000)
 """(Services, nodes)."""
 SYN, ACK = 0x02, 0x10
@@ -139,8 +139,8 @@ def add_listeners(made: Stand) -> None:
         made.serve(vip(MANY_RANGES, ipv6=ipv6), ["L2-0", "L2-1"], ranges=[clients, *others])
 
 
-def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
-    """Return the cases in the order of the table."""
+def cases(large: tuple[int, int], flows: int) -> list[Case]:
+    """Return the cases in the order of the table. `flows`: see `run`."""
     found = [
         Case("empty program", "empty", packet(vip(1)), forwarded=False),
         Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
@@ -171,8 +171,10 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
                     f"with {count:,} source ranges, {family}", "one", packet(vip(number, ipv6=ipv6))
                 )
             )
-    found += many_cases(large)
-    return found
+    return found + [
+        case if case.sources == FRESH else case._replace(sources=flows)
+        for case in many_cases(large)
+    ]
 
 
 def many_cases(large: tuple[int, int]) -> list[Case]:
@@ -277,17 +279,22 @@ def verify(made: Stand, case: Case, repeat: int) -> None:
         raise Unavailable(f"{made.kind}: {case.name}: the frame did not restore the packet")
 
 
-def run(kind: Kind, rounds: int, repeat: int, large: tuple[int, int]) -> tuple[Measured, ...]:
-    """Measure all cases of one type of program."""
+def run(
+    kind: Kind, rounds: int, repeat: int, large: tuple[int, int], *, flows: int = FLOWS
+) -> tuple[Measured, ...]:
+    """Measure all cases of one type of program. `flows`: the number of flows, a power of two, in
+    cases of "1 M flows"."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder, ExitStack() as stack:
         sizes = {False: SMALL, True: large}
         stands = {
-            each: stack.enter_context(stand(kind, Path(folder), services=services, nodes=nodes))
+            each: stack.enter_context(
+                stand(kind, Path(folder), services=services, nodes=nodes, flows=flows)
+            )
             for each, (services, nodes) in sizes.items()
         }
         for made in stands.values():
             add_listeners(made)
-        todo = cases(kind, large)
+        todo = cases(large, flows)
         for case in todo:
             verify(stands[case.large], case, min(repeat, 1000))
         columns = [

@@ -48,14 +48,11 @@ WAYS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}
 FIRST_OTHER = IPv4Address("198.18.0.0")
 PORT = 80
 ENDPOINTS = 10
-SIZES = {
-    "arena": 1 << 20,
-    "connections": 1 << 21,
-    "datagrams": 1 << 21,
-    "new_connections": 1 << 21,
-    "new_datagrams": 1 << 21,
-}
-"""Map sizes for a million flows of each type, and for 10,000 tables."""
+FLOWS = 1 << 20
+ARENA = 1 << 20
+"""The size of the memory of tables, for 10,000 tables."""
+FLOW_TABLES = ("connections", "datagrams", "new_connections", "new_datagrams")
+"""Maps with an entry for each flow. They have room for twice as many."""
 ANY_NUMBER = 1 << 31
 VARIATION = Struct("=5I")
 
@@ -173,6 +170,7 @@ class Stand:
         return sum(
             NODE_TRAFFIC.unpack_from(value, at)[0]
             for _, value in self._maps["node_statistics"].items()
+            if value.strip(b"\0")
             for at in range(0, len(value), NODE_TRAFFIC.size)
         )
 
@@ -187,19 +185,20 @@ class Stand:
 
 
 @contextmanager
-def stand(kind: Kind, folder: Path, *, services: int, nodes: int) -> Iterator[Stand]:
-    """Build the programs in `folder`, and load them and their maps. Remove everything at the
-    end."""
+def stand(
+    kind: Kind, folder: Path, *, services: int, nodes: int, flows: int = FLOWS
+) -> Iterator[Stand]:
+    """Build the programs in `folder`, and load them and their maps, for this number of flows of
+    each type. Remove everything at the end."""
     target = folder / f"bench_{kind}.o"
-    define = ["-DXDP"] if kind == "xdp" else []
-    subprocess.run(
-        [*bpf_compiler(), *define, "-c", str(ROOT / "bench" / "bench.bpf.c"), "-o", str(target)],
-        check=True,
-    )
+    if not target.exists():  # another stand may have built them
+        define, source = ["-DXDP"] if kind == "xdp" else [], ROOT / "bench" / "bench.bpf.c"
+        subprocess.run([*bpf_compiler(), *define, "-c", str(source), "-o", str(target)], check=True)
     object_file = read_object(target)
+    sizes = {"arena": ARENA, **dict.fromkeys(FLOW_TABLES, 2 * flows)}
     maps = create_maps(
         [
-            spec._replace(max_entries=SIZES.get(spec.name, spec.max_entries))
+            spec._replace(max_entries=sizes.get(spec.name, spec.max_entries))
             for spec in object_file.maps.values()
         ]
     )

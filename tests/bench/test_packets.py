@@ -12,7 +12,7 @@ pytestmark = pytest.mark.root
 def test_every_case_forwards_as_its_name_tells(kind: Kind) -> None:
     """Before it measures, `run` verifies each case by the counters of nodes, and rejects a frame
     that leaves traces."""
-    measured = run(kind, 2, 2000, (50, 20))
+    measured = run(kind, 2, 2000, (50, 20), flows=1 << 14)
     by_name = {each.name: each.nanoseconds for each in measured}
     assert len(by_name) == len(measured)
     assert all(len(each.nanoseconds) == 2 and min(each.nanoseconds) > 0 for each in measured)

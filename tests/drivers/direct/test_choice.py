@@ -19,9 +19,10 @@ from tests.drivers.direct.conftest import (
     VIP4,
     VIP6,
     Forwarder,
+    datagram,
+    segment,
     tcp,
     to_us,
-    udp,
 )
 
 from fairlead.drivers.direct.maps.records import DROPS
@@ -39,7 +40,7 @@ def owners(
 ) -> dict[int, str]:
     """Return, for each client port, the node that gets a segment with these flags and this sequence
     number."""
-    return {port: forwarder.run(tcp(flags, port, seq=seq)).node for port in ports}
+    return {port: forwarder.run(segment(flags, port, seq=seq)).node for port in ports}
 
 
 def test_shares_follow_the_weights(forwarder: Forwarder) -> None:
@@ -91,7 +92,7 @@ def test_growing_from_2_to_500_pods_moves_no_connection(forwarder: Forwarder) ->
     sizes = set()
     for i, pods in enumerate([1, 3, 8, 21, 55, 144, 250]):
         sizes.add(len(forwarder.serve({"node1": pods, "node2": pods}).current) // 2)
-        assert {port: forwarder.run(tcp("A", port)).node for port in opened} == opened
+        assert {port: forwarder.run(segment("A", port)).node for port in opened} == opened
         opened |= owners(forwarder, "S", range(20000 + 100 * i, 20100 + 100 * i))
     assert len(opened) == 700
     assert len(sizes) == 6
@@ -147,7 +148,7 @@ def test_a_draining_last_node_keeps_its_connections_and_gets_no_new_ones(
     forwarder.serve({"node1": 1})
     forwarder.serve({}, {"node1"})
     assert set(owners(forwarder, "A").values()) == {"node1"}
-    assert forwarder.run(tcp("S")).verdict == DROP
+    assert forwarder.run(segment("S")).verdict == DROP
 
 
 def test_toggling_affinity_moves_no_open_connection(forwarder: Forwarder) -> None:
@@ -166,7 +167,7 @@ def test_affinity_sends_a_client_to_one_node_from_any_port(forwarder: Forwarder)
     forwarder.serve({"node1": 1, "node2": 1, "node3": 1}, by_source=True)
     by_client = {
         f"198.51.100.{i}": {
-            forwarder.run(tcp("S", port, client=f"198.51.100.{i}")).node for port in (1, 2, 3)
+            forwarder.run(segment("S", port, client=f"198.51.100.{i}")).node for port in (1, 2, 3)
         }
         for i in range(99)
     }
@@ -176,13 +177,13 @@ def test_affinity_sends_a_client_to_one_node_from_any_port(forwarder: Forwarder)
 
 def test_datagrams_stay_with_their_node_while_the_slot_knows_it(forwarder: Forwarder) -> None:
     def nodes() -> dict[int, str]:
-        return {port: forwarder.run(udp(port)).node for port in PORTS}
+        return {port: forwarder.run(datagram(port)).node for port in PORTS}
 
     forwarder.serve({"node1": 1, "node2": 1}, protocol="UDP")
     before = nodes()
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"}, protocol="UDP")
     assert nodes() == before
-    assert {forwarder.run(udp(port)).node for port in range(30000, 30050)} == {"node3"}
+    assert {forwarder.run(datagram(port)).node for port in range(30000, 30050)} == {"node3"}
     forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")
     assert nodes() == {
         port: "node1" if node == "node1" else "node3" for port, node in before.items()
@@ -220,7 +221,7 @@ def test_icmp_errors_go_to_the_node_that_has_the_flow(
 
     def send(port: int) -> str:
         return forwarder.run(
-            tcp("S", port, ipv6=ipv6) if transport is TCP else udp(port, ipv6=ipv6)
+            segment("S", port, ipv6=ipv6) if transport is TCP else datagram(port, ipv6=ipv6)
         ).node
 
     old = {port: send(port) for port in range(20000, 20050)}

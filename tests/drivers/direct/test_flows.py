@@ -20,6 +20,8 @@ from tests.drivers.direct.conftest import (
     VIP4,
     VIP6,
     Forwarder,
+    datagram,
+    segment,
     tcp,
     to_us,
     udp,
@@ -74,18 +76,18 @@ def test_the_second_packet_of_a_connection_makes_its_entry_permanent(
     forwarder: Forwarder,
 ) -> None:
     in_transition(forwarder)
-    assert forwarder.run(tcp("S")).node == "node2"
+    assert forwarder.run(segment("S")).node == "node2"
     assert (
         count_entries(forwarder, "new_connections"),
         count_entries(forwarder, "connections"),
     ) == (1, 0)
-    assert forwarder.run(tcp("A")).node == "node2"
+    assert forwarder.run(segment("A")).node == "node2"
     assert (
         count_entries(forwarder, "new_connections"),
         count_entries(forwarder, "connections"),
     ) == (0, 1)
-    assert forwarder.run(tcp("A")).node == "node2"
-    assert forwarder.run(tcp("S")).node == "node2"
+    assert forwarder.run(segment("A")).node == "node2"
+    assert forwarder.run(segment("S")).node == "node2"
     assert (
         count_entries(forwarder, "new_connections"),
         count_entries(forwarder, "connections"),
@@ -97,12 +99,12 @@ def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
 ) -> None:
     """The first entry is deleted, because its table is for flows of which one packet was seen."""
     in_transition(forwarder, "UDP")
-    assert forwarder.run(udp()).node == "node2"
+    assert forwarder.run(datagram()).node == "node2"
     assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
         1,
         0,
     )
-    assert forwarder.run(udp()).node == "node2"
+    assert forwarder.run(datagram()).node == "node2"
     assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
         0,
         1,
@@ -117,25 +119,25 @@ def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
     that really opens a new connection from the same port gets the new node."""
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, BOTH)
-    opened = [forwarder.run(tcp(flags, 2000)).node for flags in "SA"]
+    opened = [forwarder.run(segment(flags, 2000)).node for flags in "SA"]
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert opened == ["node2", "node2"]
-    assert [forwarder.run(tcp("S", port, seq=FAR)).node for port in (1000, 2000)] == [
+    assert [forwarder.run(segment("S", port, seq=FAR)).node for port in (1000, 2000)] == [
         "node3",
         "node3",
     ]
     for seq in (1, 1 << 16, FAR - 1, FAR + (1 << 17)):
-        assert [forwarder.run(tcp("A", port, seq=seq)).node for port in (1000, 2000)] == [
+        assert [forwarder.run(segment("A", port, seq=seq)).node for port in (1000, 2000)] == [
             "node1",
             "node2",
         ]
-    assert [forwarder.run(tcp("A", port, seq=FAR + 1)).node for port in (1000, 2000)] == [
+    assert [forwarder.run(segment("A", port, seq=FAR + 1)).node for port in (1000, 2000)] == [
         "node3",
         "node3",
     ]
     # The client has reused the ports, so the older connection is gone: its packets go to the node
     # of the newer one.
-    assert [forwarder.run(tcp("A", port, seq=1)).node for port in (1000, 2000)] == [
+    assert [forwarder.run(segment("A", port, seq=1)).node for port in (1000, 2000)] == [
         "node3",
         "node3",
     ]
@@ -147,9 +149,9 @@ def test_an_icmp_error_reaches_the_node_of_the_connection_despite_forged_packets
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, BOTH)
     for flags in "SA":
-        forwarder.run(tcp(flags))
+        forwarder.run(segment(flags))
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
-    forwarder.run(tcp("S", seq=FAR))
+    forwarder.run(segment("S", seq=FAR))
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, FAR)
     assert (
         forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
@@ -161,15 +163,15 @@ def test_a_connection_over_the_insert_limit_continues_by_its_first_entry(
     forwarder: Forwarder,
 ) -> None:
     in_transition(forwarder)
-    assert forwarder.run(tcp("S", seq=7)).node == "node2"
+    assert forwarder.run(segment("S", seq=7)).node == "node2"
     forwarder.allow_inserts(0)
     for seq in range(8, 1 << 20, 1 << 16):
-        assert forwarder.run(tcp("A", seq=seq)).node == "node2"
+        assert forwarder.run(segment("A", seq=seq)).node == "node2"
     # The sequence number is near the entry's, so this may be a packet of the same connection.
-    assert forwarder.run(tcp("S", seq=1 << 20)).node == "node2"
+    assert forwarder.run(segment("S", seq=1 << 20)).node == "node2"
     # Another connection, which cannot get an entry.
-    assert forwarder.run(tcp("S", seq=FAR)).node == "node1"
-    assert forwarder.run(tcp("A", seq=FAR + 1)).node == "node1"
+    assert forwarder.run(segment("S", seq=FAR)).node == "node1"
+    assert forwarder.run(segment("A", seq=FAR + 1)).node == "node1"
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "SCTP"])
@@ -180,7 +182,7 @@ def test_a_node_that_is_no_longer_retained_loses_connections_with_entries_too(
 
     def send(number: int, *, opening: bool) -> str:
         return forwarder.run(
-            tcp("S" if opening else "A", number)
+            segment("S" if opening else "A", number)
             if protocol == "TCP"
             else sctp(number, opening=opening)
         ).node
@@ -195,7 +197,7 @@ def test_a_node_that_is_no_longer_retained_loses_connections_with_entries_too(
 
 def test_icmp_errors_make_no_entry_permanent(forwarder: Forwarder) -> None:
     in_transition(forwarder)
-    forwarder.run(tcp("S"))
+    forwarder.run(segment("S"))
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
     assert (
         forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
@@ -218,7 +220,9 @@ def test_short_connections_evict_no_long_ones(forwarder: Forwarder) -> None:
     that were not used for longest; the long connections are silent meanwhile."""
     in_transition(forwarder)
     ports = range(20000, 20200)
-    assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
+    assert {forwarder.run(segment(flags, port)).node for port in ports for flags in "SA"} == {
+        "node2"
+    }
     for flags in ("S", "A", "FA"):
         run_all(forwarder, spoofed(tcp(flags), FLOWS // 2))
     assert count_entries(forwarder, "connections") == len(ports)
@@ -227,7 +231,7 @@ def test_short_connections_evict_no_long_ones(forwarder: Forwarder) -> None:
         for packets in coming:
             run_all(forwarder, packets)
     assert count_entries(forwarder, "connections") == len(ports)
-    assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
+    assert {forwarder.run(segment("A", port)).node for port in ports} == {"node2"}
 
 
 @pytest.mark.parametrize("last", ["FA", "R", "RA"])
@@ -236,7 +240,7 @@ def test_a_connection_stays_where_it_is_when_its_client_ends_it(
 ) -> None:
     """A client that has closed its side may still receive data, and acknowledges it."""
     in_transition(forwarder)
-    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == [
+    assert [forwarder.run(segment(flags)).node for flags in ("S", "A", last, last, "A")] == [
         "node2"
     ] * 5
     assert (
@@ -249,16 +253,16 @@ def test_a_connection_stays_where_it_is_when_its_client_ends_it(
         == "node2"
     )
     forwarder.serve({"node3": 1}, {"node1", "node3"})
-    assert forwarder.run(tcp("A")).node == "node1"  # node2 is no longer retained
+    assert forwarder.run(segment("A")).node == "node1"  # node2 is no longer retained
 
 
 def test_a_forged_fin_or_reset_moves_no_connection(forwarder: Forwarder) -> None:
     in_transition(forwarder)
-    assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
+    assert [forwarder.run(segment(flags)).node for flags in "SA"] == ["node2", "node2"]
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     for flags in ("F", "R", "S"):
-        forwarder.run(tcp(flags, seq=FAR))
-    assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
+        forwarder.run(segment(flags, seq=FAR))
+    assert [forwarder.run(segment("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
     # The entry is back in the table of open connections.
     assert (
         count_entries(forwarder, "connections"),
@@ -272,10 +276,10 @@ def test_a_closing_connection_of_a_peer_is_not_moved_back_to_the_open_ones(
     """Peers send no sequence numbers, so any packet of such a connection may be one that follows
     its FIN or RST."""
     in_transition(forwarder)
-    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
+    assert [forwarder.run(segment(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     ((key, entry),) = forwarder.maps["closing_connections"].items()
     forwarder.maps["closing_connections"].update(key, without_sequence(entry))
-    assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, FAR)] == ["node2", "node2"]
+    assert [forwarder.run(segment("A", seq=seq)).node for seq in (1, FAR)] == ["node2", "node2"]
     assert (
         count_entries(forwarder, "connections"),
         count_entries(forwarder, "closing_connections"),
@@ -292,10 +296,10 @@ def test_a_forged_syn_and_reset_leave_the_entry_of_an_open_connection(
     forwarder: Forwarder,
 ) -> None:
     in_transition(forwarder)
-    assert [forwarder.run(tcp(flags)).node for flags in "SA"] == ["node2", "node2"]
+    assert [forwarder.run(segment(flags)).node for flags in "SA"] == ["node2", "node2"]
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
-    assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SR"] == ["node3", "node3"]
-    assert forwarder.run(tcp("A", seq=1)).node == "node2"
+    assert [forwarder.run(segment(flags, seq=FAR)).node for flags in "SR"] == ["node3", "node3"]
+    assert forwarder.run(segment("A", seq=1)).node == "node2"
     assert (
         count_entries(forwarder, "connections"),
         count_entries(forwarder, "closing_connections"),
@@ -307,29 +311,31 @@ def test_connections_that_are_reset_at_once_evict_no_open_ones(forwarder: Forwar
     a reset."""
     in_transition(forwarder)
     ports = range(20000, 20200)
-    assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
+    assert {forwarder.run(segment(flags, port)).node for port in ports for flags in "SA"} == {
+        "node2"
+    }
     for part in range(4):
         for flags in "SR":
             run_all(forwarder, spoofed(tcp(flags, 40000 + part), FLOWS // 2))
     assert count_entries(forwarder, "connections") == len(ports)
-    assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
+    assert {forwarder.run(segment("A", port)).node for port in ports} == {"node2"}
 
 
 def test_the_next_connection_with_the_same_ports_gets_its_own_entry(forwarder: Forwarder) -> None:
     in_transition(forwarder)
-    assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
+    assert [forwarder.run(segment(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
-    assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
+    assert [forwarder.run(segment(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
     assert (
         count_entries(forwarder, "connections"),
         count_entries(forwarder, "closing_connections"),
     ) == (1, 0)
     # Without an entry, the new connection goes where packets without an entry go.
     forwarder.allow_inserts(0)
-    assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
+    assert [forwarder.run(segment(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
     forwarder.allow_inserts(1_000_000)
     forwarder.serve({"node3": 1}, {"node3"})  # the transition is over, and entries are ignored
-    assert forwarder.run(tcp("S", seq=FAR)).node == "node3"
+    assert forwarder.run(segment("S", seq=FAR)).node == "node3"
     assert (
         count_entries(forwarder, "connections"),
         count_entries(forwarder, "closing_connections"),
@@ -359,7 +365,7 @@ def test_a_flood_from_forged_sources_evicts_only_its_own_entries(
     ports = range(20000, 20200)
 
     def send(port: int, flags: str) -> str:
-        return forwarder.run(tcp(flags, port) if protocol == "TCP" else udp(port)).node
+        return forwarder.run(segment(flags, port) if protocol == "TCP" else udp(port)).node
 
     opened = {port: [send(port, "S"), send(port, "A")] for port in ports}
     assert {*map(tuple, opened.values())} == {("node2", "node2")}
@@ -441,7 +447,7 @@ def test_quic_connections_from_before_stay_without_an_entry(
     """Until now the packets of these connections passed another gateway."""
     in_transition(forwarder, "UDP", QUIC_PORT)
     assert [forwarder.run(quic(40000, payload)).node for _ in range(3)] == ["node1"] * 3
-    assert forwarder.run(udp()).verdict == NOT_OURS
+    assert forwarder.run(datagram()).verdict == NOT_OURS
     forwarder.serve({"node2": 1}, {"node2"}, protocol="UDP", port=QUIC_PORT)
     assert forwarder.run(quic(40001, payload)).node == "node2"
 
@@ -474,7 +480,7 @@ def test_a_packet_whose_entry_may_not_be_copied_yet_is_dropped(
 def test_packets_of_an_unchanged_slot_pass_while_entries_are_copied(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     forwarder.set_settings(copying_until=tick() + 10)
-    assert forwarder.run(tcp("A", 1000)).node == "node1"
+    assert forwarder.run(segment("A", 1000)).node == "node1"
     assert forwarder.event(UPGRADING) == 0
 
 
@@ -492,19 +498,19 @@ def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder
     number = next(
         number for number, name in forwarder.tables.nodes.names().items() if name == "node2"
     )
-    forwarder.run(tcp("S", 1000))
+    forwarder.run(segment("S", 1000))
     assert reported() == []
-    forwarder.run(tcp("A", 1000))
-    forwarder.run(tcp("A", 1000))
+    forwarder.run(segment("A", 1000))
+    forwarder.run(segment("A", 1000))
     assert reported() == [(1000, number)]
     # The transition is over, so the next connection with these ports needs no entry.
     forwarder.serve({"node2": 1}, {"node2"})
-    forwarder.run(tcp("S", 1000))
+    forwarder.run(segment("S", 1000))
     assert reported() == [(1000, NONE)]
     forwarder.set_settings(flags=0)
     in_transition(forwarder, "UDP")
-    forwarder.run(udp(1000))
-    forwarder.run(udp(1000))
+    forwarder.run(datagram(1000))
+    forwarder.run(datagram(1000))
     assert reported() == []
 
 
@@ -512,8 +518,8 @@ def test_udp_entries_that_follow_from_the_tables_are_not_reported(forwarder: For
     forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, protocol="UDP")
-    forwarder.run(udp())
-    forwarder.run(udp())
+    forwarder.run(datagram())
+    forwarder.run(datagram())
     assert count_entries(forwarder, "datagrams") == 1
     assert list(ring.read(100)) == []
 
@@ -526,12 +532,12 @@ def test_a_stale_entry_of_a_peer_moves_no_udp_flow_of_an_unchanged_slot(
     forwarder.set_settings(flags=REPORT_ENTRIES)
     ring = RingBuffer(forwarder.maps["news"])
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
-    forwarder.run(udp())
-    forwarder.run(udp())
+    forwarder.run(datagram())
+    forwarder.run(datagram())
     ((flow, entry),) = forwarder.maps["datagrams"].items()
     numbers = {name: number for number, name in forwarder.tables.nodes.names().items()}
     forwarder.maps["datagrams"].update(flow, FLOW.pack(INDEX.pack(numbers["node2"])))
-    assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
+    assert [forwarder.run(datagram()).node for _ in range(2)] == ["node1"] * 2
     assert list(forwarder.maps["datagrams"].items()) == [(flow, entry)]
     # The correction is reported, so that peers learn of it.
     assert [record[40:44] for record in ring.read(100)] == [INDEX.pack(numbers["node1"])]
@@ -556,19 +562,23 @@ def allow(forwarder: Forwarder, set_number: int, network: str, bits: int) -> Non
 def test_only_clients_within_the_source_ranges_are_served(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     restrict(forwarder, VIP4, 7)
-    assert forwarder.run(tcp()).verdict == DROP  # an empty set permits no source
+    assert forwarder.run(segment()).verdict == DROP  # an empty set permits no source
     allow(forwarder, 8, "0.0.0.0", 0)
-    assert forwarder.run(tcp()).verdict == DROP  # the range is in another set
+    assert forwarder.run(segment()).verdict == DROP  # the range is in another set
     allow(forwarder, 7, "198.51.100.0", 29)
     inside, outside = (
         ("198.51.100.0", "198.51.100.7"),
         ("198.51.99.255", "198.51.100.8", "0.0.0.0", "255.255.255.255"),
     )
     for flags in ("S", "A"):
-        assert {forwarder.run(tcp(flags, client=client)).verdict for client in inside} == {REDIRECT}
-        assert {forwarder.run(tcp(flags, client=client)).verdict for client in outside} == {DROP}
+        assert {forwarder.run(segment(flags, client=client)).verdict for client in inside} == {
+            REDIRECT
+        }
+        assert {forwarder.run(segment(flags, client=client)).verdict for client in outside} == {
+            DROP
+        }
     allow(forwarder, 7, "0.0.0.0", 0)
-    assert {forwarder.run(tcp(client=client)).verdict for client in outside} == {REDIRECT}
+    assert {forwarder.run(segment(client=client)).verdict for client in outside} == {REDIRECT}
     assert forwarder.event(FORBIDDEN) == 10
 
 
@@ -583,7 +593,7 @@ def test_only_clients_within_the_source_ranges_are_served_over_ipv6(forwarder: F
         ("2001:db8:d::1", REDIRECT),
         ("::1", DROP),
     ):
-        assert forwarder.run(tcp(ipv6=True, client=client)).verdict == verdict
+        assert forwarder.run(segment(ipv6=True, client=client)).verdict == verdict
 
 
 def test_thousands_of_source_ranges_admit_exactly_their_clients(forwarder: Forwarder) -> None:
@@ -594,8 +604,8 @@ def test_thousands_of_source_ranges_admit_exactly_their_clients(forwarder: Forwa
     for number in range(0, 5000, 7):
         base = f"10.{number >> 13}.{(number >> 5) & 255}."
         last = (number & 31) << 3
-        assert forwarder.run(tcp(client=f"{base}{last + 3}")).verdict == REDIRECT
-        assert forwarder.run(tcp(client=f"{base}{last + 4}")).verdict == DROP
+        assert forwarder.run(segment(client=f"{base}{last + 3}")).verdict == REDIRECT
+        assert forwarder.run(segment(client=f"{base}{last + 4}")).verdict == DROP
 
 
 def test_source_ranges_apply_to_the_client_of_the_flow_that_an_error_quotes(
@@ -631,7 +641,7 @@ def test_a_packet_of_another_gateway_stays_on_a_gateway_that_is_a_node(
 ) -> None:
     forwarder.serve({"node1": 1})
     forwarder.set_settings(flags=IS_NODE)
-    passed = Ether(forwarder.run(tcp("A")).packet)
+    passed = Ether(forwarder.run(segment("A")).packet)
     assert passed[IP].ttl == HOPS_LEFT
     frame = bytes(to_us() / passed.payload)
     assert forwarder.run(frame)[::2] == (NOT_OURS, frame)
@@ -647,15 +657,15 @@ def test_udp_flows_stay_with_a_serving_node_however_often_their_slot_changes(
     nodes = {"node1", "node2", "node3"}
     ports, later = range(20000, 20100), range(30000, 30100)
     forwarder.serve({"node1": 1}, nodes, protocol="UDP")
-    assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
+    assert {forwarder.run(datagram(port)).node for port in ports} == {"node1"}
     forwarder.serve({"node2": 1}, nodes, protocol="UDP")
-    assert {forwarder.run(udp(port)).node for port in later} == {"node2"}
+    assert {forwarder.run(datagram(port)).node for port in later} == {"node2"}
     forwarder.serve({"node3": 1}, nodes, protocol="UDP")  # no table names node2 now
-    assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
-    assert {forwarder.run(udp(port)).node for port in later} == {"node2"}
+    assert {forwarder.run(datagram(port)).node for port in ports} == {"node1"}
+    assert {forwarder.run(datagram(port)).node for port in later} == {"node2"}
     forwarder.serve({"node3": 1}, {"node1", "node3"}, protocol="UDP")  # node2 no longer serves
-    assert {forwarder.run(udp(port)).node for port in ports} == {"node1"}
-    assert {forwarder.run(udp(port)).node for port in later} == {"node3"}
+    assert {forwarder.run(datagram(port)).node for port in ports} == {"node1"}
+    assert {forwarder.run(datagram(port)).node for port in later} == {"node3"}
 
 
 LIFETIME = 280
@@ -681,13 +691,13 @@ def seen(forwarder: Forwarder) -> set[int]:
 def test_a_udp_flow_after_a_long_silence_is_a_new_flow(forwarder: Forwarder) -> None:
     """A client that reuses the ports of an old flow must not be sent to a draining node."""
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
-    assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
+    assert [forwarder.run(datagram()).node for _ in range(2)] == ["node1"] * 2
     forwarder.serve({"node2": 1}, BOTH, protocol="UDP")
     silent_for(forwarder, LIFETIME - 5)
-    assert forwarder.run(udp()).node == "node1"
+    assert forwarder.run(datagram()).node == "node1"
     assert seen(forwarder) <= {tick(), tick() - 1}, "the packet renews the entry"
     silent_for(forwarder, LIFETIME + 5)
-    assert [forwarder.run(udp()).node for _ in range(2)] == ["node2"] * 2
+    assert [forwarder.run(datagram()).node for _ in range(2)] == ["node2"] * 2
     assert count_entries(forwarder, "datagrams") == 1
     assert seen(forwarder) <= {tick(), tick() - 1}
 
@@ -706,9 +716,9 @@ def test_an_entry_of_a_peer_is_valid_until_the_client_is_seen(
     forwarder: Forwarder,
 ) -> None:
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
-    assert [forwarder.run(udp()).node for _ in range(2)] == ["node1"] * 2
+    assert [forwarder.run(datagram()).node for _ in range(2)] == ["node1"] * 2
     forwarder.serve({"node2": 1}, BOTH, protocol="UDP")
     silent_for(forwarder, tick())
     assert seen(forwarder) == {0}
-    assert forwarder.run(udp()).node == "node1"
+    assert forwarder.run(datagram()).node == "node1"
     assert 0 not in seen(forwarder)

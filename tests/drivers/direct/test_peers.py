@@ -16,7 +16,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.drivers.direct.conftest import REDIRECT, SERVICE, VIP4, Forwarder, a_forwarder, tcp, udp
+from tests.drivers.direct.conftest import (
+    REDIRECT,
+    SERVICE,
+    VIP4,
+    Forwarder,
+    a_forwarder,
+    datagram,
+    segment,
+)
 
 from fairlead.backoff import Backoff
 from fairlead.drivers.direct.maps.convergence import CONVERGENCE_S
@@ -71,9 +79,9 @@ class Gateway:
     def serve(self, weights: dict[str, int]) -> None:
         self.forwarder.serve(weights, ALL_NODES)
 
-    def open(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
+    def open(self, ports: Iterable[int], packet: Callable[..., bytes] = segment) -> dict[int, str]:
         """Open connections from these ports, up to their second packet. Return the node of each."""
-        flags = [("S",), ("A",)] if packet is tcp else [(), ()]
+        flags = [("S",), ("A",)] if packet is segment else [(), ()]
         answers = {
             port: [self.forwarder.run(packet(*each, port=port)) for each in flags] for port in ports
         }
@@ -81,9 +89,9 @@ class Gateway:
         assert all(first.node == second.node for first, second in answers.values())
         return {port: second.node for port, (_, second) in answers.items()}
 
-    def nodes(self, ports: Iterable[int], packet: Callable[..., object] = tcp) -> dict[int, str]:
+    def nodes(self, ports: Iterable[int], packet: Callable[..., bytes] = segment) -> dict[int, str]:
         """Return the node to which a packet of each open connection is sent."""
-        flags = ("A",) if packet is tcp else ()
+        flags = ("A",) if packet is segment else ()
         return {port: self.forwarder.run(packet(*flags, port=port)).node for port in ports}
 
 
@@ -211,18 +219,18 @@ async def test_gateways_with_equal_plans_agree_without_a_connection() -> None:
         assert two.nodes(PORTS) == one.open(PORTS)
 
 
-@pytest.mark.parametrize("packet", [tcp, udp])
+@pytest.mark.parametrize("packet", [segment, datagram], ids=["tcp", "udp"])
 async def test_only_connected_gateways_keep_connections_opened_in_transition(
-    packet: Callable[..., object],
+    packet: Callable[..., bytes],
 ) -> None:
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
-        protocol: ListenerProtocol = "TCP" if packet is tcp else "UDP"
+        protocol: ListenerProtocol = "TCP" if packet is segment else "UDP"
         for each in (one, two):
             for weights in (OLD, NEW):
                 each.forwarder.serve(weights, ALL_NODES, protocol=protocol)
         opened = one.open(PORTS, packet)
-        if packet is tcp:  # a new UDP flow goes to the current node at any gateway
+        if packet is segment:  # a new UDP flow goes to the current node at any gateway
             lost = {port for port, node in two.nodes(PORTS).items() if node != opened[port]}
             assert len(lost) > len(PORTS) / 4  # all connections in slots that changed
         for each in (one, two):
@@ -284,7 +292,7 @@ async def test_a_connection_that_closes_at_one_gateway_closes_at_all_on_its_node
         await until(lambda: len(entries(two)) == len(entries(one)))
         count = len(entries(one))
         for port in PORTS:
-            one.forwarder.run(tcp("FA", port=port))
+            one.forwarder.run(segment("FA", port=port))
         await until(lambda: moved(one, two))
         three = await made.start(3)
         three.serve(NEW)
@@ -335,15 +343,15 @@ async def test_a_gateway_that_missed_a_change_knows_the_connections_opened_meanw
         assert two.nodes(own) == own
 
 
-@pytest.mark.parametrize("packet", [tcp, udp])
+@pytest.mark.parametrize("packet", [segment, datagram], ids=["tcp", "udp"])
 async def test_no_connection_moves_between_gateways_that_learn_of_nodes_in_different_orders(
-    packet: Callable[..., object],
+    packet: Callable[..., bytes],
 ) -> None:
     """Each gateway learns of another node first, and sends it all connections that arrive then. The
     listener is converging: its connections get entries although no slot is in transition. After the
     convergence new connections need no entries."""
     all_nodes = dict.fromkeys(ALL_NODES, 1)
-    key = ListenerKey(VIP4, 80, "TCP" if packet is tcp else "UDP")
+    key = ListenerKey(VIP4, 80, "TCP" if packet is segment else "UDP")
     async with site() as made:
         one, two = made.gateway(1), made.gateway(2)
         now_s = 1000.0
@@ -358,7 +366,7 @@ async def test_no_connection_moves_between_gateways_that_learn_of_nodes_in_diffe
         for each in (one, two):
             each.forwarder.serve(all_nodes, ALL_NODES, protocol=key.protocol)
         opened.append(two.open(range(42000, 42100), packet))
-        table = "connections" if packet is tcp else "datagrams"
+        table = "connections" if packet is segment else "datagrams"
         await until(lambda: len(entries(one, table)) == len(entries(two, table)) == 300)
         for each in (one, two):
             assert [each.nodes(ports, packet) for ports in opened] == opened
@@ -517,11 +525,11 @@ async def test_a_syn_deletes_an_entry_that_is_no_longer_needed_on_all_gateways()
         port = next(iter(PORTS))
         its = {key for key in entries(two) if struct.unpack_from("!H", key, 32)[0] == port}
         assert its
-        one.forwarder.run(tcp("S", port=port, seq=1 << 31))
+        one.forwarder.run(segment("S", port=port, seq=1 << 31))
         assert its <= entries(one).keys()
         for each in (one, two):
             each.forwarder.serve({"node3": 1}, {"node3"})
-        one.forwarder.run(tcp("S", port=port, seq=1 << 31))
+        one.forwarder.run(segment("S", port=port, seq=1 << 31))
         await until(lambda: not its & (entries(one).keys() | entries(two).keys()))
 
 
@@ -582,10 +590,10 @@ async def test_an_older_entry_of_a_peer_does_not_take_a_connection_that_is_being
         one, two = await two_in_transition(made)
         for each in (one, two):
             each.serve(OLD)
-        older = {port: one.forwarder.run(tcp("A", port=port)).node for port in PORTS}
+        older = {port: one.forwarder.run(segment("A", port=port)).node for port in PORTS}
         if not stored:
             one.forwarder.maps["connections"].delete_all(list(entries(one)))
-        opened = {port: one.forwarder.run(tcp("S", port=port)).node for port in PORTS}
+        opened = {port: one.forwarder.run(segment("S", port=port)).node for port in PORTS}
         assert opened != older
         mine, theirs = (Exchange(each.forwarder.tables, each.forwarder.maps) for each in (one, two))
         for message in map(theirs.entries, theirs.all_entries()):
@@ -605,7 +613,7 @@ async def test_flows_that_begin_while_a_gateway_inherits_are_newer(
         one, two = await one_without_a_process(made)
         two.peers._began_s -= peers_module.TRUSTED_AFTER_S
         one.peers = Peers(address(1), made.addresses)
-        before = {port: one.forwarder.run(tcp("A", port=port)).node for port in PORTS}
+        before = {port: one.forwarder.run(segment("A", port=port)).node for port in PORTS}
         opened = dict[int, str]()
 
         def merge(exchange: Exchange, message: FlowsMessage, **ignored: Any) -> None:
