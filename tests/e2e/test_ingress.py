@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.programs import needed
 from tests.drivers.inside import run_inside
 from tests.e2e.ingress import CONTROLLERS, EITHER_PORT, GATEWAY, HOSTS, Entry, Ingresses
 from tests.e2e.kubectl import Kubectl, service
 from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, until
 from tests.e2e.proxied import PATIENCE_S, PROXY, await_described
+from tests.programs import needed
 
 from fairlead.errors import Refused
 from fairlead.ingress.check import Plan, Report, check

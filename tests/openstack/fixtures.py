@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.programs import needed
 from tests.openstack import clients, places
 from tests.openstack.cloud import Cloud
 from tests.openstack.front import Front
 from tests.openstack.keystone import Keystone
 from tests.openstack.octavia import Octavia
 from tests.openstack.packets import Packets
+from tests.programs import needed
 
 
 class Fronts(NamedTuple):

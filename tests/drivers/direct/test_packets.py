@@ -33,7 +33,9 @@ from tests.drivers.direct.conftest import (
     VIP4,
     VIP6,
     Forwarder,
+    datagram,
     mac_of,
+    segment,
     tcp,
     to_us,
     udp,
@@ -115,6 +117,15 @@ OURS: dict[str, Packet] = {
         SIGNED,
     ),
 }
+
+
+@given(st.integers(0, 65535), st.booleans(), st.sampled_from(["S", "A", "FA"]), st.integers(1, 255))
+def test_packets_built_without_scapy_are_equal_to_its_own(
+    port: int, ipv6: bool, flags: str, hops: int
+) -> None:
+    made = segment(flags, port, ipv6=ipv6, hops=hops)
+    assert made == bytes(tcp(flags, port, ipv6=ipv6, hops=hops))
+    assert datagram(port, ipv6=ipv6, hops=hops) == bytes(udp(port, ipv6=ipv6, hops=hops))
 
 
 @pytest.mark.parametrize("packet", OURS.values(), ids=OURS.keys())
