@@ -4,8 +4,9 @@
 # make base       the part of setup that Fairlead itself needs, without OpenStack; the targets below
 #                 install their dependencies themselves
 # make demo       show with packets what Fairlead does; needs root
-# make check      lint, types, and every test that needs no lab and no built program: minutes;
-#                 needs root and `make base`; prints the skipped tests at the end
+# make check      lint, types, and every test that needs no lab and no built program, side by side:
+#                 at most 3 minutes on two cores; needs root and `make base`; prints the failed
+#                 parts and the skipped tests at the end
 # make test       everything: lint, types, all tests, with real packets; needs root; runs as many
 #                 tests in parallel as there are CPUs, with WORKERS=1 one after the other
 # make tools      setup, and the other dependencies of the tests: kube-apiserver, kube-proxy, etcd
@@ -65,8 +66,8 @@ tools: setup
 	@$(STEP) bench sh tools/bench.sh || \
 		echo "setup: programs of the benchmarks are missing: see above" >&2
 
-check: root lint
-	$(VENV)/bin/pytest -q --check -n $(WORKERS)
+check: root base
+	@$(VENV)/bin/python tools/check.py -q --check -n $(WORKERS)
 
 test: root lint tools
 	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
