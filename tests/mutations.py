@@ -58,7 +58,7 @@ _MEMBERS = (
     "tests/plan/test_notes.py",
     "tests/plan/test_silent_nodes.py",
 )
-_NODE = ("tests/plan/test_node.py", "tests/plan/test_proxying.py", "tests/plan/test_near.py")
+_NODE = ("tests/plan/test_node.py", "tests/plan/test_proxying.py", "tests/plan/test_topology_hints.py")
 _ELEMENTS = ("tests/drivers/nodeproxy/test_elements.py",)
 _TRANSACTIONS = ("tests/drivers/nodeproxy/test_transactions.py",)
 _AFFINITY = ("tests/drivers/nodeproxy/test_affinity.py",)
@@ -236,7 +236,7 @@ MUTATIONS = (
         "src/fairlead/plan/endpoints.py",
         "    if not all(each.ready and each.hints for each in chosen):",
         "    if not all(each.hints for each in chosen):",
-        (*_ENDPOINTS, "tests/plan/test_near.py"),
+        (*_ENDPOINTS, "tests/plan/test_topology_hints.py"),
     ),
     Mutation(
         "src/fairlead/plan/members.py",

@@ -1,4 +1,5 @@
-"""Addresses: held first, by request, stable, never twice."""
+"""The assignment of addresses: held addresses come first, then requested ones; a held address does
+not change, and no address is assigned twice."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,14 +27,14 @@ def assign(
     held: Mapping[ServiceKey, Sequence[str]],
     wanted: Mapping[ServiceKey, Wanted],
 ) -> dict[ServiceKey, Result]:
-    """All at once; what is held is shown, with the ports that are wanted now."""
+    """Return the result of one assignment of all Services. `held`: addresses in their status."""
     ledger = Ledger()
     ledger.use(read_pools(pools, ()))
     facts = {}
     for key in held.keys() | wanted.keys():
-        wish = wanted.get(key)
-        ports = wish.ports if wish is not None else frozenset({"TCP/80"})
-        facts[key] = Facts(wish, {address: Taken(shown=ports) for address in held.get(key, ())})
+        request = wanted.get(key)
+        ports = request.ports if request is not None else frozenset({"TCP/80"})
+        facts[key] = Facts(request, {address: Taken(shown=ports) for address in held.get(key, ())})
     ledger.assign(facts)
     return {key: ledger.result(key) for key in wanted}
 
@@ -44,7 +45,7 @@ def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...
     return grant.addresses
 
 
-def test_a_key_gives_no_address_at_which_nothing_is_left() -> None:
+def test_a_sharing_key_gives_only_an_address_at_which_a_requested_port_is_free() -> None:
     web, other = frozenset({"TCP/80"}), frozenset({"TCP/81"})
     keyed = {
         key: Wanted(("IPv4",), ports=ports, sharing_key="k")
@@ -58,23 +59,23 @@ def test_a_key_gives_no_address_at_which_nothing_is_left() -> None:
     ]
 
 
-def test_another_pool_that_is_asked_for_later_is_said_not_to_move_the_address() -> None:
-    asked = Wanted(("IPv4",), pool="other", ports=frozenset({"TCP/80"}))
+def test_a_change_of_the_requested_pool_does_not_change_the_address_and_is_reported() -> None:
+    request = Wanted(("IPv4",), pool="other", ports=frozenset({"TCP/80"}))
     result = assign(
-        [POOL, PoolConfig("other", ("198.51.100.1",))], {A: ["203.0.113.1"]}, {A: asked}
+        [POOL, PoolConfig("other", ("198.51.100.1",))], {A: ["203.0.113.1"]}, {A: request}
     )[A]
     assert isinstance(result, Assigned)
     assert result.addresses == ("203.0.113.1",)
     assert ["an address does not change by itself" in str(note) for note in result.notes] == [True]
 
 
-def test_what_is_held_comes_before_what_is_new() -> None:
+def test_a_held_address_is_not_assigned_to_a_new_service() -> None:
     result = assign([POOL], {B: ["203.0.113.1"]}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",))})
     assert granted(result, B) == ("203.0.113.1",)
     assert granted(result, A) == ("203.0.113.2",)
 
 
-def test_a_request_comes_before_who_asks_for_any() -> None:
+def test_a_service_that_requests_an_address_comes_before_services_that_take_any_address() -> None:
     result = assign(
         [POOL], {}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",), requested=("203.0.113.1",))}
     )
@@ -82,13 +83,13 @@ def test_a_request_comes_before_who_asks_for_any() -> None:
     assert granted(result, A) == ("203.0.113.2",)
 
 
-def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
+def test_an_address_changes_only_if_the_service_requests_another_one() -> None:
     held = {A: ["203.0.113.3"], B: ["198.51.100.9"]}
     result = assign(
         [POOL], held, {A: Wanted(("IPv4",), requested=("203.0.113.4",)), B: Wanted(("IPv4",))}
     )
     assert granted(result, A) == ("203.0.113.4",)
-    assert granted(result, B) == ("198.51.100.9",), "an address outside the pools, once held, stays"
+    assert granted(result, B) == ("198.51.100.9",), "a held address stays, even outside all pools"
 
 
 @pytest.mark.parametrize(
@@ -102,21 +103,21 @@ def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
         (Wanted(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
     ],
 )
-def test_refusals_say_why(wanted: Wanted, words: str) -> None:
+def test_a_refusal_tells_its_reason(wanted: Wanted, words: str) -> None:
     result = assign([POOL], {B: ["203.0.113.1"]}, {A: wanted, B: Wanted(("IPv4",))})
     error = result[A]
     assert isinstance(error, Refused)
     assert words in str(error)
 
 
-def test_a_second_family_that_is_not_to_be_had_is_noted() -> None:
+def test_an_address_family_without_a_free_address_is_reported() -> None:
     grant = assign([POOL], {}, {A: Wanted(("IPv4", "IPv6"))})[A]
     assert isinstance(grant, Assigned)
     assert grant.addresses == ("203.0.113.1",)
     assert [note.code for note in grant.notes] == ["AddressFamilySkipped"]
 
 
-def test_no_pool_is_said() -> None:
+def test_a_refusal_says_that_no_pool_is_configured() -> None:
     error = assign([], {}, {A: Wanted(("IPv4",))})[A]
     assert isinstance(error, Refused)
     assert "no address pool is configured" in str(error)
@@ -143,20 +144,20 @@ WANTED = st.builds(
     st.dictionaries(KEYS, st.lists(st.sampled_from(ADDRESSES), max_size=2)),
     st.dictionaries(KEYS, WANTED),
 )
-def test_no_address_twice_and_assigning_again_takes_none_away(
+def test_no_address_is_assigned_twice_and_another_assignment_keeps_all_addresses(
     held: dict[ServiceKey, list[str]], wanted: dict[ServiceKey, Wanted]
 ) -> None:
     first = assign([POOL, POOL6], held, wanted)
-    given_out = [
+    assigned = [
         address
         for grant in first.values()
         if isinstance(grant, Assigned)
         for address in grant.addresses
     ]
-    assert len(given_out) == len(set(given_out))
-    again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Assigned)}
-    second = assign([POOL, POOL6], again, wanted)
-    for key, addresses in again.items():
+    assert len(assigned) == len(set(assigned))
+    kept = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Assigned)}
+    second = assign([POOL, POOL6], kept, wanted)
+    for key, addresses in kept.items():
         assert set(addresses) <= set(granted(second, key)), (
-            "what was freed meanwhile may be added, nothing is taken away"
+            "a second assignment may add an address that became free, but takes none away"
         )

@@ -1,5 +1,5 @@
-"""Which nodes get the connections of a listener, by the states of its members and who serves
-now."""
+"""Which nodes get the new connections of a listener. The result depends on the states of its
+members and on the nodes that serve now."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_only_while_no_node_is_confirmed_do_draining_nodes_have_weights(
         ((), (), {"a"}, False),
     ],
 )
-def test_a_listener_stays_as_it_is_while_a_pending_node_serves_or_no_other_may(
+def test_a_listener_does_not_change_while_a_pending_node_serves_or_no_other_node_may(
     weights: tuple[tuple[str, int], ...],
     undecided: tuple[str, ...],
     serving: set[str],
@@ -71,7 +71,7 @@ def test_a_listener_stays_as_it_is_while_a_pending_node_serves_or_no_other_may(
     assert stays_as_it_is(weights, undecided, serving) == stays
 
 
-def test_which_nodes_keep_connections_depends_on_the_protocol_and_the_policy() -> None:
+def test_which_nodes_keep_connections_depends_on_protocol_and_policy() -> None:
     rows: list[Row] = [("a", 1, "active"), ("b", 1, "down"), ("c", 0, "draining")]
     assert shares_of(listener(*rows)) == Shares(
         (("a", 1),), (), ("a", "b", "c"), retain_departed=False
