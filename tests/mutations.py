@@ -58,7 +58,11 @@ _MEMBERS = (
     "tests/plan/test_notes.py",
     "tests/plan/test_silent_nodes.py",
 )
-_NODE = ("tests/plan/test_node.py", "tests/plan/test_proxying.py", "tests/plan/test_topology_hints.py")
+_NODE = (
+    "tests/plan/test_node.py",
+    "tests/plan/test_proxying.py",
+    "tests/plan/test_topology_hints.py",
+)
 _ELEMENTS = ("tests/drivers/nodeproxy/test_elements.py",)
 _TRANSACTIONS = ("tests/drivers/nodeproxy/test_transactions.py",)
 _AFFINITY = ("tests/drivers/nodeproxy/test_affinity.py",)

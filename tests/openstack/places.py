@@ -29,14 +29,14 @@ def python() -> Path:
 
 def template() -> Path:
     """Return a data directory of MariaDB with the schemas of all services."""
-    if not template_of_now().is_dir():
+    if not current_template().is_dir():
         raise Refused(
-            f"there is no {template_of_now()}, from which OpenStack's databases start", fix=FIX
+            f"there is no {current_template()}, from which OpenStack's databases start", fix=FIX
         )
-    return template_of_now()
+    return current_template()
 
 
-def template_of_now() -> Path:
+def current_template() -> Path:
     """Return the path of the data directory, which differs for each version of the schemas."""
     parts = [HERE / name for name in ("requirements.lock", "template.py")]
     digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
@@ -58,7 +58,7 @@ def program(name: str) -> Path:
     return Path(found)
 
 
-def whole() -> Path:
+def require_all() -> Path:
     """Return the interpreter if everything else exists, too."""
     template()
     for name in (

@@ -49,8 +49,8 @@ async def turns_of(calls_per_s: float, at_s: Mapping[float, int]) -> list[float]
 
 
 @pytest.mark.parametrize("calls_per_s", [20.0, 7.5, 0.5])
-def test_no_second_has_more_calls_than_it_may(calls_per_s: float) -> None:
-    """Calls start at once after a quiet time, and no call waits longer than necessary."""
+def test_no_second_has_more_calls_than_configured(calls_per_s: float) -> None:
+    """After a time without calls, calls start at once. No call waits longer than necessary."""
     number = int(calls_per_s * 10)
     with asyncio.Runner(loop_factory=Loop) as runner:
         turns_s = runner.run(turns_of(calls_per_s, {0.0: number, 60.5: number, 61.0: number}))
