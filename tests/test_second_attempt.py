@@ -1,4 +1,4 @@
-"""The tests that get a second attempt. The first failure is always printed."""
+"""Tests with a second attempt. The first failure is always printed."""
 
 import subprocess
 from pathlib import Path
@@ -34,11 +34,11 @@ def test_never():
 def run(
     folder: Path, tests: str, *, processes: int, file: str = "lab/test_it.py", **known: str
 ) -> tuple[int, str]:
-    """Run `tests` as a file of tests/, with `known` (test: cause) as AGAIN. Return the exit code
+    """Run `tests` as a file of tests/, with `known` (test: cause) as RETRIED. Return the exit code
     and the output."""
-    again = {f"tests/{file}::{test}": cause for test, cause in known.items()}
+    retried = {f"tests/{file}::{test}": cause for test, cause in known.items()}
     with nested.start(
-        folder, {file: tests}, processes=processes, again=again, stdout=subprocess.PIPE
+        folder, {file: tests}, processes=processes, retried=retried, stdout=subprocess.PIPE
     ) as running:
         printed, _ = running.communicate(timeout=120)
     return running.returncode, printed
@@ -65,8 +65,10 @@ def test_a_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["drivers", "e2e", "faults", "kube", "lab", "net"])
-def test_no_folder_has_a_second_attempt(tmp_path: Path, folder: str) -> None:
-    """The tests after the failure still get a new lab."""
+def test_a_test_that_is_not_listed_has_no_second_attempt_in_any_folder(
+    tmp_path: Path, folder: str
+) -> None:
+    """The tests after the failure nevertheless get a new lab."""
     code, printed = run(tmp_path, TESTS, processes=0, file=f"{folder}/test_it.py")
     assert code == 1
     assert (
@@ -77,7 +79,7 @@ def test_no_folder_has_a_second_attempt(tmp_path: Path, folder: str) -> None:
     assert "second attempt" not in printed
 
 
-def test_a_test_with_a_known_cause_has_one_there_too(tmp_path: Path) -> None:
+def test_a_listed_test_has_a_second_attempt_in_any_folder(tmp_path: Path) -> None:
     code, printed = run(
         tmp_path, TESTS, processes=0, file="e2e/test_it.py", test_rarely="the router forgets"
     )

@@ -219,7 +219,7 @@ async def associate(site: Site, source: Source, target: Target, *, timeout_s: fl
         sock.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):
-                with sctp.nobody_listens():
+                with sctp.unsupported_as_refused():
                     with suppress(PermissionError):  # of a refusal the socket is told, too
                         sctp.start(sock, target.address, target.port, source_port=port)
                     while (
