@@ -531,7 +531,7 @@ async def test_outcomes_of_two_drivers_are_reported_together_and_retried_if_one_
     async with setup.running():
         setup.put(web="a")
         outcome = await setup.outcome("web", "unavailable")
-        assert (outcome.message, outcome.in_part) == ("no room; the store is failures", False)
+        assert (outcome.message, outcome.in_part) == ("no room; the store is away", False)
         await setup.until(announcement, web="a")
 
 

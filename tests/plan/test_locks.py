@@ -98,7 +98,7 @@ def test_a_port_is_released_only_when_it_is_not_shown_and_can_no_longer_be_publi
     assert not releasable(published(A, 6, WEB, TLS), mine, ADDRESS, remaining)
 
 
-def test_a_kept_address_goes_to_its_service_or_to_one_with_its_sharing_key() -> None:
+def test_a_kept_address_is_given_only_to_its_service_or_to_a_service_with_its_sharing_key() -> None:
     spec = without_holder(lock(holder(A, WEB), sharing_key="k"), A, None, keep=True)
     assert spec == lock(Holder("default", "a"), sharing_key="k", keep=True)
     assert with_holder(spec, A, Grant(ADDRESS, (WEB,), "main"), published(A, 7)).holders == (

@@ -87,7 +87,7 @@ def read(
         ),
     ],
 )
-def test_the_provider_is_the_one_that_supports_what_the_service_requests(
+def test_the_provider_supports_the_requested_features(
     annotations: dict[str, str], requested: OctaviaRequest, provider: Provider, reason: str
 ) -> None:
     found, _ = read(annotations, requested)
@@ -176,7 +176,7 @@ def test_the_types_of_health_monitors_are_those_that_the_provider_supports(
     assert (found.checks is not None) == bool(asking)
 
 
-def test_the_configuration_sets_what_annotations_do_not_set() -> None:
+def test_the_configuration_gives_the_values_that_annotations_do_not_set() -> None:
     monitor = OctaviaMonitorConfig(delay_s=7, max_retries_down=2)
     annotations = {OPENSTACK + "network-id": "other", FAIRLEAD + "health-monitor-timeout": "2"}
     found, _ = read(

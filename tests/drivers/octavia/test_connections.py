@@ -22,6 +22,5 @@ async def test_a_closed_cloud_has_no_open_connections(site: Site) -> None:
     await site.found()
     assert sockets() > before
     site.cloud.close()
-    wait_until(
-        lambda: sockets() <= before
-    )  # also of the proxy, whose threads close their ends a moment later
+    # The threads of the proxy, in this process, close their ends a moment later.
+    wait_until(lambda: sockets() <= before)

@@ -43,7 +43,7 @@ def rules(site: CloudSite) -> list[tuple[str, int, str]]:
 
 
 def nodes_with_group(site: CloudSite) -> set[str]:
-    """Return the nodes that have the cluster's group beside their other groups."""
+    """Return the nodes that have the cluster's group in addition to their other groups."""
     ours = {group.id for group in site.client.network.security_groups(description=site.owner.tag)}
     ports = {name: site.client.network.get_port(id_) for name, id_ in site.openstack.nodes.items()}
     assert all(set(port.security_group_ids) - ours for port in ports.values())
