@@ -338,7 +338,7 @@ async def test_long_messages_are_truncated_to_the_limits_of_the_api(
         await until(truncated)
 
 
-async def test_an_event_is_written_again_after_an_unavailable_server() -> None:
+async def test_an_event_is_written_as_soon_as_the_server_is_available() -> None:
     async with (
         ApiServer() as server,
         Client(Access(server.url)) as client,

@@ -49,6 +49,16 @@ from fairlead.plan.direct import SUBSTITUTES
         ),
         (KEEP_ADDRESS, {}, ("", "")),
     ],
+    ids=[
+        "addresses of MetalLB",
+        "addresses of an old MetalLB, with spaces",
+        "Fairlead precedes MetalLB",
+        "an empty annotation does not count",
+        "pool of MetalLB",
+        "sharing key of MetalLB",
+        "kept floating IP of OpenStack",
+        "no annotation",
+    ],
 )
 def test_a_fairlead_annotation_takes_precedence_over_one_of_another_system(
     names: tuple[str, ...], annotations: dict[str, str], expected: tuple[str, str]

@@ -39,6 +39,15 @@ def listener(*rows: Row, policy: str = "Local", protocol: Protocol = "TCP") -> L
         ([("a", 1, "draining"), ("b", 1, "down")], (), ()),
         ([("a", 0, "active"), ("b", 1, "pending")], (), ("b",)),
     ],
+    ids=[
+        "all nodes are active: they have weights",
+        "an active node has a weight, a pending node has none",
+        "a pending node and no other candidate: undecided",
+        "a pending and a draining node with weight: the draining one has a weight",
+        "a draining node without weight has none",
+        "no node is pending: draining nodes have no weights",
+        "an active node without weight does not count",
+    ],
 )
 def test_only_while_no_node_is_confirmed_do_draining_nodes_have_weights(
     rows: list[Row], weights: tuple[tuple[str, int], ...], undecided: tuple[str, ...]
@@ -60,6 +69,17 @@ def test_only_while_no_node_is_confirmed_do_draining_nodes_have_weights(
         ((), ("a",), set(), False),
         ((("b", 1),), (), {"a"}, False),
         ((), (), {"a"}, False),
+    ],
+    ids=[
+        "the pending node serves",
+        "the pending node serves, a draining one may",
+        "the pending node serves, and so does a departed one",
+        "the draining node serves",
+        "only a departed node serves, a draining one may",
+        "only a departed node serves, no other may",
+        "no node serves",
+        "no node is pending, another one may serve",
+        "no node is pending, and none may serve",
     ],
 )
 def test_a_listener_does_not_change_while_a_pending_node_serves_or_no_other_node_may(

@@ -84,7 +84,7 @@ ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, 
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_conditions(name: str) -> None:
+def test_the_conditions_of_a_service(name: str) -> None:
     intent, outcome, shown, expected = ROWS[name]
     found = conditions_of(intent, outcome, shown)
     assert tuple(each.type for each in found) == CONDITION_TYPES

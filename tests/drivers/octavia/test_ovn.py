@@ -53,8 +53,8 @@ async def test_the_health_monitor_also_covers_the_floating_ip(cloud_site: CloudS
         expected = {f"{address}:80": (members, True) for address in tree.shown}
         assert len(expected) == 2
         clients.wait_until(
-            lambda tree=tree, expected=expected: members_by_vip(site, tree.id) == expected
-        )  # type: ignore[misc]
+            lambda tree=tree, expected=expected: members_by_vip(site, tree.id) == expected  # type: ignore[misc]
+        )
         site.clear_calls()
         # Adding a node is one write, which covers both addresses.
         await site.reconcile(service(listener(80, *three), octavia=site.with_floating_ip()))
