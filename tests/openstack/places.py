@@ -29,14 +29,14 @@ def python() -> Path:
 
 def template() -> Path:
     """Return a data directory of MariaDB with the schemas of all services."""
-    if not current_template().is_dir():
+    if not template_of_now().is_dir():
         raise Refused(
-            f"there is no {current_template()}, from which OpenStack's databases start", fix=FIX
+            f"there is no {template_of_now()}, from which OpenStack's databases start", fix=FIX
         )
-    return current_template()
+    return template_of_now()
 
 
-def current_template() -> Path:
+def template_of_now() -> Path:
     """Return the path of the data directory, which differs for each version of the schemas."""
     parts = [HERE / name for name in ("requirements.lock", "template.py")]
     digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()

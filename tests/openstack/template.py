@@ -21,7 +21,7 @@ def main() -> None:
         places.template()
     except Refused:
         print(
-            f"setup: making the databases of OpenStack's services in {places.current_template()}",
+            f"setup: making the databases of OpenStack's services in {places.template_of_now()}",
             flush=True,
         )
         make()
@@ -39,7 +39,7 @@ def make() -> None:
             database.shut_down()
         finally:
             processes.end()
-        database.data.rename(places.current_template())
+        database.data.rename(places.template_of_now())
 
 
 def migrate(database: Database) -> None:

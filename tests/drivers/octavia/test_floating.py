@@ -306,7 +306,7 @@ async def test_a_kept_floating_ip_stays_after_the_service_requests_another_one(
 
 
 @pytest.mark.parametrize(
-    ("name", "tags", "request", "matches"),
+    ("name", "tags", "wanted", "matches"),
     [
         ("pool-1", [], {"subnet": "pool-*"}, True),
         ("pool-1", [], {"subnet": "!pool-*"}, False),
@@ -320,8 +320,6 @@ async def test_a_kept_floating_ip_stays_after_the_service_requests_another_one(
     ],
 )
 def test_subnet_patterns_and_tags_match_as_in_occm(
-    name: str, tags: list[str], request: dict[str, Any], matches: bool
+    name: str, tags: list[str], wanted: dict[str, Any], matches: bool
 ) -> None:
-    assert (
-        subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **request)) == matches
-    )
+    assert subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **wanted)) == matches
