@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fairlead.config import PoolConfig
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools
 
@@ -25,18 +25,20 @@ Result = Assigned | Refused | None
 def assign(
     pools: Sequence[PoolConfig],
     held: Mapping[ServiceKey, Sequence[str]],
-    wanted: Mapping[ServiceKey, Wanted],
+    request: Mapping[ServiceKey, AddressRequest],
 ) -> dict[ServiceKey, Result]:
     """Return the result of one assignment of all Services. `held`: addresses in their status."""
     ledger = Ledger()
     ledger.use(read_pools(pools, ()))
     facts = {}
-    for key in held.keys() | wanted.keys():
-        request = wanted.get(key)
+    for key in held.keys() | request.keys():
+        request = request.get(key)
         ports = request.ports if request is not None else frozenset({"TCP/80"})
-        facts[key] = Facts(request, {address: Taken(shown=ports) for address in held.get(key, ())})
+        facts[key] = Facts(
+            request, {address: HeldAddress(shown=ports) for address in held.get(key, ())}
+        )
     ledger.assign(facts)
-    return {key: ledger.result(key) for key in wanted}
+    return {key: ledger.result(key) for key in request}
 
 
 def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...
 def test_a_sharing_key_gives_only_an_address_at_which_a_requested_port_is_free() -> None:
     web, other = frozenset({"TCP/80"}), frozenset({"TCP/81"})
     keyed = {
-        key: Wanted(("IPv4",), ports=ports, sharing_key="k")
+        key: AddressRequest(("IPv4",), ports=ports, sharing_key="k")
         for key, ports in ((A, web), (B, web), (C, other))
     }
     result = assign([POOL], {A: ["203.0.113.1"]}, keyed)
@@ -60,7 +62,7 @@ def test_a_sharing_key_gives_only_an_address_at_which_a_requested_port_is_free()
 
 
 def test_a_change_of_the_requested_pool_does_not_change_the_address_and_is_reported() -> None:
-    request = Wanted(("IPv4",), pool="other", ports=frozenset({"TCP/80"}))
+    request = AddressRequest(("IPv4",), pool="other", ports=frozenset({"TCP/80"}))
     result = assign(
         [POOL, PoolConfig("other", ("198.51.100.1",))], {A: ["203.0.113.1"]}, {A: request}
     )[A]
@@ -70,14 +72,18 @@ def test_a_change_of_the_requested_pool_does_not_change_the_address_and_is_repor
 
 
 def test_a_held_address_is_not_assigned_to_a_new_service() -> None:
-    result = assign([POOL], {B: ["203.0.113.1"]}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",))})
+    result = assign(
+        [POOL], {B: ["203.0.113.1"]}, {A: AddressRequest(("IPv4",)), B: AddressRequest(("IPv4",))}
+    )
     assert granted(result, B) == ("203.0.113.1",)
     assert granted(result, A) == ("203.0.113.2",)
 
 
 def test_a_service_that_requests_an_address_comes_before_services_that_take_any_address() -> None:
     result = assign(
-        [POOL], {}, {A: Wanted(("IPv4",)), B: Wanted(("IPv4",), requested=("203.0.113.1",))}
+        [POOL],
+        {},
+        {A: AddressRequest(("IPv4",)), B: AddressRequest(("IPv4",), requested=("203.0.113.1",))},
     )
     assert granted(result, B) == ("203.0.113.1",)
     assert granted(result, A) == ("203.0.113.2",)
@@ -86,7 +92,9 @@ def test_a_service_that_requests_an_address_comes_before_services_that_take_any_
 def test_an_address_changes_only_if_the_service_requests_another_one() -> None:
     held = {A: ["203.0.113.3"], B: ["198.51.100.9"]}
     result = assign(
-        [POOL], held, {A: Wanted(("IPv4",), requested=("203.0.113.4",)), B: Wanted(("IPv4",))}
+        [POOL],
+        held,
+        {A: AddressRequest(("IPv4",), requested=("203.0.113.4",)), B: AddressRequest(("IPv4",))},
     )
     assert granted(result, A) == ("203.0.113.4",)
     assert granted(result, B) == ("198.51.100.9",), "a held address stays, even outside all pools"
@@ -95,30 +103,30 @@ def test_an_address_changes_only_if_the_service_requests_another_one() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Wanted(("IPv4",), requested=("203.0.113.1",)), "is held by Service default/b"),
-        (Wanted(("IPv4",), requested=("192.0.2.1",)), "is in no pool (main)"),
-        (Wanted(("IPv4",), requested=("2001:db8:f::1",)), "is IPv6, which is not among"),
-        (Wanted(("IPv6",)), "no IPv6 address is free"),
-        (Wanted(("IPv4",), pool="none"), "there is no pool 'none'"),
-        (Wanted(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
+        (AddressRequest(("IPv4",), requested=("203.0.113.1",)), "is held by Service default/b"),
+        (AddressRequest(("IPv4",), requested=("192.0.2.1",)), "is in no pool (main)"),
+        (AddressRequest(("IPv4",), requested=("2001:db8:f::1",)), "is IPv6, which is not among"),
+        (AddressRequest(("IPv6",)), "no IPv6 address is free"),
+        (AddressRequest(("IPv4",), pool="none"), "there is no pool 'none'"),
+        (AddressRequest(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
     ],
 )
-def test_a_refusal_tells_its_reason(wanted: Wanted, words: str) -> None:
-    result = assign([POOL], {B: ["203.0.113.1"]}, {A: wanted, B: Wanted(("IPv4",))})
+def test_a_refusal_tells_its_reason(request: AddressRequest, words: str) -> None:
+    result = assign([POOL], {B: ["203.0.113.1"]}, {A: request, B: AddressRequest(("IPv4",))})
     error = result[A]
     assert isinstance(error, Refused)
     assert words in str(error)
 
 
 def test_an_address_family_without_a_free_address_is_reported() -> None:
-    grant = assign([POOL], {}, {A: Wanted(("IPv4", "IPv6"))})[A]
+    grant = assign([POOL], {}, {A: AddressRequest(("IPv4", "IPv6"))})[A]
     assert isinstance(grant, Assigned)
     assert grant.addresses == ("203.0.113.1",)
     assert [note.code for note in grant.notes] == ["AddressFamilySkipped"]
 
 
 def test_a_refusal_says_that_no_pool_is_configured() -> None:
-    error = assign([], {}, {A: Wanted(("IPv4",))})[A]
+    error = assign([], {}, {A: AddressRequest(("IPv4",))})[A]
     assert isinstance(error, Refused)
     assert "no address pool is configured" in str(error)
 
@@ -130,7 +138,7 @@ ADDRESSES = [f"203.0.113.{i}" for i in range(1, 7)] + [
     "2001:db8:f::3",
 ]
 WANTED = st.builds(
-    Wanted,
+    AddressRequest,
     ports=st.just(frozenset({"TCP/80"})),
     families=st.sampled_from([("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4")]),
     all_families=st.booleans(),
@@ -145,9 +153,9 @@ WANTED = st.builds(
     st.dictionaries(KEYS, WANTED),
 )
 def test_no_address_is_assigned_twice_and_another_assignment_keeps_all_addresses(
-    held: dict[ServiceKey, list[str]], wanted: dict[ServiceKey, Wanted]
+    held: dict[ServiceKey, list[str]], request: dict[ServiceKey, AddressRequest]
 ) -> None:
-    first = assign([POOL, POOL6], held, wanted)
+    first = assign([POOL, POOL6], held, request)
     assigned = [
         address
         for grant in first.values()
@@ -156,7 +164,7 @@ def test_no_address_is_assigned_twice_and_another_assignment_keeps_all_addresses
     ]
     assert len(assigned) == len(set(assigned))
     kept = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Assigned)}
-    second = assign([POOL, POOL6], kept, wanted)
+    second = assign([POOL, POOL6], kept, request)
     for key, addresses in kept.items():
         assert set(addresses) <= set(granted(second, key)), (
             "a second assignment may add an address that became free, but takes none away"

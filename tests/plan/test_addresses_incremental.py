@@ -20,9 +20,9 @@ from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import Applicant, read_pools
+from fairlead.plan.pools import ServiceLabels, read_pools
 
 KEYS = [ServiceKey(namespace, name) for namespace in ("one", "two") for name in "abcde"]
 POOLS = (
@@ -69,17 +69,17 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def granted(result: Assigned, facts: Facts) -> dict[str, Taken]:
+def granted(result: Assigned, facts: Facts) -> dict[str, HeldAddress]:
     """Return the addresses of a Service after all its assigned grants are written. They include the
     addresses that it had before."""
-    taken = dict(facts.taken)
+    held = dict(facts.held)
     for grant in result.grants:
-        before = taken.get(grant.address, Taken())
+        before = held.get(grant.address, HeldAddress())
         ports = frozenset(grant.ports) | (before.granted or frozenset())
-        taken[grant.address] = msgspec.structs.replace(
+        held[grant.address] = msgspec.structs.replace(
             before, granted=ports, kept=False, pool=grant.pool, sharing_key=grant.sharing_key
         )
-    return taken
+    return held
 
 
 class Bounded(Ledger):
@@ -89,9 +89,9 @@ class Bounded(Ledger):
         self.limit = self.evaluations + 200
         return super().assign(facts)
 
-    def _hold(self, key: ServiceKey) -> None:
+    def _draft_held(self, key: ServiceKey) -> None:
         assert self.evaluations < self.limit, f"{key} and others are evaluated endlessly"
-        super()._hold(key)
+        super()._draft_held(key)
 
 
 class History(RuleBasedStateMachine):
@@ -109,9 +109,11 @@ class History(RuleBasedStateMachine):
         for key in [key for key, facts in self.facts.items() if facts == Facts()]:
             del self.facts[key]
 
-    def wanted(self, key: ServiceKey, request: dict[str, Any], since: str) -> Wanted:
+    def request(self, key: ServiceKey, request: dict[str, Any], since: str) -> AddressRequest:
         rest = {name: value for name, value in request.items() if name != "labels"}
-        return Wanted(**rest, since=since, applicant=Applicant(key.namespace, request["labels"]))
+        return AddressRequest(
+            **rest, since=since, service_labels=ServiceLabels(key.namespace, request["labels"])
+        )
 
     @rule(changes=st.dictionaries(st.sampled_from(KEYS), requests(), min_size=1, max_size=3))
     def create_or_change(self, changes: dict[ServiceKey, dict[str, Any]]) -> None:
@@ -119,8 +121,12 @@ class History(RuleBasedStateMachine):
         for key, request in changes.items():
             facts = self.facts.get(key, Facts())
             self.clock += 1
-            since = facts.wanted.since if isinstance(facts.wanted, Wanted) else f"{self.clock % 7}"
-            changed[key] = Facts(self.wanted(key, request, since), facts.taken)
+            since = (
+                facts.request.since
+                if isinstance(facts.request, AddressRequest)
+                else f"{self.clock % 7}"
+            )
+            changed[key] = Facts(self.request(key, request, since), facts.held)
         self.assign(changed)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), kept=st.booleans())
@@ -128,8 +134,8 @@ class History(RuleBasedStateMachine):
         changed = {}
         for key in keys & self.facts.keys():
             left = {
-                address: Taken(kept=True, sharing_key=taken.sharing_key)
-                for address, taken in self.facts[key].taken.items()
+                address: HeldAddress(kept=True, sharing_key=held.sharing_key)
+                for address, held in self.facts[key].held.items()
             }
             changed[key] = Facts(None, left if kept else {})
         self.assign(changed)
@@ -139,7 +145,7 @@ class History(RuleBasedStateMachine):
         changed = {}
         for key in keys & self.facts.keys():
             if isinstance(result := self.ledger.result(key), Assigned):
-                changed[key] = Facts(self.facts[key].wanted, granted(result, self.facts[key]))
+                changed[key] = Facts(self.facts[key].request, granted(result, self.facts[key]))
         self.assign(changed)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
@@ -150,12 +156,12 @@ class History(RuleBasedStateMachine):
                 mine = {grant.address: frozenset(grant.ports) for grant in result.grants}
                 left = {
                     address: msgspec.structs.replace(
-                        taken, granted=(taken.granted or frozenset()) & mine[address]
+                        held, granted=(held.granted or frozenset()) & mine[address]
                     )
-                    for address, taken in self.facts[key].taken.items()
+                    for address, held in self.facts[key].held.items()
                     if address in mine
                 }
-                changed[key] = Facts(self.facts[key].wanted, left)
+                changed[key] = Facts(self.facts[key].request, left)
         self.assign(changed)
 
     @rule(pools=st.sampled_from(POOLS))
@@ -177,7 +183,7 @@ class History(RuleBasedStateMachine):
     @invariant()
     def a_granted_port_is_assigned_to_no_other_service(self) -> None:
         for key, facts in self.facts.items():
-            for address, taken in facts.taken.items():
+            for address, held in facts.held.items():
                 for other in self.facts.keys() - {key}:
                     if isinstance(result := self.ledger.result(other), Assigned):
                         ports = {
@@ -186,19 +192,19 @@ class History(RuleBasedStateMachine):
                             if grant.address == address
                             for port in grant.ports
                         }
-                        assert not ports & (taken.granted or frozenset())
+                        assert not ports & (held.granted or frozenset())
 
     @invariant()
     def new_addresses_are_shared_only_by_sharing_key_within_a_namespace(self) -> None:
         holders: dict[str, set[tuple[str, str]]] = {}
         for key, facts in self.facts.items():
             if isinstance(result := self.ledger.result(key), Assigned) and isinstance(
-                facts.wanted, Wanted
+                facts.request, AddressRequest
             ):
                 for address in result.addresses:
-                    if address not in facts.taken:
+                    if address not in facts.held:
                         holders.setdefault(address, set()).add(
-                            (key.namespace, facts.wanted.sharing_key or str(key))
+                            (key.namespace, facts.request.sharing_key or str(key))
                         )
         assert all(len(each) == 1 for each in holders.values()), holders
 
@@ -219,7 +225,7 @@ class History(RuleBasedStateMachine):
         new.use(read_pools(self.configured, ()))
         results = {key: self.ledger.result(key) for key in self.facts}
         facts = {
-            key: Facts(each.wanted, granted(result, each))
+            key: Facts(each.request, granted(result, each))
             if isinstance(result := results[key], Assigned)
             else each
             for key, each in self.facts.items()
@@ -239,7 +245,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def each_pool_counts_at_least_the_addresses_in_use(self) -> None:
-        held = {address for facts in self.facts.values() for address in facts.taken}
+        held = {address for facts in self.facts.values() for address in facts.held}
         for key in self.facts:
             if isinstance(result := self.ledger.result(key), Assigned):
                 held.update(result.addresses)
@@ -259,12 +265,12 @@ TestHistory.settings = settings(
 )
 
 
-def wanted(number: int, **request: Any) -> Wanted:
-    return Wanted(
+def request(number: int, **request: Any) -> AddressRequest:
+    return AddressRequest(
         ("IPv4",),
         since=f"{number:06}",
         ports=frozenset({"TCP/80"}),
-        applicant=Applicant("default"),
+        service_labels=ServiceLabels("default"),
         **request,
     )
 
@@ -301,7 +307,7 @@ def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
     ledger = Ledger()
     ledger.use(read_pools([PoolConfig("main", ("10.0.0.0-10.0.35.39",))], ()))
     facts = {
-        ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)
+        ServiceKey("default", f"s{number:05}"): Facts(request(number)) for number in range(10_000)
     }
     ledger.assign(facts)
     assert sum(isinstance(ledger.result(key), Assigned) for key in facts) == 9_000
@@ -324,7 +330,7 @@ def test_a_change_evaluates_only_the_services_that_it_concerns(
     assert touched == {keys[5], keys[9_000]}, "the first waiting Service gets the free address"
     assert evaluations <= 4
     assert ledger.result(keys[9_000]).addresses == ("10.0.0.5",)  # type: ignore[union-attr]
-    evaluations, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
+    evaluations, touched = cost({ServiceKey("default", "new"): Facts(request(20_000))})
     assert touched == {ServiceKey("default", "new")}
     assert evaluations == 1
     evaluations, touched = cost({key: Facts() for key in keys[10:60]})

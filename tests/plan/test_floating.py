@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.model import Family, FloatingWish
+from fairlead.model import Family, FloatingIpRequest
 from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.floating import floating_of
 from fairlead.sections import OctaviaConfig
@@ -18,7 +18,7 @@ CONFIG = OctaviaConfig(floating_network_id="net", floating_subnet="pool-*")
 
 def read(
     annotations: Mapping[str, str], address: str = "", family: Family = "IPv4", **config: Any
-) -> tuple[FloatingWish | None, list[str]]:
+) -> tuple[FloatingIpRequest | None, list[str]]:
     reader = AnnotationReader(annotations)
     found = floating_of(
         reader, annotations, msgspec.structs.replace(CONFIG, **config), family, address
@@ -29,30 +29,39 @@ def read(
 @pytest.mark.parametrize(
     ("annotations", "expected"),
     [
-        ({}, FloatingWish("net", subnet="pool-*")),
-        ({OPENSTACK + "floating-network-id": "other"}, FloatingWish("other")),
-        ({OPENSTACK + "floating-subnet-tags": "!a,b"}, FloatingWish("net", subnet_tags="!a,b")),
-        ({"fairlead.io/floating-subnet-id": "one"}, FloatingWish("net", subnet_id="one")),
-        ({OPENSTACK + "keep-floatingip": "true"}, FloatingWish("net", subnet="pool-*", keep=True)),
-        ({"fairlead.io/keep-address": "true"}, FloatingWish("net", subnet="pool-*", keep=True)),
+        ({}, FloatingIpRequest("net", subnet="pool-*")),
+        ({OPENSTACK + "floating-network-id": "other"}, FloatingIpRequest("other")),
+        (
+            {OPENSTACK + "floating-subnet-tags": "!a,b"},
+            FloatingIpRequest("net", subnet_tags="!a,b"),
+        ),
+        ({"fairlead.io/floating-subnet-id": "one"}, FloatingIpRequest("net", subnet_id="one")),
+        (
+            {OPENSTACK + "keep-floatingip": "true"},
+            FloatingIpRequest("net", subnet="pool-*", keep=True),
+        ),
+        (
+            {"fairlead.io/keep-address": "true"},
+            FloatingIpRequest("net", subnet="pool-*", keep=True),
+        ),
         (
             {OPENSTACK + "load-balancer-address": "203.0.113.9"},
-            FloatingWish("net", subnet="pool-*", again="203.0.113.9"),
+            FloatingIpRequest("net", subnet="pool-*", reuse_address="203.0.113.9"),
         ),
         ({INTERNAL: "true"}, None),
-        ({INTERNAL: "false"}, FloatingWish("net", subnet="pool-*")),
+        ({INTERNAL: "false"}, FloatingIpRequest("net", subnet="pool-*")),
         ({"fairlead.io/internal": "true"}, None),
     ],
 )
 def test_annotations_override_the_configured_floating_ips(
-    annotations: dict[str, str], expected: FloatingWish | None
+    annotations: dict[str, str], expected: FloatingIpRequest | None
 ) -> None:
     assert read(annotations) == (expected, [])
 
 
 def test_the_address_that_the_service_requests_becomes_the_floating_ip() -> None:
     found, _ = read({}, "203.0.113.9")
-    assert found == FloatingWish("net", "203.0.113.9", subnet="pool-*")
+    assert found == FloatingIpRequest("net", "203.0.113.9", subnet="pool-*")
 
 
 def test_annotations_without_effect_are_reported() -> None:

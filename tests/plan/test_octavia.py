@@ -24,7 +24,7 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import (
     ExistingLoadBalancer,
-    FloatingWish,
+    FloatingIpRequest,
     LoadBalancer,
     OctaviaChecks,
     OctaviaPlace,
@@ -327,7 +327,7 @@ def test_both_families_are_served_if_each_has_a_subnet(
             "subnet",
             "sixth",
         )
-        assert found.settings.floating == FloatingWish("outside")
+        assert found.settings.floating == FloatingIpRequest("outside")
         assert skipped_families(found) == []
     found = planned(both, slices, nodes, with_both)
     assert isinstance(found.settings, OctaviaSettings)
@@ -377,7 +377,7 @@ def test_the_settings_of_a_configured_class_override_the_general_ones() -> None:
             floating_network_id=network,
             floating_subnet_tags="big",
         )
-        assert found.floating == FloatingWish("outer", subnet="pool-*")
+        assert found.floating == FloatingIpRequest("outer", subnet="pool-*")
     assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
@@ -385,7 +385,7 @@ def test_the_settings_of_a_configured_class_override_the_general_ones() -> None:
         floating_network_id="general",
         floating_subnet_tags="big",
     )
-    assert found.floating == FloatingWish("general", subnet_tags="big")
+    assert found.floating == FloatingIpRequest("general", subnet_tags="big")
     found, notes = read(
         {FAIRLEAD + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes"
     )
@@ -527,9 +527,9 @@ def test_an_invalid_id_of_a_load_balancer_is_refused(
         make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia
     )
     assert isinstance(found.settings, OctaviaSettings)
-    assert found.settings.elsewhere is not None
-    assert found.settings.elsewhere.id == id_
-    assert found.settings.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
+    assert found.settings.shared_or_adopted is not None
+    assert found.settings.shared_or_adopted.id == id_
+    assert found.settings.shared_or_adopted.names[0].startswith("kube_service_kubernetes_default_")
 
 
 def test_the_plan_has_the_addresses_of_the_existing_load_balancer(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.kube.watch_events import Item
 from fairlead.plan.cluster import plan_controller, plan_node
@@ -203,7 +203,7 @@ def test_a_plan_of_the_stored_fields_equals_a_plan_of_all_fields(
 
 
 def test_a_change_of_a_field_that_is_not_stored_is_not_reported() -> None:
-    mirror: Mirror[Node] = Mirror(of_node)
+    cache: ObjectCache[Node] = ObjectCache(of_node)
     for version, labels in enumerate(
         [
             {"zone": "a"},
@@ -214,8 +214,8 @@ def test_a_change_of_a_field_that_is_not_stored_is_not_reported() -> None:
         node = msgspec.convert(
             {"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node
         )
-        mirror.process(Item(ObjectKey("", "node1"), str(version), node))
-        assert len(mirror.take()) == (0 if version == 1 else 1)
+        cache.process(Item(ObjectKey("", "node1"), str(version), node))
+        assert len(cache.take()) == (0 if version == 1 else 1)
 
 
 def test_only_valid_internal_addresses_of_a_node_are_stored() -> None:

@@ -11,7 +11,7 @@ from tests.openstack.fault_proxy import FaultProxy
 from tests.openstack.fixtures import FaultProxies
 
 from fairlead.kube.events import Recorder
-from fairlead.model import FloatingWish, OctaviaPlace, OctaviaSettings
+from fairlead.model import FloatingIpRequest, OctaviaPlace, OctaviaSettings
 
 Fields = dict[str, Any]
 
@@ -29,12 +29,12 @@ class CloudSite(Site):
         """A client whose calls are not counted."""
 
     def settings(self, provider: str = "ovn", **fields: object) -> OctaviaSettings:
-        asking = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
+        monitor_types = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
         method = "SOURCE_IP_PORT" if provider == "ovn" else "ROUND_ROBIN"
         given: Fields = {
             "provider": provider,
             "place": OctaviaPlace(self.openstack.subnet),
-            "asking": asking,
+            "monitor_types": monitor_types,
             "method": method,
         }
         return settings(**given | fields)
@@ -43,7 +43,9 @@ class CloudSite(Site):
         """Return settings with a floating IP."""
         return self.settings(
             provider,
-            floating=FloatingWish(**{"network_id": self.openstack.external_network, **request}),
+            floating=FloatingIpRequest(
+                **{"network_id": self.openstack.external_network, **request}
+            ),
         )
 
     def create_floating_ip(self, **fields: object) -> Any:

@@ -20,12 +20,12 @@ from tests.openstack.octavia import Octavia
 
 from fairlead.errors import FairleadError
 from fairlead.model import (
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
-    OctaviaAsking,
     OctaviaChecks,
+    OctaviaMonitorType,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
@@ -36,7 +36,7 @@ EDITS = 2
 NUMBERS = range(1, 5)
 """The numbers of nodes."""
 
-ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
+MONITOR_TYPES: tuple[tuple[tuple[Protocol, OctaviaMonitorType], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
     (("TCP", "TCP"),),
     (("TCP", "TCP"), ("UDP", "UDP-CONNECT")),
@@ -121,7 +121,7 @@ def with_network(rng: random.Random, step: Step, site: CloudSite) -> Step:
         return step
     octavia = step.wanted.settings
     assert isinstance(octavia, OctaviaSettings)
-    floating = rng.choice((None, *[FloatingWish(site.openstack.external_network)] * 3))
+    floating = rng.choice((None, *[FloatingIpRequest(site.openstack.external_network)] * 3))
     listeners = tuple(
         msgspec.structs.replace(
             each,
@@ -147,7 +147,7 @@ def _at_cloud(one: Member) -> str:
 
 def _edited(rng: random.Random, before: LoadBalancer) -> LoadBalancer:
     """Return the Service with one or two random edits."""
-    octavia, asking = before.settings, rng.choice(ASKING)
+    octavia, monitor_types = before.settings, rng.choice(MONITOR_TYPES)
     assert isinstance(octavia, OctaviaSettings)
     edits: list[Mapping[str, object]] = [
         {"listeners": tuple(sorted(_listeners(rng)))},
@@ -175,10 +175,10 @@ def _edited(rng: random.Random, before: LoadBalancer) -> LoadBalancer:
         {"settings": msgspec.structs.replace(octavia, client_ms=None)},
         {
             "settings": msgspec.structs.replace(
-                octavia, checks=OctaviaChecks(fall=rng.randint(2, 4)), asking=asking
+                octavia, checks=OctaviaChecks(fall=rng.randint(2, 4)), monitor_types=monitor_types
             )
         },
-        {"settings": msgspec.structs.replace(octavia, checks=None, asking=())},
+        {"settings": msgspec.structs.replace(octavia, checks=None, monitor_types=())},
         {
             "affinity_timeout_s": rng.choice((0, 600)),
             "source_ranges": rng.choice(((), ("10.0.0.0/8",))),

@@ -19,13 +19,17 @@ NAMES = (occm.NAME, "auidweb")
 ADOPT = SharedOrAdopted(names=NAMES)
 
 
-def like_occm(elsewhere: SharedOrAdopted | None = ADOPT, **fields: object) -> OctaviaSettings:
-    return settings(elsewhere=elsewhere, asking=(("TCP", "TCP"),), **fields)
+def like_occm(
+    shared_or_adopted: SharedOrAdopted | None = ADOPT, **fields: object
+) -> OctaviaSettings:
+    return settings(shared_or_adopted=shared_or_adopted, monitor_types=(("TCP", "TCP"),), **fields)
 
 
-def wanted(*numbers: int, elsewhere: SharedOrAdopted | None = ADOPT) -> LoadBalancer:
+def wanted(*numbers: int, shared_or_adopted: SharedOrAdopted | None = ADOPT) -> LoadBalancer:
     nodes = [member(number) for number in numbers or (1, 2)]
-    return service(listener(80, *nodes), listener(443, *nodes), octavia=like_occm(elsewhere))
+    return service(
+        listener(80, *nodes), listener(443, *nodes), octavia=like_occm(shared_or_adopted)
+    )
 
 
 async def before(site: Site, id_: str) -> BalancerState:
@@ -60,7 +64,7 @@ async def test_adoption_changes_only_the_marks_of_a_load_balancer(
     await site.driver.read(None)
     site.clear_calls()
     assert await site.reconcile(wanted()) == []
-    assert await site.reconcile(wanted(1, 3, elsewhere=None)) == []
+    assert await site.reconcile(wanted(1, 3, shared_or_adopted=None)) == []
     assert site.writes == ["PUT pools/_/members"] * 2
     assert balancers(site) == [id_]
     await site.reconcile()
@@ -74,7 +78,7 @@ async def test_adoption_with_other_settings_changes_the_load_balancer_in_place(s
     asked = service(
         listener(80, member(1, 2)),
         listener(8080),
-        octavia=settings(elsewhere=ADOPT, client_ms=600_000),
+        octavia=settings(shared_or_adopted=ADOPT, client_ms=600_000),
     )
     await site.reconcile(asked)
     tree = await site.tree()
@@ -103,7 +107,7 @@ async def test_a_load_balancer_that_does_not_qualify_for_adoption_does_not_chang
     )
     clients.wait_settled(client, theirs)
     site.restart()
-    await site.reconcile(wanted(elsewhere=None))
+    await site.reconcile(wanted(shared_or_adopted=None))
     assert (await site.tree()).id != theirs
     await site.reconcile()
     assert balancers(site) == [theirs]
@@ -117,7 +121,7 @@ async def test_two_load_balancers_of_one_name_are_refused_until_the_service_name
     first, second = occm.make(client, ()), occm.make(client, ())
     with pytest.raises(Refused, match="all have the name"):
         await site.run_pass(wanted())
-    asked = wanted(elsewhere=SharedOrAdopted(second, NAMES))
+    asked = wanted(shared_or_adopted=SharedOrAdopted(second, NAMES))
     await site.reconcile(asked)
     assert (await site.tree()).id == second
     assert sorted(balancers(site)) == sorted([first, second])

@@ -13,8 +13,8 @@ def test_the_first_poll_depends_on_earlier_waits_and_later_polls_become_less_fre
         1.0,
         PACE.last_s,
     ]
-    schedule.learn("PUT", 4.0)
-    schedule.learn("PUT", 3.0)
+    schedule.record("PUT", 4.0)
+    schedule.record("PUT", 3.0)
     assert schedule.first_s("PUT") == FIRST_POLL_FRACTION * 3.0
     assert schedule.first_s("POST") == PACE.first_s, "waits are learned for each method"
 
@@ -22,10 +22,10 @@ def test_the_first_poll_depends_on_earlier_waits_and_later_polls_become_less_fre
 def test_one_long_wait_does_not_delay_the_first_poll_of_later_writes() -> None:
     schedule = PollSchedule(PACE)
     for took_s in (60.0, 90.0):
-        schedule.learn("POST", took_s)
+        schedule.record("POST", took_s)
     assert schedule.first_s("POST") == PACE.last_s
-    schedule.learn("POST", 0.1)
+    schedule.record("POST", 0.1)
     assert schedule.first_s("POST") == PACE.first_s
     for _ in range(WAITS_KEPT):
-        schedule.learn("POST", 2.0)
+        schedule.record("POST", 2.0)
     assert schedule.first_s("POST") == FIRST_POLL_FRACTION * 2.0, "only recent waits count"

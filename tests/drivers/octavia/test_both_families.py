@@ -13,7 +13,7 @@ from tests.openstack.cloud import NODES, PROJECT
 from fairlead.drivers.octavia.changes import Blocked
 from fairlead.model import (
     ExistingLoadBalancer,
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
@@ -69,7 +69,7 @@ async def test_one_load_balancer_has_an_address_of_each_family(
         both = (*listeners(80, *names), *listeners(53, *names, protocol="UDP"))
         place, request = (
             OctaviaPlace(site.openstack.subnet, subnet_id_v6=subnet_v6),
-            FloatingWish(site.openstack.external_network),
+            FloatingIpRequest(site.openstack.external_network),
         )
         return service(
             *both, octavia=site.settings(provider, place=place, floating=request, secured=True)

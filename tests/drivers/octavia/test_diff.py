@@ -160,7 +160,7 @@ def test_a_plan_that_does_not_contain_the_existing_load_balancer_is_repeated() -
     """The Service is planned again although no write is necessary, because the next drivers rely on
     the plan."""
     (wanted,) = specs_of(
-        {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
+        {WEB: service(octavia=settings(checks=None, monitor_types=()))}, Owner("cluster", "test")
     ).values()
     found = tree()
     bare = msgspec.structs.replace(wanted, listeners=())

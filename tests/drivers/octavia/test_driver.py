@@ -113,7 +113,9 @@ async def test_a_change_of_one_member_writes_only_this_member(site: Site) -> Non
 
 async def test_a_change_of_the_monitor_port_is_one_write_for_each_member(site: Site) -> None:
     """A write of one member contains all its settings that can change."""
-    for number, checks in enumerate((settings(), settings(asking=(("TCP", "TCP"),)), settings())):
+    for number, checks in enumerate(
+        (settings(), settings(monitor_types=(("TCP", "TCP"),)), settings())
+    ):
         site.clear_calls()
         wanted = service(listener(80, member(1)), octavia=checks)
         assert await site.reconcile(wanted) == []
@@ -217,12 +219,12 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
     ),
     (
         "health checks of the node port",
-        service(octavia=settings(asking=(("TCP", "TCP"),))),
+        service(octavia=settings(monitor_types=(("TCP", "TCP"),))),
         RECREATED,
     ),
     (
         "no health checks",
-        service(octavia=settings(checks=None, asking=())),
+        service(octavia=settings(checks=None, monitor_types=())),
         ["DELETE healthmonitors/_"],
     ),
     (

@@ -16,7 +16,7 @@ from fairlead.drivers.octavia.attach import subnet_matches
 from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.model import FloatingWish, LoadBalancer
+from fairlead.model import FloatingIpRequest, LoadBalancer
 
 
 def external(site: CloudSite, **request: Any) -> LoadBalancer:
@@ -322,4 +322,7 @@ async def test_a_kept_floating_ip_stays_after_the_service_requests_another_one(
 def test_subnet_patterns_and_tags_match_as_in_occm(
     name: str, tags: list[str], wanted: dict[str, Any], matches: bool
 ) -> None:
-    assert subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **wanted)) == matches
+    assert (
+        subnet_matches(Subnet("id", name, tuple(tags)), FloatingIpRequest("net", **wanted))
+        == matches
+    )

@@ -62,7 +62,7 @@ async def test_a_member_with_ready_pods_that_octavia_reports_as_failed_is_listed
 
 
 async def test_members_without_a_health_monitor_are_not_listed(site: Site) -> None:
-    await site.reconcile(service(octavia=settings(checks=None, asking=())))
+    await site.reconcile(service(octavia=settings(checks=None, monitor_types=())))
     lines = await status(site)
     assert not any("are ready, but" in line for line in lines)
     assert any("10.1.0.1:30080=1 NO_MONITOR" in line for line in lines)

@@ -165,7 +165,7 @@ async def test_adopted_monitors_are_recreated_once_to_cover_the_floating_ip(
     adopt = SharedOrAdopted(names=(occm.NAME,))
     wanted = service(
         *(listener(port, *nodes("node1")) for port in (80, 443)),
-        octavia=msgspec.structs.replace(site.with_floating_ip(), elsewhere=adopt),
+        octavia=msgspec.structs.replace(site.with_floating_ip(), shared_or_adopted=adopt),
     )
     site.clear_calls()
     await site.reconcile(wanted)

@@ -53,7 +53,7 @@ def test_session_affinity_is_expressed_in_the_terms_of_each_provider() -> None:
 def test_pools_of_provider_ovn_have_no_weights_and_no_members_of_weight_0() -> None:
     wanted = service(
         listener(80, member(1, 3), member(2, 0)),
-        octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)),
+        octavia=settings(provider="ovn", monitor_types=(("TCP", "TCP"),)),
     )
     (found,) = tree(wanted).listeners
     assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [

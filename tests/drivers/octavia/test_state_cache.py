@@ -4,7 +4,7 @@ from tests.drivers.octavia.site import WEB
 
 from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState, Found
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.memory import Memory, Rounds
+from fairlead.drivers.octavia.state_cache import RecentWrites, StateCache
 from fairlead.model import ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -20,7 +20,7 @@ def write(path: str) -> Call:
 
 def test_a_read_of_everything_does_not_replace_a_newer_read_of_one_service() -> None:
     """The read of everything may have read this Service before the write."""
-    memory = Memory(lambda: 0.0)
+    memory = StateCache(lambda: 0.0)
     memory.store(WEB, found("before"))
     memory.begin()
     memory.invalidate(WEB)
@@ -33,7 +33,7 @@ def test_a_read_of_everything_does_not_replace_a_newer_read_of_one_service() -> 
 
 
 def test_a_service_that_was_invalid_before_a_read_of_everything_stays_invalid() -> None:
-    memory = Memory(lambda: 0.0)
+    memory = StateCache(lambda: 0.0)
     memory.invalidate(WEB)
     memory.begin()
     memory.store_all({WEB: found("a")})
@@ -43,7 +43,7 @@ def test_a_service_that_was_invalid_before_a_read_of_everything_stays_invalid() 
 
 
 def test_an_unknown_service_is_invalid_until_everything_was_read() -> None:
-    memory = Memory(lambda: 0.0)
+    memory = StateCache(lambda: 0.0)
     assert memory.is_invalid(WEB)
     memory.begin()
     memory.store_all({})
@@ -51,7 +51,7 @@ def test_an_unknown_service_is_invalid_until_everything_was_read() -> None:
 
 
 def test_the_writes_of_a_round_are_stored_until_a_pass_writes_nothing() -> None:
-    rounds = Rounds()
+    rounds = RecentWrites()
     assert rounds.read(WEB) == ()
     rounds.add(WEB, (write("listeners/a"),))
     assert rounds.read(WEB) == (write("listeners/a"),)
