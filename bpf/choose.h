@@ -28,7 +28,7 @@ enum flow_action {
 	 * entry. */
 	PROMOTE,
 	CLOSE,    /* the client closes the connection: move the entry to `closing_connections` */
-	REASSIGN, /* the entry's node does not belong to the slot any more: change it */
+	REASSIGN, /* the entry's node does not belong to the slot any more: change the node */
 	/* Remove entries that an older connection with the same ports may have left. */
 	FORGET,
 };
@@ -86,8 +86,9 @@ static __always_inline __u32 hash_flow(const struct flow_key *flow, bool by_sour
 	return hash;
 }
 
-/* Return the node of the hash's slot. Multiply-shift instead of modulo: in a table of twice the
- * size each slot is split into two, on which the transition between sizes relies. */
+/* Return the node of the hash's slot. The index is computed by multiply-shift, not by modulo, so
+ * that each slot is split into two when the size of a table doubles. The transition between sizes
+ * relies on this. */
 static __always_inline __u32 slot(__u32 offset, __u32 size, __u32 hash)
 {
 	__u32 index = (__u64)hash * size >> 32;
@@ -137,10 +138,10 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 		count(REPORTS_LOST);
 }
 
-/* Return whether a packet without an entry, which does not open a flow, has to wait. While the
- * entries of an older program are copied, its flow may have begun at that program, on the current
- * node, or long before, on the previous node. The time limit lets the packets pass if the copying
- * process dies. */
+/* Return whether a packet that does not open a flow, and has no entry, must be dropped for now.
+ * While the entries of an older program are copied, the node of the flow is uncertain: the current
+ * node if the older program tracked the flow, and the previous node if the flow is older. The time
+ * limit lets the packets pass if the copying process dies. */
 static __always_inline bool is_held(const struct choice *choice, __u32 previous)
 {
 	const struct settings *config = read_settings();
@@ -254,8 +255,8 @@ static __always_inline void choose_stream(const struct packet *packet,
 	if (packet->error)
 		return;
 	if (packet->closing) {
-		/* A forged SYN and a forged FIN or RST must not take an older established entry
-		 * away. */
+		/* A forged SYN and a forged FIN or RST must not remove an older established
+		 * entry. */
 		choice->action = ending || (flow == note && established) ? NO_ACTION : CLOSE;
 		choice->entry = flow == note ? note : 0;
 	} else if (flow == note || (ending && !follows_close(flow, packet))) {
@@ -264,10 +265,10 @@ static __always_inline void choose_stream(const struct packet *packet,
 	}
 }
 
-/* Choose for UDP. Without a SYN, every flow has an entry, which is valid while its node serves the
- * listener. If the slot has had only one node, all live flows are on this node: an entry with
- * another node is of an older flow with the same ports, which passed through here or through
- * another gateway before the tables changed. */
+/* Choose for UDP. UDP has no SYN, so every flow gets an entry, which is valid while its node serves
+ * the listener. If the slot is not in transition, all live flows are on its node: an entry with
+ * another node is of an older flow with the same ports, which passed this gateway or another one
+ * before the tables changed. */
 static __always_inline void choose_datagram(const struct packet *packet,
 					    const struct listener *listener, __u32 previous,
 					    struct choice *choice)
@@ -332,9 +333,9 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 		choose_stream(packet, listener, previous, choice);
 }
 
-/* Create the note of a new flow. Until a further packet of the new connection arrives, an
- * established entry of an older connection with the same ports still counts for packets of that
- * connection. Return the node. */
+/* Create the note of a new flow, and return the node. An established entry of an older connection
+ * with the same ports still applies to packets of the older connection, until a further packet of
+ * the new connection arrives. */
 static __always_inline __u32 open(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
@@ -351,7 +352,7 @@ static __always_inline __u32 open(const struct packet *packet, const struct choi
 	if (noted)
 		return choice->node;
 	count(TRACK_REFUSED);
-	/* A retransmitted SYN has its note already, by which the next packets are sent. */
+	/* If the SYN is a retransmission, its note exists and decides where the next packets go. */
 	struct flow *note = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
 	return note && matches_note(note, packet) ? note->node : choice->fallback;
 }
@@ -368,13 +369,13 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
 		if (!choice->entry)
-			return; /* the verifier does not know that this is never so */
+			return; /* never happens, but the verifier requires the check */
 		if (!insert(&connections, ESTABLISHED_CONNECTIONS, key, choice->node, 0)) {
 			choice->entry->sequence = packet->sequence;
 			return;
 		}
 		bpf_map_delete_elem(&new_connections, key);
-		/* of this connection, or of an older one */
+		/* This entry is of the same connection, or of an older one. */
 		bpf_map_delete_elem(&closing_connections, key);
 	}
 	if (choice->in_transition) /* in other slots the tables of every gateway name the node */
@@ -415,7 +416,8 @@ static __always_inline __u32 apply_action(const struct packet *packet, const str
 	case REASSIGN:
 		choice->entry->node = choice->node;
 		choice->entry->seen = choice->now;
-		/* In any slot: other gateways may have received the former node. */
+		/* Also if the slot is not in transition: other gateways may have received the
+		 * former node. */
 		report(&packet->flow, choice->node);
 		break;
 	case FORGET:

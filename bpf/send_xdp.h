@@ -96,7 +96,7 @@ static __always_inline void write_link(struct ethhdr *ethernet, const struct pac
 	__be16 type = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	struct tag *tag = (void *)(ethernet + 1);
 
-	/* own_mac follows mac, as the source follows the destination */
+	/* own_mac follows mac, as the source follows the destination in the Ethernet header. */
 	const __u32 *ends = (const void *)hop->mac;
 	__u32 *words = (void *)ethernet;
 
@@ -123,7 +123,7 @@ static __always_inline bool limit_hops(context_t *context, const struct packet *
 	return true;
 }
 
-/* The program at tc answers. */
+/* The program at tc sends the refusal. */
 static __always_inline int refuse(context_t *context, const struct packet *packet, __u32 statistics)
 {
 	return PASS;

@@ -8,9 +8,9 @@ load balancer for seconds: the driver limits how many Services one `apply` carri
 the loop (`reconcile.py`) how many calls of `apply` run at once. Drivers form a chain, in the order
 in which things must be created; the loop deletes in the reverse order.
 
-A component is a part of a role with a life of its own. A role is a list of components, and most of
-them are drivers. `roles.components` opens them in the order of the list and closes them in the
-reverse order."""
+A component is a part of a role with its own lifecycle. A role is a list of components, and most of
+them are drivers. `roles.components` opens the components in the order of the list and closes them
+in the reverse order."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -35,7 +35,7 @@ def no_requeue(_: Collection[ServiceKey]) -> None:
 
 
 class Component:
-    """A part of a role with a life of its own. A subclass overrides the methods that it needs.
+    """A part of a role with its own lifecycle. A subclass overrides the methods that it needs.
 
     `close` and `remove` must work after every result of `open`, which may have failed half way or
     been cancelled."""
@@ -137,14 +137,14 @@ class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
     async def read(self, keys: Collection[KeyT] | None) -> Mapping[KeyT, ActualT]:
         """Return what exists for these keys; with None, everything that carries our mark.
 
-        With None, `read` queries the thing itself and refreshes what the driver knows; the loop
-        does so at its start and at every audit. With keys, the driver may answer from what it
-        knows, if that is cheaper. `read` may run concurrently with `apply`."""
+        With None, `read` queries the kernel, the API or the process, and refreshes the driver's
+        copy; the loop does so at its start and at every audit. With keys, the driver may answer
+        from its copy, if that is cheaper. `read` may run concurrently with `apply`."""
 
     async def apply(self, changes: Sequence[ChangeT]) -> Mapping[KeyT, Outcome]:
-        """Carry out the changes. Return the Outcomes of Services that were not simply done: a
-        Service that cannot be served does not hold up the others. A Service without a change may
-        get an Outcome too, to be reconciled again.
+        """Carry out the changes. A Service that cannot be served does not hold up the others.
+        Return the Outcomes of Services that are not done or that the loop should reconcile again,
+        also without a change.
 
         Raise Refused or Unavailable where a failure cannot be attributed to single Services. The
         loop then halves the batch until the failing Service is alone in it."""

@@ -78,7 +78,7 @@ class ClaimDriver(Component):
         may_keep: bool = True,
     ) -> None:
         """Create the driver. `loop`: the loop that runs this driver; the driver claims only
-        Services of the classes that this loop serves. `may_keep`: the addresses of this loop's
+        Services of the classes that this loop serves. `may_keep`: whether the addresses of these
         classes can be kept for later Services."""
         self._loop = loop
         self._may_keep = may_keep
@@ -88,8 +88,8 @@ class ClaimDriver(Component):
         self.unfinished: dict[ServiceKey, Claim | Release] = {}
         """Changes that were tried and have not succeeded yet, by Service."""
         self._warned: dict[ServiceKey, tuple[str, str]] = {}
-        """Uid and annotation value of each Service for which an Event has been written, because
-        only the controller writes the class annotation."""
+        """Uid and annotation value of each Service for which an Event has reported that a user
+        wrote the class annotation."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}

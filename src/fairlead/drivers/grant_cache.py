@@ -2,8 +2,8 @@
 write.
 
 Works as `mutation_cache.ServiceCache` does for Services, with two additions. A grant that we
-created counts from the answer on, before the watch shows it. A grant that we deleted is gone until
-the watch shows another one with its name. Invariant: an answer counts only until the watch shows
+created exists from the answer on, before the watch shows it. A grant that we deleted is gone until
+the watch shows another one with its name. Invariant: an answer is used only until the watch shows
 that version or a later one, and at most until the next audit."""
 
 from fairlead.drivers.mutation_cache import MutationCache
@@ -46,7 +46,7 @@ class GrantCache:
         self._deleted[name] = grant.metadata.uid
 
     def forget_answers(self) -> None:
-        """Delete all stored answers. From now on the watch counts."""
+        """Delete all stored answers. From now on only the watch is used."""
         self._cache.forget_all()
         self._answered.clear()
         self._deleted.clear()

@@ -60,7 +60,7 @@ class Held(msgspec.Struct, frozen=True):
 
     - `published`: the version of the Service; None if there is no Service of this name.
     - `lapsed`: why addresses are no longer kept for it, by address.
-    - `undated`: kept addresses without a record of since when they are kept."""
+    - `undated`: kept addresses for which `keptSince` is not recorded."""
 
     published: PublishedVersion | None
     grants: tuple[AddressGrant, ...]

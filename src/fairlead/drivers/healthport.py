@@ -101,7 +101,7 @@ class _Process:
                 ours.close()
                 what = f"starting the process that answers health checks failed: {problem.strerror}"
                 raise Unavailable(
-                    what, fix="see the limits of processes and memory of this host, or pod"
+                    what, fix="check the limits of processes and memory of this host or pod"
                 ) from problem
         return cls(process, *await asyncio.open_connection(sock=ours))
 

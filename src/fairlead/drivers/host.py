@@ -5,9 +5,9 @@ In: the `SysctlRequirement`s of a role: a setting, the values that do harm, and 
 `Finding` for each harmful setting, for log and status; if allowed, the settings are changed and
 their earlier values recorded in a file, so that `restore` can write them back. Invariants: without
 permission nothing is written. If a setting was changed twice, the first value is recorded. A
-setting that another program has changed since is not restored. A need belongs here only if a test
-shows its harm with packets; the exceptions are needs whose harm would reach every namespace of the
-test machine (`direct.needs`, `nodeproxy.requirements`)."""
+setting that another program has changed since is not restored. A requirement is added only if a
+test shows the harm with packets, except where the harm would reach every namespace of the test
+machine (`direct.host_network.requirements`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -66,7 +66,7 @@ class _Change(msgspec.Struct, frozen=True):
 def harmful_settings(
     needs: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
-    """Return the needs that are not met. A setting that does not exist does no harm."""
+    """Return the requirements that are not met. A setting that does not exist does no harm."""
     values = ((need, read(need.setting)) for need in needs)
     return tuple(
         HarmfulSetting(need, value)

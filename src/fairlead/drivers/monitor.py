@@ -143,7 +143,7 @@ class Monitor:
         return len(self._users)
 
     def change(self, starts: Sequence[StartProbes], stops: Sequence[StopProbes]) -> None:
-        """Start to probe the targets in `starts`, then stop to probe the targets in `stops`."""
+        """Start probing the targets in `starts`, then stop probing the targets in `stops`."""
         if new := [each.service for each in starts if each.service not in self._wanted]:
             self._awaited.update(dict.fromkeys(new, 0))
             asyncio.get_running_loop().call_later(FIRST_VERDICTS_S, self._release, new)

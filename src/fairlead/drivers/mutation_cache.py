@@ -1,7 +1,7 @@
 """The newest known version of an object: from the watch, or from the answer to our own last write.
 
 The watch lags behind. A driver that looked only at the watch would repeat a write that it has just
-made. client-go calls this a mutation cache. Invariant: an answer counts only until the watch shows
+made. client-go calls this a mutation cache. Invariant: an answer is used only until the watch shows
 that version or a later one, and at most until the next audit. So the watch is trusted again after
 the API server's versions went back (etcd was restored from a backup). Versions of one kind can be
 compared as numbers (KEP-5504), also the versions of an object and of its successor with the same
@@ -54,11 +54,11 @@ class MutationCache(Generic[KeyT, ObjectT]):
         return watched
 
     def forget(self, key: KeyT) -> ObjectT | None:
-        """Delete the stored answer for `key` and return it. From now on the watch counts."""
+        """Delete the stored answer for `key` and return it. From now on only the watch is used."""
         return self._answers.pop(key, None)
 
     def forget_all(self) -> None:
-        """Delete all stored answers. From now on the watch counts."""
+        """Delete all stored answers. From now on only the watch is used."""
         self._answers.clear()
 
 
@@ -76,7 +76,7 @@ class ServiceCache:
         self._cache.note(answer.key, answer)
 
     def forget_answers(self) -> None:
-        """Delete all stored answers. From now on the watch counts."""
+        """Delete all stored answers. From now on only the watch is used."""
         self._cache.forget_all()
 
     def of(self, keys: Iterable[ServiceKey] | None) -> Mapping[ServiceKey, Service]:

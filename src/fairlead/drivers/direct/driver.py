@@ -84,7 +84,7 @@ NEW_FLOWS_PER_S = 65_536
 of the tables `new_connections` and `new_datagrams`. A table holds twice as many, so an entry stays
 for at least one second. By then the second packet of the flow should have arrived."""
 NEW_FLOWS_PER_CPU_S = 16_384
-"""The part of each CPU in this limit is never smaller than this, because one CPU may get all
+"""The share of each CPU in NEW_FLOWS_PER_S is never smaller than this, because one CPU may get all
 packets. If a flood reaches more than four CPUs, entries stay for less than a second."""
 MESSAGES_PER_S = 1000
 """Limit of packets a second that the data plane itself creates, for each CPU and kind: echo
@@ -116,8 +116,8 @@ class DirectDriver(Component):
         again when the process starts.
     requeue: called with Services whose nodes became reachable or unreachable, and with
         Services that wait for a resource of which some was released.
-    inherit: called when the maps are open, before programs forward by them. If it is given, the
-        programs report new flow entries to this process.
+    inherit: called when the maps are open, before programs use them. If it is given, the programs
+        report new flow entries to this process.
     object_dir: the directory of the compiled programs.
     clock: monotonic seconds, for grace periods and drains."""
 
@@ -170,7 +170,7 @@ class DirectDriver(Component):
         """Set while Services that wait for a resource have to wait longer, because the last retry
         was a moment ago."""
         self._attached = False
-        """Our programs are attached, and forward by our maps."""
+        """Our programs are attached, and use our maps."""
         self._audited = False
         """A complete read was done since `open`."""
         self._audit_lock = asyncio.Lock()
@@ -217,8 +217,8 @@ class DirectDriver(Component):
                 Programs(self._load_tc, self._pins.xdp, self._copy_from_older),
             )
             self._networks.check()
-            # An attached program that works on other maps has lost its pins, unless these are the
-            # maps of an older layout. Its maps cannot be copied, so ours are empty.
+            # An attached program has lost its pins if it uses neither our maps nor those of an
+            # older layout. Its maps cannot be copied, so ours are empty.
             lost_its_pins = (
                 attached_before.filters
                 and not self._pins.older
@@ -286,8 +286,8 @@ class DirectDriver(Component):
         networks.set_copying(bool(opened.copied))
 
     async def _attach(self) -> None:
-        """Attach our programs to every interface. Then remove the maps of older layouts, on which
-        no program works any more, and look up the next hop of every node."""
+        """Attach our programs to every interface. Then remove the maps of older layouts, which no
+        program uses any more, and look up the next hop of every node."""
         _, opened, networks = self._opened()
         await networks.attach()
         try:

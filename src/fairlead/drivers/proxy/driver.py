@@ -3,10 +3,10 @@
 In: LoadBalancers. Out: a HAProxy that listens for them.
 
 Serving does not depend on this process. When it ends HAProxy continues, and the next process reads
-HAProxy's state. When HAProxy dies, it is restarted with everything. Members and source ranges are
-changed in the running HAProxy, also weights and draining. Everything else needs a new configuration
-and a reload. Services that need a reload share one, and reloads are limited in frequency, because
-an old worker stays until its last connection ends.
+HAProxy's state. When HAProxy dies, it is restarted with all Services. Members, weights, draining
+and source ranges are changed in the running HAProxy. Everything else needs a new configuration and
+a reload. Services that need a reload share one, and reloads are limited in frequency, because an
+old worker stays until its last connection ends.
 
 Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for
 class direct; HAProxy also probes them if a Service requests it. While this process does not run,
@@ -58,8 +58,8 @@ POLL_INTERVAL_S = 5.0
 """Interval at which counters are read, and connections of drained servers past their time are
 closed."""
 DELETE_INTERVAL_S = 60.0
-"""Interval at which servers without connections are deleted. For this HAProxy lists all
-connections, which takes 80 ms for 10,000."""
+"""Interval at which servers without connections are deleted. This requires a list of all
+connections from HAProxy, which takes 80 ms for 10,000."""
 
 
 class ProxyDriver(Component):
@@ -67,8 +67,8 @@ class ProxyDriver(Component):
 
     - `folder`: for HAProxy's configuration and sockets; no other instance may use it. Its path has
       at most 80 characters, because the paths of sockets are limited.
-    - `requeue`: called with the Services that HAProxy could not be restarted with, or that have
-      something to report.
+    - `requeue`: called with the Services that are no longer served because restarting HAProxy
+      failed, or that have something to report.
     - `drain_s`: how long a server keeps its connections after it stopped getting new ones, unless
       the Service sets its own limit; 0: until they end.
     - `old_workers`: maximum number of old workers that may keep their connections after reloads; 0:

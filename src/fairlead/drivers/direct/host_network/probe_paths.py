@@ -104,7 +104,7 @@ class ProbePaths(Component):
         self._host_network = HostNetwork(self._rules)
 
     async def close(self) -> None:
-        """Release the maps and the program; what is attached stays."""
+        """Release the maps and the program; attached programs stay attached."""
         for each in (self._host_network, self.program, *self._maps.values()):
             if each is not None:
                 each.close()

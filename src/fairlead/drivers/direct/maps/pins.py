@@ -206,7 +206,7 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
 def remove(pin_path: Path) -> list[str]:
     """Remove the maps of every layout that are pinned here, and return a description of each.
 
-    Everything else below the path, such as the pins of another gateway whose path is longer,
+    Everything else below the path, such as a subdirectory that is the pin path of another gateway,
     belongs to another owner and stays.
     """
     layouts = list(pin_path.glob("layout-*"))

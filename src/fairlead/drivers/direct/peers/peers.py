@@ -5,8 +5,8 @@ In: the address to listen on, and the other gateways. Out: their tables before t
 forwards, and their flow entries from then on; our tables and entries for them. Each gateway follows
 all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate
 is accepted (see `tls`). Without `tls`, a host that can take a peer's address can send connections
-to a wrong node. A gateway without reachable peers starts and forwards like one without peers: no
-packet waits for anything here.
+to a wrong node. A gateway that can reach no peer starts and forwards like a gateway without peers:
+no packet waits for a peer.
 """
 
 import asyncio
