@@ -54,7 +54,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return (
-            f"serve {self.service}" if self.intent is not None else f"serve {self.service} no more"
+            f"serve {self.service}" if self.intent is not None else f"stop serving {self.service}"
         )
 
 

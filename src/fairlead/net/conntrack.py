@@ -99,8 +99,8 @@ class Conntrack:
         """Delete the entries to each key of `answering` that are not answered by one of its values.
         Return their number.
 
-        The next packet of such a flow gets a new route. Raise Unavailable if the kernel does not
-        respond in time."""
+        The next packet of such a flow is translated like the first packet of a new flow. Raise
+        Unavailable if the kernel does not respond in time."""
         deleted = 0
         for family in (socket.AF_INET, socket.AF_INET6):
             mine = {

@@ -150,8 +150,8 @@ def library() -> ctypes.CDLL:
     """Load the compiled parts of table computation: bpf/maglev.c, bpf/transition.c. Raise Refused
     if the library has not been built.
 
-    PyDLL holds the GIL during the call, which takes some microseconds: to get the GIL back could
-    take a thread a hundred times that."""
+    PyDLL holds the GIL during the call, which takes some microseconds. If the thread released the
+    GIL, getting it back could take a hundred times as long."""
     try:
         return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:

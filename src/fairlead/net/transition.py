@@ -179,8 +179,8 @@ def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source:
 
 
 def tracked_as(own: Slots, other: Slots) -> Slots:
-    """Return the slots, tracked also where those of another gateway are: its connections there may
-    have flow entries, which then apply here too.
+    """Return the slots, and track also the slots that another gateway tracks: connections of these
+    slots may have flow entries from that gateway, which then apply here too.
 
     No connection moves: a connection without an entry stays on its node."""
     if not other.previous:
