@@ -98,10 +98,10 @@ class Bench:
         figures: dict[str, dict[str, Figure]] = {way: {} for way in self._ways}
         for kind, measured in self._kinds().items():
             for way in list(self._ways)[:: -1 if number % 2 else 1]:
-                figures[way][kind] = await self._patiently(measured, way)
+                figures[way][kind] = await self._with_retry(measured, way)
         return figures
 
-    async def _patiently(self, measured: Callable[[str], Awaitable[Figure]], way: str) -> Figure:
+    async def _with_retry(self, measured: Callable[[str], Awaitable[Figure]], way: str) -> Figure:
         """Measure once. A failure is reported and the measurement repeated, because it would
         discard all previous rounds."""
         try:

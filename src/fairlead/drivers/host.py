@@ -35,14 +35,14 @@ class HarmfulSetting(NamedTuple):
     """An unmet SysctlRequirement, with the value that the setting has, or had before it was
     `adjusted`."""
 
-    need: SysctlRequirement
+    requirement: SysctlRequirement
     value: str
     adjusted: bool = False
 
     @property
     def finding(self) -> Finding:
         """The Finding for log and status."""
-        setting, should, why = self.need.setting, self.need.should, self.need.why
+        setting, should, why = self.requirement.setting, self.requirement.should, self.requirement.why
         if self.adjusted:
             message = f"{setting} was {self.value}, set to {should}: {why}"
             return Finding(SETTING_ADJUSTED, message, severity="info", subject=_subject(setting))
@@ -64,14 +64,14 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 def harmful_settings(
-    needs: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
+    requirements: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
     """Return the requirements that are not met. A setting that does not exist does no harm."""
-    values = ((need, read(need.setting)) for need in needs)
+    values = ((each, read(each.setting)) for each in requirements)
     return tuple(
-        HarmfulSetting(need, value)
-        for need, value in values
-        if value is not None and need.harmful(value)
+        HarmfulSetting(each, value)
+        for each, value in values
+        if value is not None and each.harmful(value)
     )
 
 
@@ -90,21 +90,22 @@ class Host:
         """The findings of the last `check`."""
         return tuple(each.finding for each in self._shown)
 
-    def check(self, needs: Collection[SysctlRequirement]) -> tuple[Finding, ...]:
+    def check(self, requirements: Collection[SysctlRequirement]) -> tuple[Finding, ...]:
         """Find the settings that do harm now, and correct them if that is allowed. Each finding is
         logged once, with the command that corrects it."""
         found = tuple(
-            self._apply_value(each) if self._adjust else each for each in harmful_settings(needs)
+            self._apply_value(each) if self._adjust else each
+            for each in harmful_settings(requirements)
         )
         for each in found:
             if each.finding in self._logged:
                 continue
-            setting, why = each.need.setting, each.need.why
+            setting, why = each.requirement.setting, each.requirement.why
             if each.adjusted:
                 log.info(
                     "setting corrected",
                     setting=setting,
-                    value=each.need.should,
+                    value=each.requirement.should,
                     was=each.value,
                     why=why,
                 )
@@ -118,14 +119,15 @@ class Host:
                 )
         # A corrected setting is not found again. It stays in the findings while a component needs
         # it.
+        required = {each.setting for each in requirements}
         kept = [
             each
             for each in self._shown
-            if each.adjusted and each.need.setting in {need.setting for need in needs}
+            if each.adjusted and each.requirement.setting in required
         ]
-        renewed = {each.need.setting for each in found}
+        renewed = {each.requirement.setting for each in found}
         self._logged = frozenset(each.finding for each in found)
-        self._shown = (*(each for each in kept if each.need.setting not in renewed), *found)
+        self._shown = (*(each for each in kept if each.requirement.setting not in renewed), *found)
         return self.findings
 
     def restore(self) -> tuple[str, ...]:
@@ -141,10 +143,10 @@ class Host:
         return tuple(restored)
 
     def _apply_value(self, found: HarmfulSetting) -> HarmfulSetting:
-        setting = found.need.setting
+        setting = found.requirement.setting
         try:
             self._record(found)
-            sysctl.write(setting, found.need.should)
+            sysctl.write(setting, found.requirement.should)
         except Conflict:  # the interface went away
             return found
         except FairleadError as problem:
@@ -155,11 +157,11 @@ class Host:
     def _record(self, found: HarmfulSetting) -> None:
         """Record the change before it is made, so that a process killed in between leaves no
         unrecorded change."""
-        known, setting = self._recorded(), found.need.setting
+        known, setting = self._recorded(), found.requirement.setting
         before = known[setting].before if setting in known else found.value
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_bytes(
-            msgspec.json.encode(known | {setting: _Change(before, found.need.should)})
+            msgspec.json.encode(known | {setting: _Change(before, found.requirement.should)})
         )
 
     def _recorded(self) -> dict[str, _Change]:

@@ -206,7 +206,7 @@ def _feasible(
     old_slots = old.slots if old else Slots()
     if old and old_slots != change.old_slots and not change.from_scratch:
         # After the change was planned, a peer reported connections of this listener, and the slots
-        # were changed for them (`ListenerMaps.carry_over`). That must not be undone.
+        # were changed for them (`ListenerMaps.set_peer_slots`). This change must not undo that.
         change = based_on(change, old_slots)
     if unreachable:
         change = without_nodes(

@@ -100,6 +100,7 @@ class ProxyDriver(Component):
         self._requeue = requeue
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
+        """Servers in maintenance, as (section, node), that remain to be deleted."""
         self._reloaded_s = float("-inf")
         self._removed_s = float("-inf")
         self._changing = asyncio.Lock()
@@ -134,11 +135,11 @@ class ProxyDriver(Component):
     async def _ensure_routes(self) -> None:
         """Restore the routes and the shield of the present listeners, if another program changed
         them."""
-        wanted, there = self._addresses(self._specs), await localroutes.present()
-        if wanted or there:
+        wanted, present = self._addresses(self._specs), await localroutes.present()
+        if wanted or present:
             self._shield(self._specs)
-        await localroutes.add(wanted - there)
-        await localroutes.delete(there - wanted)
+        await localroutes.add(wanted - present)
+        await localroutes.delete(present - wanted)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry out the changes. A Service waits if its listeners need a reload soon after the last
@@ -288,9 +289,9 @@ class ProxyDriver(Component):
 
     def _write_ranges(self, service: ServiceKey, cidrs: Sequence[str]) -> None:
         path = Path(self.haproxy.paths.ranges(service))
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join(f"{cidr}\n" for cidr in cidrs))
-        fresh.replace(path)
+        draft = path.with_suffix(".new")
+        draft.write_text("".join(f"{cidr}\n" for cidr in cidrs))
+        draft.replace(path)
 
     def _drop_ranges(self, service: ServiceKey) -> None:
         Path(self.haproxy.paths.ranges(service)).unlink(missing_ok=True)
@@ -352,12 +353,12 @@ class ProxyDriver(Component):
             return outcomes
         try:
             await self._set_ranges([change for change in changes if isinstance(change, SetRanges)])
-            setting = [change for change in changes if isinstance(change, spec.SetServers)]
-            if setting:
+            server_changes = [change for change in changes if isinstance(change, spec.SetServers)]
+            if server_changes:
                 self._leaving |= await members.set_servers(
-                    self.haproxy.worker, setting, self._specs
+                    self.haproxy.worker, server_changes, self._specs
                 )
-                self._adopt(spec.after(self._specs, setting))
+                self._adopt(spec.after(self._specs, server_changes))
             self._adopt(
                 spec.after(
                     self._specs, [change for change in changes if isinstance(change, SetDrain)]

@@ -231,10 +231,10 @@ class Haproxy:
         return process.returncode or 0, output.decode(errors="replace")
 
 
-async def _until(so: Callable[[], Awaitable[bool]], doing: str) -> None:
+async def _until(condition: Callable[[], Awaitable[bool]], doing: str) -> None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not await so():
+            while not await condition():
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
         raise Unavailable(f"{doing} took more than {TIMEOUT_S:.0f} s") from error
