@@ -6,7 +6,7 @@
  * connections that were opened after a change, in slots that changed (JET, CoNEXT'21, doi
  * 10.1145/3485983.3494851).
  *
- * A note is the entry of a flow of which one packet was seen (`new_connections`, `new_datagrams`).
+ * A note is the entry of a flow with only one packet so far (`new_connections`, `new_datagrams`).
  * The second packet promotes it to an established entry.
  *
  * `choose` only reads, except for the time of a datagram's entry. `apply_action` makes the changes,

@@ -53,8 +53,8 @@ static __always_inline bool is_ours(context_t *context, const struct packet *pac
 	return own && same_mac(own->octets, ethernet->h_dest);
 }
 
-/* The common case of `is_ours`, without a map lookup: the frame arrived at the interface by which
- * it leaves. */
+/* The common case of `is_ours`, without a map lookup: the frame arrived at the interface through
+ * which it leaves. */
 static __always_inline bool arrived_at_exit(context_t *context, const struct packet *packet,
 					    const struct next_hop *hop)
 {

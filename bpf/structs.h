@@ -104,8 +104,8 @@ enum forwarding {
  * cache lines. */
 struct next_hop {
 	enum forwarding kind;
-	__u32 interface; /* the interface by which packets leave */
-	/* The interface by which XDP sends: the parent of a VLAN interface, otherwise the same. */
+	__u32 interface; /* the interface through which packets leave */
+	/* The interface through which XDP sends: the parent of a VLAN interface, otherwise the same. */
 	__u32 lower;
 	/* The VLAN (802.1Q) of `interface`, if it is a VLAN interface, otherwise 0. */
 	__be16 tag;
@@ -244,7 +244,7 @@ struct node_name {
 
 struct settings {
 	__u32 inserts_per_s; /* for each CPU and each table of open or closing flows */
-	/* For each CPU and each table of flows of which one packet was seen. */
+	/* For each CPU and each table of flows with only one packet so far. */
 	__u32 notes_per_s;
 	/* Messages that the gateway itself sends, for each CPU and type: echo replies, "too big",
 	 * refusals. */

@@ -163,7 +163,7 @@ def unharmed(period: Period, gone: Collection[str] = ()) -> None:
 
 def forgiving(period: Period, few: int) -> Period:
     """Return the counts without flows that broke because they moved to another gateway before it
-    could know them: UDP flows of which only one packet was seen, at most `few`, and at most
+    could know them: UDP flows with only one packet so far, at most `few`, and at most
     PASSED_ON connections that were being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}
     assert sum(sum(why.values()) for each in broken.values() for why in each.values()) <= few, (

@@ -4,7 +4,7 @@ the present state.
 In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept,
 whether a kept address becomes free, and an Event for a Service whose address is not kept.
 Invariant: a namespace that the watch does not show may exist, because the watch may lag behind. The
-API server is asked before an address is freed for that reason."""
+API server is queried before an address is freed for that reason."""
 
 import asyncio
 from collections.abc import Callable

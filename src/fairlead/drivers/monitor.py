@@ -406,7 +406,7 @@ class Monitor:
 
     def _report(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:
-            # A first verdict `up` is not logged: it would come a hundred thousand times.
+            # A first verdict `up` is not logged: there may be a hundred thousand of them.
             if verdict != "up" or target in self._logged_not_up:
                 log.info("probed", target=str(target), verdict=verdict)
             (self._logged_not_up.discard if verdict == "up" else self._logged_not_up.add)(target)

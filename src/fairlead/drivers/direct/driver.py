@@ -80,7 +80,7 @@ wanted, the loop plans it again about once a minute."""
 INSERTS_PER_S = 125_000
 """Limit of new flow entries a second, for each CPU and each table of open or closing flows."""
 NEW_FLOWS_PER_S = 65_536
-"""Limit of entries a second for flows of which one packet was seen: for all CPUs together, in each
+"""Limit of entries a second for flows with only one packet so far: for all CPUs together, in each
 of the tables `new_connections` and `new_datagrams`. A table holds twice as many, so an entry stays
 for at least one second. By then the second packet of the flow should have arrived."""
 NEW_FLOWS_PER_CPU_S = 16_384
@@ -115,7 +115,7 @@ class DirectDriver(Component):
         Service sets no limit; 0: as long as the node has pods of the Service. The time starts
         again when the process starts.
     requeue: called with Services whose nodes became reachable or unreachable, and with
-        Services that wait for a resource of which some was released.
+        Services that wait for a resource when a part of it was released.
     inherit: called when the maps are open, before programs use them. If it is given, the programs
         report new flow entries to this process.
     object_dir: the directory of the compiled programs.
@@ -451,7 +451,7 @@ class DirectDriver(Component):
         return outcomes
 
     def _retry_waiting(self, tables: ListenerMaps) -> None:
-        """Retry the Services that wait for a resource of which some was released: at once, and
+        """Retry the Services that wait for a resource if a part of it was released: at once, and
         again after RESOURCE_RETRY_S, when the grace period of released memory is over. Do nothing
         while the second retry is pending."""
         if self._resource_retry is None and (relieved := tables.quotas.take_retriable()):
@@ -510,7 +510,7 @@ class DirectDriver(Component):
         return set().union(*(self._unserved.pop(key)[0] for key in expired))
 
     def _unused_addresses(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
-        """Return the addresses, out of these, that neither have a listener nor should have one."""
+        """Return the given addresses that neither have a listener nor should have one."""
         wanted = frozenset[str]().union(*(each for each, _ in self._unserved.values()))
         return {each for each in addresses if each not in tables.addresses and each not in wanted}
 

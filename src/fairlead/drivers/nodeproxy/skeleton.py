@@ -246,7 +246,7 @@ def _chains(
         f"fib daddr . iif type local {ip} daddr != @pods{n} {frontend[n]} vmap @outside{n}"
         for n, ip, _ in both
     ]
-    # The `recall` chain of a frontend returns if it does not know the client.
+    # The `recall` chain of a frontend returns if the client is not remembered.
     recall = [f"{frontend[n]} vmap @recall{n}" for n, _, _ in both]
     return [
         # Every client accepts a reset at once. ICMP errors are rate-limited, filtered in some

@@ -250,7 +250,7 @@ def _complaint(output: str) -> str:
 
 
 def _remedy(complaint: str) -> str:
-    """Return the remedy for a known problem; empty where HAProxy's message says everything."""
+    """Return the remedy for a known problem; empty where HAProxy's message is sufficient."""
     return next((fix for words, fix in _FIXES.items() if words in complaint), "")
 
 

@@ -116,7 +116,7 @@ class Exchange:
         """Yield all entries as records, in batches. This reads the kernel's maps: run it in a
         thread.
 
-        Entries of flows of which one packet was seen (`new_connections`, `new_datagrams`) are left
+        Entries of flows with only one packet so far (`new_connections`, `new_datagrams`) are left
         out, because a flood of them would displace entries that matter.
         """
         for name in _TABLES:
@@ -228,7 +228,7 @@ class Exchange:
         used = self._tables.is_used(own)
         if not used and not message.used and own.record.converging and message.converging:
             # Neither gateway has forwarded a packet of the listener, and both create an entry for
-            # each new connection: no earlier table says where a connection is. The tables differ
+            # each new connection: no earlier table shows where a connection is. The tables differ
             # for a moment, because each gateway finds for itself which nodes answer.
             return
         if behind or not used:

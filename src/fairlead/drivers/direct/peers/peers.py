@@ -239,7 +239,7 @@ class Peers(Component):
                 else "it may require TLS, see gateway.peerTLS"
             )
             raise Unavailable(
-                f"{problem.message}, without a hello: {hint}; its log says why"
+                f"{problem.message}, without a hello: {hint}; its log shows why"
             ) from problem
         if not isinstance(hello, HelloMessage):
             raise Unavailable(f"the first message of {host} is not a hello")
