@@ -3,7 +3,7 @@
 In: `gateway.apiServer`. Out: a HAProxy that passes connections to the API servers whose /readyz
 answers 200. The balancer never talks to the API itself: it runs before there is an API, and like
 the HAProxy of Services it continues when this process ends. It is a process of its own, so that
-trouble with the HAProxy of Services does not affect the API, and so that watches, which are long
+a failure of the HAProxy of Services does not affect the API, and so that watches, which are long
 connections, do not keep old workers of the Services' HAProxy alive.
 
 An API server that reports that it is not ready gets no new connections and keeps the open ones,

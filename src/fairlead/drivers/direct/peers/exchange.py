@@ -13,9 +13,9 @@ hold regardless of the history of each gateway:
 - Tracked slots: a slot that is tracked on one gateway is tracked on all gateways, because otherwise
   its entries would not be looked up. Tracking moves no connection.
 - Tables: a listener that does not exist here begins with the tables of a peer. A gateway that was
-  away, because it was not running or could reach no peer, adopts a peer's tables for connections
+  offline (not running, or without contact to any peer) adopts a peer's tables for connections
   without entries, because these connections passed through other gateways meanwhile. Otherwise its
-  own tables count, because only this gateway knows which connections it has forwarded.
+  own tables apply, because only this gateway knows which connections it has forwarded.
 
 Invariant: nothing here decides which node gets new connections. Only the plan of each gateway does.
 """
@@ -219,7 +219,7 @@ class Exchange:
     def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
         """Track the slots that the peer tracks.
 
-        `behind`: this gateway was away, so the peer's tables count for connections without entries.
+        `behind`: this gateway was offline, so the peer's tables count for connections without entries.
         They also count for a listener that has forwarded no packet here. A listener that does not
         exist here is ignored: the plan will contain it, or has removed it.
         """
