@@ -81,7 +81,7 @@ class Record:
         its last bad one."""
 
     def record_failure(self, now_s: float) -> None:
-        """Record that the target stops answering. Only a target that was up counts."""
+        """Record that the target stops answering. Do nothing unless the target was up."""
         if self.verdict == "up":
             self.failures = 1 if now_s - self.since_s >= STABLE_S else self.failures + 1
 

@@ -155,9 +155,9 @@ class Attachments:
         shown = []
         with ExitStack() as loaded:
             # All programs are loaded before the first one is attached, so that little time passes
-            # between the attachments: until its program is replaced, an interface creates flow
-            # entries that only the older programs know. The programs are loaded in a thread,
-            # because the kernel takes a good part of a second to verify a program.
+            # between the attachments: flows that begin in this time get entries that only the older
+            # programs know. The programs are loaded in a thread, because the kernel takes a good
+            # part of a second to verify a program.
             xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
             if isinstance(xdp_program, Program):
                 loaded.enter_context(xdp_program)

@@ -219,8 +219,8 @@ class ListenerMaps:
         return self._mirror.of_service.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Return the Service of each listener, and the index at which the listener counts in the
-        map `statistics`. Like `draining`, it may be called in another thread."""
+        """Return the Service of each listener, and the index of the listener's counters in the map
+        `statistics`. Like `draining`, it may be called in another thread."""
         return [
             (each.service, each.record.statistics)
             for each in self._mirror.listeners.copy().values()

@@ -7,7 +7,7 @@ every gateway computes the same tables from the same objects. For slots in trans
 hold regardless of the history of each gateway:
 
 - Flow entries: each gateway has the entries of all gateways, so a connection may move from one
-  gateway to another. The newest entry counts: an entry that another connection with the same ports
+  gateway to another. The newest entry applies: an entry that another connection with the same ports
   has replaced is replaced or removed on every gateway. After gateways could not reach each other
   for a while, each sends the age of every entry that changed meanwhile.
 - Tracked slots: a slot that is tracked on one gateway is tracked on all gateways, because otherwise
@@ -159,7 +159,7 @@ class Exchange:
             ):
                 # A newer connection with the same ports has an entry.
                 continue
-            # Of two records of one flow, the later one counts.
+            # Of two records of one flow, the later one applies.
             if node_field == _NO_ENTRY or closing:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
@@ -219,9 +219,9 @@ class Exchange:
     def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
         """Track the slots that the peer tracks.
 
-        `behind`: this gateway was offline, so the peer's tables count for connections without entries.
-        They also count for a listener that has forwarded no packet here. A listener that does not
-        exist here is ignored: the plan will contain it, or has removed it.
+        `behind`: this gateway was offline, so the peer's tables apply to connections without
+        entries. They also apply to a listener that has forwarded no packet here. A listener that
+        does not exist here is ignored: the plan will contain it, or has removed it.
         """
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return

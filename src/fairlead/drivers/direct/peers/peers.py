@@ -356,8 +356,8 @@ class Peers(Component):
         offline_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
         # Only a peer that ran for the whole outage knows the connections of that time.
         behind = offline_s >= OFFLINE_S and hello.age_s >= max(TRUSTED_AFTER_S, offline_s)
-        # Until CompleteMessage the peer sends its whole state. For these flows our own entry
-        # counts; newer entries of the peer follow with their ages.
+        # Until CompleteMessage the peer sends its whole state. Its entries of flows in `own` are
+        # ignored, because ours have precedence; newer entries of the peer follow with their ages.
         own: tuple[Set[bytes], ...] = (self._recent.flows,)
         if not behind and not self._recently_started:
             own += (await asyncio.to_thread(exchange.present_flows),)
