@@ -6,8 +6,8 @@
  * connections that were opened after a change, in slots that changed (JET, CoNEXT'21, doi
  * 10.1145/3485983.3494851).
  *
- * A note is the entry of a flow with only one packet so far (`new_connections`, `new_datagrams`).
- * The second packet promotes it to an established entry.
+ * A flow with only one packet so far has a tentative entry (in `new_connections` or
+ * `new_datagrams`). The second packet promotes it to an established entry.
  *
  * `choose` only reads, except for the time of a datagram's entry. `apply_action` makes the changes,
  * once it is certain that this program handles the packet. */
@@ -19,11 +19,11 @@
 #include "packet.h"
 
 #define SECOND_NS 1000000000ULL
-#define NEAR (1 << 17) /* bytes that a client may send before its note becomes an entry */
+#define NEAR (1 << 17) /* bytes that a client may send before its entry is established */
 
 enum flow_action {
 	NO_ACTION,
-	OPEN, /* the first packet of the flow: create a note */
+	OPEN, /* the first packet of the flow: create a tentative entry */
 	/* The second packet, or a packet that disproves a forged FIN: create an established
 	 * entry. */
 	PROMOTE,
@@ -120,9 +120,10 @@ static __always_inline bool insert(void *table, enum limit limit, const struct f
 {
 	const struct settings *config = read_settings();
 	struct flow flow = { .node = node, .sequence = mark };
-	bool note = limit == NEW_CONNECTIONS || limit == NEW_DATAGRAMS;
+	bool tentative = limit == NEW_CONNECTIONS || limit == NEW_DATAGRAMS;
 
-	return config && within_limit(limit, note ? config->notes_per_s : config->inserts_per_s) &&
+	return config &&
+	       within_limit(limit, tentative ? config->tentative_per_s : config->inserts_per_s) &&
 	       bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
 
@@ -173,13 +174,14 @@ static __always_inline bool is_retained(__u32 node, __u32 previous, const struct
 	       bpf_map_lookup_elem(&retained_nodes, &key);
 }
 
-/* Return whether the packet belongs to the connection of the note. A SYN with the ports of an open
- * connection can be forged; the segments of the open connection have other sequence numbers, and
- * stay on their node. An SCTP INIT contains nothing to compare. */
-static __always_inline bool matches_note(const struct flow *note, const struct packet *packet)
+/* Return whether the packet belongs to the connection of the tentative entry. A SYN with the ports
+ * of an open connection can be forged; the segments of the open connection have other sequence
+ * numbers, and stay on their node. An SCTP INIT contains nothing to compare. */
+static __always_inline bool matches_tentative(const struct flow *tentative,
+					      const struct packet *packet)
 {
 	return packet->error || packet->flow.protocol != IPPROTO_TCP ||
-	       packet->sequence - note->sequence < NEAR;
+	       packet->sequence - tentative->sequence < NEAR;
 }
 
 /* Return whether the client may have sent this packet after the segment that closed the connection.
@@ -211,8 +213,8 @@ static __always_inline void choose_opening(const struct packet *packet,
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 	choice->action = OPEN;
 	choice->entry = flow;
-	/* Without a note, the next packets of the connection go where packets of the flow go now,
-	 * so the SYN must go there too. */
+	/* Without a tentative entry, the next packets of the connection go where packets of the
+	 * flow go now, so the SYN must go there too. */
 	choice->fallback = flow && is_retained(flow->node, previous, choice, listener->statistics)
 				   ? flow->node
 				   : untracked;
@@ -224,7 +226,7 @@ static __always_inline void choose_stream(const struct packet *packet,
 					  struct choice *choice)
 {
 	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
-	struct flow *flow, *note = 0;
+	struct flow *flow, *tentative = 0;
 	bool established, ending = false;
 
 	choice->node = choice->current;
@@ -237,12 +239,12 @@ static __always_inline void choose_stream(const struct packet *packet,
 	choice->node = untracked;
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
 	established = flow;
-	/* A challenged entry may be of an older connection: the note of the newer connection tells
-	 * which of the two has sent this packet. */
+	/* A challenged entry may be of an older connection: the tentative entry of the newer
+	 * connection shows which of the two has sent this packet. */
 	if (!flow || (flow->challenged && !packet->error))
-		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
-	if (note && matches_note(note, packet))
-		flow = note;
+		tentative = bpf_map_lookup_elem(&new_connections, &packet->flow);
+	if (tentative && matches_tentative(tentative, packet))
+		flow = tentative;
 	if (!flow) {
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 		ending = flow;
@@ -257,9 +259,9 @@ static __always_inline void choose_stream(const struct packet *packet,
 	if (packet->closing) {
 		/* A forged SYN and a forged FIN or RST must not remove an older established
 		 * entry. */
-		choice->action = ending || (flow == note && established) ? NO_ACTION : CLOSE;
-		choice->entry = flow == note ? note : 0;
-	} else if (flow == note || (ending && !follows_close(flow, packet))) {
+		choice->action = ending || (flow == tentative && established) ? NO_ACTION : CLOSE;
+		choice->entry = flow == tentative ? tentative : 0;
+	} else if (flow == tentative || (ending && !follows_close(flow, packet))) {
 		choice->action = PROMOTE;
 		choice->entry = flow;
 	}
@@ -333,28 +335,30 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 		choose_stream(packet, listener, previous, choice);
 }
 
-/* Create the note of a new flow, and return the node. An established entry of an older connection
- * with the same ports still applies to packets of the older connection, until a further packet of
- * the new connection arrives. */
+/* Create the tentative entry of a new flow, and return the node. An established entry of an older
+ * connection with the same ports still applies to packets of the older connection, until a further
+ * packet of the new connection arrives. */
 static __always_inline __u32 open(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
-	bool datagram = key->protocol == IPPROTO_UDP, noted;
+	bool datagram = key->protocol == IPPROTO_UDP, inserted;
 
 	if (datagram) {
-		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
+		inserted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
 	} else {
-		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node,
+		inserted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node,
 			       packet->sequence);
-		if (noted && choice->entry)
+		if (inserted && choice->entry)
 			choice->entry->challenged = true;
 	}
-	if (noted)
+	if (inserted)
 		return choice->node;
 	count(TRACK_REFUSED);
-	/* If the SYN is a retransmission, its note exists and decides where the next packets go. */
-	struct flow *note = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
-	return note && matches_note(note, packet) ? note->node : choice->fallback;
+	/* If the SYN is a retransmission, its tentative entry exists and decides where the next
+	 * packets go. */
+	struct flow *tentative = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
+	return tentative && matches_tentative(tentative, packet) ? tentative->node
+								 : choice->fallback;
 }
 
 /* Create an established entry: the second packet shows that the client exists. If no entry can be

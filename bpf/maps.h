@@ -73,9 +73,9 @@ struct {
 /* The flow entries, in five tables:
  * - UDP flows are separate from connections, so that a flood of datagrams does not displace
  *   connections.
- * - Flows with only one packet so far (`new_*`: their entries are called notes) are separate from
+ * - Flows with only one packet so far (`new_*`: their entries are tentative) are separate from
  *   established flows, so that a flood of SYNs, or of datagrams with forged sources, displaces only
- *   notes.
+ *   tentative entries.
  * - Connections that their clients have begun to close are separate, so that short connections do
  *   not displace open ones. */
 #define FLOWS(name, entries)                         \

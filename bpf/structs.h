@@ -105,7 +105,8 @@ enum forwarding {
 struct next_hop {
 	enum forwarding kind;
 	__u32 interface; /* the interface through which packets leave */
-	/* The interface through which XDP sends: the parent of a VLAN interface, otherwise the same. */
+	/* The interface through which XDP sends: the parent of a VLAN interface, otherwise the
+	 * same. */
 	__u32 lower;
 	/* The VLAN (802.1Q) of `interface`, if it is a VLAN interface, otherwise 0. */
 	__be16 tag;
@@ -130,10 +131,10 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-/* The node of a flow. A note is an entry in `new_connections` or `new_datagrams`: see choose.h.
+/* The node of a flow. Entries in `new_connections` and `new_datagrams` are tentative: see choose.h.
  *
  *  sequence    in `new_connections`: sequence number of the TCP segment that created or last
- *              confirmed the note; in `closing_connections`: of the segment that closed the
+ *              confirmed the entry; in `closing_connections`: of the segment that closed the
  *              connection, 0 if it is unknown
  *  challenged  in `connections`: after the entry was created, a SYN with the same ports arrived
  *  seen        in the tables of datagrams: the `tick` of the client's last packet; 0 if the entry
@@ -244,8 +245,8 @@ struct node_name {
 
 struct settings {
 	__u32 inserts_per_s; /* for each CPU and each table of open or closing flows */
-	/* For each CPU and each table of flows with only one packet so far. */
-	__u32 notes_per_s;
+	/* Tentative entries, for each CPU and table. */
+	__u32 tentative_per_s;
 	/* Messages that the gateway itself sends, for each CPU and type: echo replies, "too big",
 	 * refusals. */
 	__u32 messages_per_s;

@@ -47,7 +47,7 @@ class Limits(NamedTuple):
     """
 
     inserts_per_s: int
-    notes_per_s: int
+    tentative_per_s: int
     messages_per_s: int
     report_entries: bool = False
 
@@ -108,7 +108,7 @@ class Networks:
         limits = self._limits
         record = SETTINGS.pack(
             limits.inserts_per_s,
-            limits.notes_per_s,
+            limits.tentative_per_s,
             limits.messages_per_s,
             flags,
             port,

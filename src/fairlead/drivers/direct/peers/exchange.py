@@ -177,9 +177,10 @@ class Exchange:
     def _to_store(self, entries: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries of connections that differ from the entries here.
 
-        A SYN with the same ports may have arrived here. Then its note must decide where the next
-        packets go, as if the entry had been here before the SYN. So an entry on the same node stays
-        as it is, and an entry of a flow that has a note is stored as challenged.
+        A SYN with the same ports may have arrived here. Then its tentative entry must decide where
+        the next packets go, as if the other entry had been here before the SYN. So an entry on the
+        same node stays as it is, and an entry of a flow that has a tentative entry is stored as
+        challenged.
         """
         for key, entry in entries.items():
             present = self._maps["connections"].lookup(key)
