@@ -55,9 +55,7 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
         site = Site.create(name)
         await site.up(lambda what: show_progress(f"lab: {what}"))
         try:
-            demo_run = Demo(
-                site, connections=connections, watch_s=watch_s, progress=show_progress
-            )
+            demo_run = Demo(site, connections=connections, watch_s=watch_s, progress=show_progress)
             report = await demo_run.run()
         except BaseException:
             await site.down()

@@ -42,7 +42,11 @@ class HarmfulSetting(NamedTuple):
     @property
     def finding(self) -> Finding:
         """The Finding for log and status."""
-        setting, should, why = self.requirement.setting, self.requirement.should, self.requirement.why
+        setting, should, why = (
+            self.requirement.setting,
+            self.requirement.should,
+            self.requirement.why,
+        )
         if self.adjusted:
             message = f"{setting} was {self.value}, set to {should}: {why}"
             return Finding(SETTING_ADJUSTED, message, severity="info", subject=_subject(setting))
@@ -121,9 +125,7 @@ class Host:
         # it.
         required = {each.setting for each in requirements}
         kept = [
-            each
-            for each in self._shown
-            if each.adjusted and each.requirement.setting in required
+            each for each in self._shown if each.adjusted and each.requirement.setting in required
         ]
         renewed = {each.requirement.setting for each in found}
         self._logged = frozenset(each.finding for each in found)

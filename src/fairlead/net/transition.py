@@ -90,29 +90,44 @@ def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bo
         previous, previous_by_source = _without_current(old_previous, rule), old.previous_by_source
     elif old.by_source != by_source and (old_current or old_previous):
         size = max(len(old_current), len(old_previous))
-        previous = array("H", map(rule, _stretch(old_current, size), _stretch(old_previous, size), repeat(NONE)))
+        previous = array(
+            "H", map(rule, _stretch(old_current, size), _stretch(old_previous, size), repeat(NONE))
+        )
         previous = array("H", (TRACKED if each == NONE else each for each in previous))
         previous_by_source = old.by_source
     else:
         previous, previous_by_source = (
-            previous_in_c(old_current, old_previous, current, {index_of[name] for name in retained_nodes}),
+            previous_in_c(
+                old_current, old_previous, current, {index_of[name] for name in retained_nodes}
+            ),
             by_source,
         )
     return _canonical(names, current, _condense(previous), by_source, previous_by_source)
 
 
 def previous_in_python(
-    old_current: "array[int]", old_previous: "array[int]", current: "array[int]", retained_nodes: Set[int]
+    old_current: "array[int]",
+    old_previous: "array[int]",
+    current: "array[int]",
+    retained_nodes: Set[int],
 ) -> "array[int]":
     """Compute `previous` slot by slot, for tables that are indexed by the same hash. This is the
     reference implementation, to which the one in C is compared."""
     size = max(len(old_current), len(old_previous), len(current))
-    stretched = zip(_stretch(old_current, size), _stretch(old_previous, size), _stretch(current, size), strict=True)
+    stretched = zip(
+        _stretch(old_current, size),
+        _stretch(old_previous, size),
+        _stretch(current, size),
+        strict=True,
+    )
     return array("H", starmap(_rule(retained_nodes), stretched))
 
 
 def previous_in_c(
-    old_current: "array[int]", old_previous: "array[int]", current: "array[int]", retained_nodes: Set[int]
+    old_current: "array[int]",
+    old_previous: "array[int]",
+    current: "array[int]",
+    retained_nodes: Set[int],
 ) -> "array[int]":
     """Compute the same with bpf/transition.c. Raise Refused if it has not been built."""
     size = max(len(old_current), len(old_previous), len(current))
@@ -120,7 +135,11 @@ def previous_in_c(
     for retained_node in retained_nodes:
         may_keep[retained_node] = 1
     previous = array("H", bytes(2 * size))
-    tables = (number for each in (old_current, old_previous, current) for number in (c_uint32(len(each)), at(each)))
+    tables = (
+        number
+        for each in (old_current, old_previous, current)
+        for number in (c_uint32(len(each)), at(each))
+    )
     retained_flags = (c_uint8 * TRACKED).from_buffer(may_keep)
     library().compute_previous(
         c_uint32(size), *tables, retained_flags, c_uint32(len(retained_nodes)), at(previous)
@@ -145,11 +164,18 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
         _renumber(old.current, old.nodes, index_of),
         _renumber(old.previous, old.nodes, index_of),
     )
-    wanted, remaining = _renumber(table.slots, table.nodes, index_of), {index_of[name] for name in table.nodes}
+    wanted, remaining = (
+        _renumber(table.slots, table.nodes, index_of),
+        {index_of[name] for name in table.nodes},
+    )
     pairs = zip(old_current, wanted, strict=True) if wanted else ()
     current = array("H", (node if node in remaining else new for node, new in pairs))
     may_keep = {index_of[name] for name in retained_nodes}
-    if old_previous and old.by_source == old.previous_by_source and len(old_previous) >= len(old_current):
+    if (
+        old_previous
+        and old.by_source == old.previous_by_source
+        and len(old_previous) >= len(old_current)
+    ):
         previous = previous_in_c(old_current, old_previous, current, may_keep)
     else:
         previous = _without_current(old_previous, _rule(may_keep))
@@ -224,7 +250,9 @@ def _rule(retained_nodes: Set[int]) -> Callable[[int, int, int], int]:
     return previous
 
 
-def _without_current(old_previous: "array[int]", rule: Callable[[int, int, int], int]) -> "array[int]":
+def _without_current(
+    old_previous: "array[int]", rule: Callable[[int, int, int], int]
+) -> "array[int]":
     """Return `previous` for a listener whose two tables are indexed by different hashes, so that no
     slot of one corresponds to a slot of the other.
 

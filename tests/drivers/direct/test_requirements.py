@@ -44,7 +44,11 @@ def test_a_gateway_requires_space_for_its_next_hops(run: Run) -> None:
         assert await made.requirements() == ()
         await bring(made, load_balancer(NODE1))
         (requirement,) = await made.requirements()
-        assert (requirement.setting, requirement.harmful("1"), requirement.harmful("2")) == (IPV4, True, False)
+        assert (requirement.setting, requirement.harmful("1"), requirement.harmful("2")) == (
+            IPV4,
+            True,
+            False,
+        )
         await made.close(remove=True)
 
     run(scenario)

@@ -31,7 +31,8 @@ def test_a_table_that_is_more_than_half_full_is_to_grow(
     flows: int, limit: str, found: list[str]
 ) -> None:
     assert [
-        each.requirement.should for each in harmful_settings(requirements_of(flows), {LIMIT: limit}.get)
+        each.requirement.should
+        for each in harmful_settings(requirements_of(flows), {LIMIT: limit}.get)
     ] == found
     for enough in found:
         assert harmful_settings(requirements_of(flows), {LIMIT: enough}.get) == ()
@@ -50,7 +51,12 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
                 for port in range(9001, 9006):
                     sock.sendto(b"", ("127.0.0.1", port))
             (requirement,) = requirements()
-            assert (requirement.setting, requirement.should, requirement.harmful("9"), requirement.harmful("10")) == (
+            assert (
+                requirement.setting,
+                requirement.should,
+                requirement.harmful("9"),
+                requirement.harmful("10"),
+            ) == (
                 LIMIT,
                 "16",
                 True,

@@ -84,7 +84,9 @@ def resolve(
     if not contested:
         return Resolution(changes, {})
     before = {
-        service: known.get(service, NOTHING) for contenders in contested.values() for service in contenders
+        service: known.get(service, NOTHING)
+        for contenders in contested.values()
+        for service in contenders
     }
     wanted = before | {
         service: carried_out(before[service], own_changes)
