@@ -142,12 +142,14 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 /* Return whether a packet that does not open a flow, and has no entry, must be dropped for now.
  * While the entries of an older program are copied, the node of the flow is uncertain: the current
  * node if the older program tracked the flow, and the previous node if the flow is older. The time
- * limit lets the packets pass if the copying process dies. */
+ * limit lets the packets pass if the copying process dies. The clock is read only while entries are
+ * copied, because reading it costs 30 ns. */
 static __always_inline bool is_held(const struct choice *choice, __u32 previous)
 {
 	const struct settings *config = read_settings();
 
-	return previous != choice->current && config && tick() <= config->copying_until;
+	return previous != choice->current && config && config->copying_until &&
+	       tick() <= config->copying_until;
 }
 
 /* Remove all entries of the flow. */
