@@ -211,7 +211,7 @@ class ProxySettings(Value, frozen=True, tag="proxy"):
 Provider = Literal["amphora", "ovn"]
 """The Octavia provider that runs a load balancer: a virtual machine with HAProxy, or OVN."""
 OctaviaMethod = Literal["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"]
-OctaviaAsking = Literal["HTTP", "TCP", "UDP-CONNECT"]
+OctaviaMonitorType = Literal["HTTP", "TCP", "UDP-CONNECT"]
 
 
 class OctaviaChecks(Value, frozen=True):
@@ -274,11 +274,11 @@ class SharedOrAdopted(Value, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class FloatingWish(Value, frozen=True):
+class FloatingIpRequest(Value, frozen=True):
     """The request for a floating IP, the external address of a load balancer. `network_id`: the
-    external network. `address`: the specific address that the Service requests. `again`: an address
-    to reuse if it is free. `keep`: the floating IP is kept in the project when the Service is
-    deleted.
+    external network. `address`: the specific address that the Service requests. `reuse_address`: an
+    address to reuse if it is free. `keep`: the floating IP is kept in the project when the Service
+    is deleted.
 
     The subnet of a new floating IP is `subnet_id`, or a subnet whose name matches `subnet`, or a
     subnet with the tags `subnet_tags`, or any subnet of the network. The semantics are those of the
@@ -286,7 +286,7 @@ class FloatingWish(Value, frozen=True):
 
     network_id: str
     address: str = ""
-    again: str = ""
+    reuse_address: str = ""
     keep: bool = False
     subnet_id: str = ""
     subnet: str = ""
@@ -314,16 +314,16 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     inspect_ms: int | None = None
     connection_limit: int = -1
     checks: OctaviaChecks | None = None
-    asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
+    monitor_types: tuple[tuple[Protocol, OctaviaMonitorType], ...] = ()
     """The type of the health monitor by the protocol of the port. Ports of other protocols have no
     health monitor."""
     member_subnet_id: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     node_selector: str = ""
     """The label selector of the nodes that may be members."""
     all_nodes: tuple[Protocol, ...] = ()
     """For listeners of these protocols, all nodes are members, also nodes without ready pods."""
-    floating: FloatingWish | None = None
+    floating: FloatingIpRequest | None = None
     """None: the load balancer is reachable only at its own address."""
     secured: bool = False
     """Whether a security group on the nodes' ports admits the traffic of the load balancer."""

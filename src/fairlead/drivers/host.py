@@ -42,19 +42,19 @@ class HarmfulSetting(NamedTuple):
     @property
     def finding(self) -> Finding:
         """The Finding for log and status."""
-        setting, should, why = (
+        setting, recommended, why = (
             self.requirement.setting,
-            self.requirement.should,
+            self.requirement.recommended,
             self.requirement.why,
         )
         if self.adjusted:
-            message = f"{setting} was {self.value}, set to {should}: {why}"
+            message = f"{setting} was {self.value}, set to {recommended}: {why}"
             return Finding(SETTING_ADJUSTED, message, severity="info", subject=_subject(setting))
         return Finding(
             SETTING_HARMFUL,
-            f"{setting} is {self.value}, should be {should}: {why}",
+            f"{setting} is {self.value}, should be {recommended}: {why}",
             subject=_subject(setting),
-            remedy=sysctl.command(setting, should),
+            remedy=sysctl.command(setting, recommended),
         )
 
 
@@ -109,7 +109,7 @@ class Host:
                 log.info(
                     "setting corrected",
                     setting=setting,
-                    value=each.requirement.should,
+                    value=each.requirement.recommended,
                     was=each.value,
                     why=why,
                 )
@@ -148,7 +148,7 @@ class Host:
         setting = found.requirement.setting
         try:
             self._record(found)
-            sysctl.write(setting, found.requirement.should)
+            sysctl.write(setting, found.requirement.recommended)
         except Conflict:  # the interface went away
             return found
         except FairleadError as problem:
@@ -163,7 +163,7 @@ class Host:
         before = known[setting].before if setting in known else found.value
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_bytes(
-            msgspec.json.encode(known | {setting: _Change(before, found.requirement.should)})
+            msgspec.json.encode(known | {setting: _Change(before, found.requirement.recommended)})
         )
 
     def _recorded(self) -> dict[str, _Change]:

@@ -29,7 +29,7 @@ def test_a_limit_without_space_for_another_neighbour_is_too_small(
     ]
     limits = {IPV4: "1024", IPV6: "1024"}
     assert [
-        (each.requirement.setting, each.requirement.should)
+        (each.requirement.setting, each.requirement.recommended)
         for each in harmful_settings(requirements_of(next_hops), limits.get)
     ] == found
     enough = dict(found)

@@ -31,7 +31,7 @@ def test_a_conntrack_limit_below_twice_the_flows_is_harmful(
     flows: int, limit: str, found: list[str]
 ) -> None:
     assert [
-        each.requirement.should
+        each.requirement.recommended
         for each in harmful_settings(requirements_of(flows), {LIMIT: limit}.get)
     ] == found
     for enough in found:
@@ -53,7 +53,7 @@ def test_a_node_requires_a_conntrack_limit_of_twice_its_flows() -> None:
             (requirement,) = requirements()
             assert (
                 requirement.setting,
-                requirement.should,
+                requirement.recommended,
                 requirement.harmful("9"),
                 requirement.harmful("10"),
             ) == (

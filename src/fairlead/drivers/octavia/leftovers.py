@@ -70,8 +70,8 @@ async def read_marked(cloud: Cloud, owner: Owner) -> list[BalancerState]:
     ]
     known = {balancer.id for balancer in balancers}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
-    there = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
-    return [*balancers, *(_ownerless_state(one) for one in there if ownerless(one.tags))]
+    present = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
+    return [*balancers, *(_ownerless_state(one) for one in present if ownerless(one.tags))]
 
 
 def find_leftovers(
@@ -145,8 +145,8 @@ async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[BalancerState]:
     """Read the present state of the leftover, because another deletion may have changed the same
     load balancer. The list is empty if the leftover is gone."""
     if leftover.uid:
-        whose = leftover.balancer.service, leftover.uid
-        found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, whose)
+        identity = leftover.balancer.service, leftover.uid
+        found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, identity)
         return [balancer for balancer in found if balancer.uid == leftover.uid]
     if await listeners_on(cloud, leftover.load_balancer):
         raise Conflict(

@@ -33,11 +33,11 @@ def _neighbour_requirement(family: str, count: int) -> tuple[SysctlRequirement, 
     little, and the recommended value is twice `count`, rounded up to a power of two. The rounding
     keeps the value from changing with every new node.
     """
-    should = 1 << (2 * count - 1).bit_length() if count else 0
+    recommended = 1 << (2 * count - 1).bit_length() if count else 0
     requirement = SysctlRequirement(
         f"net/{family}/neigh/default/gc_thresh3",
         lambda value: int(value) <= count,
-        str(should),
+        str(recommended),
         _WHY,
     )
     return (requirement,) if count else ()
