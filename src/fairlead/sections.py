@@ -96,7 +96,7 @@ class OctaviaConfig(Section, frozen=True):
     """Maximum rate of API calls to the cloud, whatever the number of Services."""
 
     @property
-    def floats(self) -> bool:
+    def uses_floating_ips(self) -> bool:
         """Whether any load balancer has a floating IP."""
         return bool(self.floating_network_id) or any(
             each.floating_network_id for each in self.classes.values()

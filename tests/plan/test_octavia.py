@@ -172,7 +172,7 @@ def test_members_are_asked_as_the_provider_can(
     asking: dict[str, str],
 ) -> None:
     found, _ = read(annotations, requested, provider)
-    assert dict(found.asking) == asking
+    assert dict(found.monitor_types) == asking
     assert (found.checks is not None) == bool(asking)
 
 
@@ -376,7 +376,7 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
             floating_subnet_tags="big",
         )
         assert found.floating == FloatingWish("outer", subnet="pool-*")
-    assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
+    assert (CONFIG.uses_floating_ips, OctaviaConfig(classes={"outer": outer}).uses_floating_ips) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
         classes=classes,
@@ -520,9 +520,9 @@ def test_an_id_that_is_none_is_refused(
         make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia
     )
     assert isinstance(found.settings, OctaviaSettings)
-    assert found.settings.elsewhere is not None
-    assert found.settings.elsewhere.id == id_
-    assert found.settings.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
+    assert found.settings.shared_or_adopted is not None
+    assert found.settings.shared_or_adopted.id == id_
+    assert found.settings.shared_or_adopted.names[0].startswith("kube_service_kubernetes_default_")
 
 
 def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(

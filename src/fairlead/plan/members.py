@@ -83,7 +83,7 @@ class UnconfirmedMembers(NamedTuple):
     needs."""
 
     members: tuple[Member, ...]
-    leaving_weights: Mapping[str, int]
+    terminating_weights: Mapping[str, int]
     """The number of endpoints that terminate and still serve, by node."""
     any_ready: bool
     """Whether an endpoint is ready, on any node."""
@@ -106,14 +106,14 @@ def members_of(
     `draining`: it keeps its connections."""
     known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
     ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
-    leaving = [
+    terminating = [
         each.node_name or "" for each in known if each.conditions.terminating and each.serving
     ]
     there = nodes.keys() & {each.node_name or "" for each in known}
     admitted = {name for name in there if not excluded(nodes[name])}
-    leaving_weights = _counted(leaving, admitted)
-    weights = _counted(ready, admitted) or leaving_weights
-    if not weights and service.spec.external_traffic_policy != "Local" and (ready or leaving):
+    terminating_weights = _counted(terminating, admitted)
+    weights = _counted(ready, admitted) or terminating_weights
+    if not weights and service.spec.external_traffic_policy != "Local" and (ready or terminating):
         # The usable endpoints are on no admitted node, for example because they name no node. With
         # policy Cluster every node can reach them, so the load balancer must not lose all members.
         weights = {name: 1 for name, node in nodes.items() if not excluded(node)}
@@ -142,7 +142,7 @@ def members_of(
             weight = weights.get(name, 0)
             members.append(Member(name, address, weight, "active" if weight else "draining"))
     return UnconfirmedMembers(
-        tuple(members), leaving_weights, bool(ready), bool(ready or leaving)
+        tuple(members), terminating_weights, bool(ready), bool(ready or terminating)
     ), notes
 
 
@@ -221,7 +221,7 @@ def confirm(
             Member(
                 each.node,
                 each.address,
-                0 if each.node in active_by_api else found.leaving_weights.get(each.node, 0),
+                0 if each.node in active_by_api else found.terminating_weights.get(each.node, 0),
                 "draining",
             )
             if each.state == "draining" and verdict_of(each.address, monitor.port) != "down"

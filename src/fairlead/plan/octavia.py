@@ -17,7 +17,7 @@ from fairlead.errors import Refused
 from fairlead.model import (
     Family,
     Finding,
-    OctaviaAsking,
+    OctaviaMonitorType,
     OctaviaChecks,
     OctaviaMethod,
     OctaviaPlace,
@@ -54,7 +54,7 @@ _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "ovn": "ovn",
 }
 MEMBERS = {"ready": False, "all": True}
-DETECTING_MONITORS: frozenset[OctaviaAsking] = frozenset({"HTTP", "TCP"})
+DETECTING_MONITORS: frozenset[OctaviaMonitorType] = frozenset({"HTTP", "TCP"})
 """The types of health monitor that detect nodes without ready pods."""
 _SETTINGS = (
     "proxy-protocol",
@@ -81,7 +81,7 @@ class OctaviaRequest(NamedTuple):
     restricted: bool
     """The Service has source ranges."""
     address: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     family: Family = "IPv4"
     """The family of the first address; IPv4 if the load balancer has both families."""
     address_v6: str = ""
@@ -151,7 +151,7 @@ def settings_of(
         )
     if provider == "amphora" and request.local:
         reader.notes += _client_hidden(request.protocols, header, forwarded_for and not header)
-    checks, asking = _checks(reader, provider, request, config)
+    checks, monitor_types = _checks(reader, provider, request, config)
     floating = floating_of(reader, annotations, config, request.family, request.address)
     settings = OctaviaSettings(
         provider=provider,
@@ -165,18 +165,18 @@ def settings_of(
         ),
         header=header,
         forwarded_for=forwarded_for and not header,
-        method=method or _usual_method(provider, config),
+        method=method or _default_method(provider, config),
         client_ms=_time_ms(reader, "timeout-client-data", lacking),
         connect_ms=_time_ms(reader, "timeout-member-connect", lacking),
         member_ms=_time_ms(reader, "timeout-member-data", lacking),
         inspect_ms=_time_ms(reader, "timeout-tcp-inspect", lacking),
         connection_limit=-1 if "connection-limit" in lacking else limit or -1,
         checks=checks,
-        asking=asking,
+        monitor_types=monitor_types,
         member_subnet_id=_text(reader, "member-subnet-id", config.member_subnet_id),
-        elsewhere=request.elsewhere,
+        shared_or_adopted=request.shared_or_adopted,
         node_selector=reader.read("node-selector", read_selector, ALLOWED, config.node_selector),
-        all_nodes=_all_nodes(reader, config, request.protocols, asking),
+        all_nodes=_all_nodes(reader, config, request.protocols, monitor_types),
         floating=floating,
         secured=config.manage_security_groups,
     )
@@ -198,13 +198,13 @@ def _of_class(reader: AnnotationReader, config: OctaviaConfig) -> OctaviaConfig:
     # A subnet belongs to one network. If the class names a network or selects the subnet in another
     # way, the subnets of the general configuration do not apply.
     placed = found if found.subnet_id or found.network_id else config
-    floats = (
+    own_floating = (
         found.floating_network_id,
         found.floating_subnet_id,
         found.floating_subnet,
         found.floating_subnet_tags,
     )
-    floating = found if any(floats) else config
+    floating = found if any(own_floating) else config
     return msgspec.structs.replace(
         config,
         subnet_id=placed.subnet_id,
@@ -230,7 +230,7 @@ def why_single_family(annotations: Mapping[str, str], config: OctaviaConfig) -> 
     )
 
 
-def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
+def _default_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
     if config.lb_method and config.lb_method in METHODS[provider]:
         return config.lb_method
     return "ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT"
@@ -240,7 +240,7 @@ def _all_nodes(
     reader: AnnotationReader,
     config: OctaviaConfig,
     protocols: Sequence[Protocol],
-    asking: Iterable[tuple[Protocol, OctaviaAsking]],
+    monitor_types: Iterable[tuple[Protocol, OctaviaMonitorType]],
 ) -> tuple[Protocol, ...]:
     """Return the protocols of the listeners of which every node is a member.
 
@@ -248,7 +248,7 @@ def _all_nodes(
     a node drops packets for pods that it does not have, and sends no ICMP error."""
     if not reader.choice("members", MEMBERS, config.members == "all"):
         return ()
-    detected = {protocol for protocol, type_ in asking if type_ in DETECTING_MONITORS}
+    detected = {protocol for protocol, type_ in monitor_types if type_ in DETECTING_MONITORS}
     if unknown := [protocol for protocol in protocols if protocol not in detected]:
         name = reader.given("members") or "octavia.members: all"
         message = (
@@ -285,7 +285,7 @@ def _choose(
     if wanted != "auto":
         return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
     lacking = [
-        _called(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
+        _full_name(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
         lacking.append(reader.given("lb-method"))
@@ -319,7 +319,7 @@ def _unsupported(
     that it replaces. Raise Refused for an annotation that has no acceptable substitute."""
     instead: dict[str, list[str]] = {}
     for annotation in lacking:
-        unsupported, name = UNSUPPORTED[choice.provider][annotation], _called(reader, annotation)
+        unsupported, name = UNSUPPORTED[choice.provider][annotation], _full_name(reader, annotation)
         if unsupported.action == "refuse":
             other = OTHER_PROVIDER[choice.provider]
             verb = "recreate the Service with" if choice.existing is not None else "set"
@@ -337,7 +337,7 @@ def _unsupported(
     ]
 
 
-def _called(reader: AnnotationReader, annotation: str) -> str:
+def _full_name(reader: AnnotationReader, annotation: str) -> str:
     return (
         "spec.loadBalancerSourceRanges" if annotation == SOURCE_RANGES else reader.given(annotation)
     )
@@ -367,7 +367,7 @@ def _client_hidden(
 
 def _checks(
     reader: AnnotationReader, provider: Provider, request: OctaviaRequest, config: OctaviaConfig
-) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaAsking], ...]]:
+) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaMonitorType], ...]]:
     """Return the parameters of the health monitors, and the type of monitor by protocol.
 
     A node reports on its health port that it has no ready pods; only provider amphora can probe
@@ -386,10 +386,10 @@ def _checks(
         return None, ()
     if provider == "amphora" and request.local and request.health_port:
         return checks, tuple((protocol, "HTTP") for protocol in request.protocols)
-    asking: list[tuple[Protocol, OctaviaAsking]] = [("TCP", "TCP")] * ("TCP" in request.protocols)
+    monitor_types: list[tuple[Protocol, OctaviaMonitorType]] = [("TCP", "TCP")] * ("TCP" in request.protocols)
     if "UDP" in request.protocols and (by_name or reader.given("enable-health-monitor")):
-        asking.append(("UDP", "UDP-CONNECT"))
-    return (checks, tuple(asking)) if asking else (None, ())
+        monitor_types.append(("UDP", "UDP-CONNECT"))
+    return (checks, tuple(monitor_types)) if monitor_types else (None, ())
 
 
 def _place(
@@ -410,7 +410,7 @@ def _place(
             second = config.subnet_id_v6
         elif request.family == "IPv6" and config.subnet_id_v6:
             own["subnet-id"] = config.subnet_id_v6
-    if not any(own.values()) and not (request.elsewhere is not None and request.elsewhere.id):
+    if not any(own.values()) and not (request.shared_or_adopted is not None and request.shared_or_adopted.id):
         raise Refused(
             "neither the configuration nor the Service says where the load balancer gets its "
             "address",

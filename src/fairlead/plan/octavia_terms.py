@@ -22,7 +22,7 @@ from fairlead.model import (
 )
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import Wanted, wanted_by
-from fairlead.plan.elsewhere import elsewhere_of
+from fairlead.plan.shared_or_adopted import shared_or_adopted_of
 from fairlead.plan.octavia import OctaviaRequest, settings_of, why_single_family
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
@@ -133,7 +133,7 @@ def _request(
         sorted({port.protocol for port in served}),
         bool(source_ranges(service)),
         requested.get(families[0], ""),
-        elsewhere_of(service, octavia),
+        shared_or_adopted_of(service, octavia),
         families[0],
         requested.get("IPv6", ""),
         both=len(families) > 1,

@@ -112,7 +112,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     sys.setswitchinterval(SWITCH_S)
     state, peers = State(SOURCES), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
-    access = find() if section.api_server is None else await found_in_time(find, plane.apiserver)
+    access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
     async with Client(access) as client:
         view = View("gateway", node_name)
         await run_components(components(config, view, client, state, plane, peers), view)
@@ -242,7 +242,7 @@ def apiserver_balancer(config: Config) -> ApiServerBalancer:
     return ApiServerBalancer(config.gateway.api_server, Path(f"{config.gateway.proxy_path}-api"))
 
 
-async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
+async def wait_for_access(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
     """Wait until `find` succeeds, and keep the load balancer of the API servers running meanwhile:
     the kubeconfig may be created by a process that needs this load balancer."""
     logged = ""
@@ -345,9 +345,9 @@ class Probes(Component):
         }
         return ProbesState(
             tuple(
-                ProbedNode(names.get(address, ""), address, way, verdict)
-                for address, ways in self._state.probed().items()
-                for way, verdict in ways.items()
+                ProbedNode(names.get(address, ""), address, path, verdict)
+                for address, paths in self._state.probed().items()
+                for path, verdict in paths.items()
             )
         )
 

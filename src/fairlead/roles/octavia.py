@@ -91,7 +91,7 @@ def octavia_loop(
     config: Config,
     state: State,
     writer: ServiceWriter,
-    newest: ServiceCache,
+    service_cache: ServiceCache,
     recorder: Recorder,
     report: Report[ServiceKey, LoadBalancer],
     view: View,
@@ -126,8 +126,8 @@ def octavia_loop(
         observe=state.observe_load_balancer,
         clock=time.monotonic,
         fence=fence,
-        network=config.octavia.floats,
-        secured=config.octavia.manage_security_groups,
+        manage_floating_ips=config.octavia.uses_floating_ips,
+        manage_security_group=config.octavia.manage_security_groups,
     )
 
     def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
@@ -139,15 +139,15 @@ def octavia_loop(
         """Return the resource version over which the addresses may be published: any version of the
         Service with this uid, because the addresses are assigned by the cloud. Raise Conflict if
         the Service is gone or was recreated."""
-        service = newest.of([key]).get(key)
+        service = service_cache.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
             raise Conflict(f"Service {key} was deleted or recreated")
         return service.metadata.resource_version
 
-    claim = ClaimDriver(writer, newest, recorder, loop=OCTAVIA.loop, may_keep=False)
+    claim = ClaimDriver(writer, service_cache, recorder, loop=OCTAVIA.loop, may_keep=False)
     publish = PublishDriver(
         writer,
-        newest,
+        service_cache,
         recorder,
         publish_precondition,
         driver.addresses,

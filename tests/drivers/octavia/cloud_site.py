@@ -32,7 +32,7 @@ class CloudSite(Site):
         given: Fields = {
             "provider": provider,
             "place": OctaviaPlace(self.at.subnet),
-            "asking": asking,
+            "monitor_types": asking,
             "method": method,
         }
         return settings(**given | fields)

@@ -25,7 +25,7 @@ from fairlead.model import (
     Listener,
     LoadBalancer,
     Member,
-    OctaviaAsking,
+    OctaviaMonitorType,
     OctaviaChecks,
     OctaviaPlace,
     OctaviaSettings,
@@ -37,7 +37,7 @@ EDITS = 2
 NUMBERS = range(1, 5)
 """The addresses of nodes."""
 
-ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
+ASKING: tuple[tuple[tuple[Protocol, OctaviaMonitorType], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
     (("TCP", "TCP"),),
     (("TCP", "TCP"), ("UDP", "UDP-CONNECT")),
@@ -178,10 +178,10 @@ def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
         {"settings": msgspec.structs.replace(octavia, client_ms=None)},
         {
             "settings": msgspec.structs.replace(
-                octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking
+                octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), monitor_types=asking
             )
         },
-        {"settings": msgspec.structs.replace(octavia, checks=None, asking=())},
+        {"settings": msgspec.structs.replace(octavia, checks=None, monitor_types=())},
         {
             "affinity_timeout_s": chance.choice((0, 600)),
             "source_ranges": chance.choice(((), ("10.0.0.0/8",))),

@@ -61,7 +61,7 @@ def settings(**fields: object) -> OctaviaSettings:
         "provider": "amphora",
         "place": OctaviaPlace(SUBNET),
         "checks": CHECKS,
-        "asking": (("TCP", "HTTP"),),
+        "monitor_types": (("TCP", "HTTP"),),
     } | fields
     return OctaviaSettings(**given)  # type: ignore[arg-type]
 
@@ -147,8 +147,8 @@ class Site:
             observe=seen.__setitem__,
             clock=self._clock,
             pace=QUICK,
-            network=bool(self.neutron),
-            secured=bool(self.neutron),
+            manage_floating_ips=bool(self.neutron),
+            manage_security_group=bool(self.neutron),
         )
         self._seen[driver] = seen
         return driver
@@ -167,8 +167,8 @@ class Site:
         if wanted is None:
             return None
         asked = wanted.settings
-        elsewhere = asked.elsewhere if isinstance(asked, OctaviaSettings) else None
-        return Claimant(wanted.uid, wanted.addresses, elsewhere)
+        shared_or_adopted = asked.shared_or_adopted if isinstance(asked, OctaviaSettings) else None
+        return Claimant(wanted.uid, wanted.addresses, shared_or_adopted)
 
     def _clock(self) -> float:
         return time.monotonic() + self.later_s

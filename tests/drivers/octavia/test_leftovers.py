@@ -47,7 +47,7 @@ class Place:
         self.site.owner = Owner(of or self.uid, "test")
         self.site.anew()
         key = ServiceKey("default", name)
-        octavia = settings(elsewhere=SharedOrAdopted(on) if on else None, checks=None, asking=())
+        octavia = settings(shared_or_adopted=SharedOrAdopted(on) if on else None, checks=None, monitor_types=())
         wanted: LoadBalancer = msgspec.structs.replace(
             service(listener(port), uid=uid, octavia=octavia), service=key
         )
@@ -122,7 +122,7 @@ async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
     await place.make("guest", "uid-guest", on=living, port=25)
     found = await place.listed()
     assert {
-        each["service"]: (each["load_balancer"], each["goes"]) for each in found["leftovers"]
+        each["service"]: (each["load_balancer"], each["resource"]) for each in found["leftovers"]
     } == {
         "default/gone": (dead, "load balancer"),
         "default/renewed": (renewed, "load balancer"),

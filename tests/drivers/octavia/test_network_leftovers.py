@@ -61,7 +61,7 @@ def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
 
 
 async def gone_things(place: Place, *ways: str) -> list[tuple[str, str]]:
-    return [(each["service"], each["goes"]) for each in (await place.listed(*ways))["leftovers"]]
+    return [(each["service"], each["resource"]) for each in (await place.listed(*ways))["leftovers"]]
 
 
 async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
@@ -83,7 +83,7 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
             ("default/gone", each)
             for each in ("load balancer", "floating IP", "1 security-group rules")
         ]
-        assert [(each["service"], each["goes"]) for each in found["leftovers"]] == things
+        assert [(each["service"], each["resource"]) for each in found["leftovers"]] == things
         assert {"cluster": dead, "load_balancers": 0, "names": [], "network": 2} in found[
             "other_clusters"
         ]
@@ -98,7 +98,7 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
         await site.bring(key=key)
         site.client.network.create_security_group(description=Owner(place.uid, "").tag)
         assert [
-            (each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]
+            (each["resource"], each["reason"]) for each in (await place.listed("--delete"))["leftovers"]
         ] == [("security group", "no Service has a rule in it")]
         assert at_neutron(site, place.uid) == (0, 0, 0)
         await make(site, place.uid, "lives", "uid-lives", 83)
@@ -108,7 +108,7 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
         assert at_neutron(site, dead) == (0, 0, 0)
         # Of a deleted cluster everything is deleted, except kept floating IPs and other users'
         # objects.
-        everything = [("default/lives", goes) for _, goes in things]
+        everything = [("default/lives", resource) for _, resource in things]
         assert await gone_things(place, "--cluster", place.uid, "--delete") == everything
         assert at_neutron(site, place.uid) == (0, 0, 0)
         left = {each.id: each.description for each in site.floating}

@@ -118,7 +118,7 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
     known = await neutron.subnets(cloud, wish.network_id)
     chosen = [each.id for each in known if subnet_matches(each, wish)]
     if not chosen:
-        said = " and ".join(
+        criteria = " and ".join(
             f"{what} {text!r}"
             for what, text in (("name", wish.subnet), ("tags", wish.subnet_tags))
             if text
@@ -128,7 +128,7 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
             or "no subnet that is visible to this project"
         )
         raise Refused(
-            f"network {wish.network_id} has no subnet with {said}; it has {names}",
+            f"network {wish.network_id} has no subnet with {criteria}; it has {names}",
             fix="name a subnet by its id in floating-subnet-id",
         )
     return sorted(chosen)

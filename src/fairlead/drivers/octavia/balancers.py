@@ -89,7 +89,7 @@ class FoundRule(Value, frozen=True):
 
 class BalancerSpec(Value, frozen=True):
     """The desired state for one Service. `addresses`: the addresses that the Service shows, to be
-    requested again. `why`: why the load balancer has this provider, for users. `elsewhere`: the
+    requested again. `why`: why the load balancer has this provider, for users. `shared_or_adopted`: the
     shared or adopted load balancer that the Service is to be on; None: a load balancer made for it.
     """
 
@@ -104,7 +104,7 @@ class BalancerSpec(Value, frozen=True):
     listeners: tuple[Listener, ...]
     addresses: tuple[str, ...] = ()
     why: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     existing: ExistingLoadBalancer | None = None
     """The load balancer that was known when the Service was planned."""
     floating: FloatingWish | None = None
@@ -255,7 +255,7 @@ class Found(Value, frozen=True):
     there should be one. `attempts`: how often a failed load balancer was repaired or recreated
     since it last worked. `located_for`: the shared or adopted load balancer that was last searched
     for; `located_id`: the id of the result; empty: none was found. `after`: the writes that were
-    made immediately before this state was read. `look_s`: while Octavia works on a load balancer,
+    made immediately before this state was read. `poll_s`: while Octavia works on a load balancer,
     the seconds until the next poll."""
 
     balancers: tuple[BalancerState, ...]
@@ -263,7 +263,7 @@ class Found(Value, frozen=True):
     located_for: SharedOrAdopted | None = None
     located_id: str = ""
     after: tuple[object, ...] = ()
-    look_s: float = 1.0
+    poll_s: float = 1.0
     covers: bool = False
     """True if monitors that provider ovn creates also check members for floating IPs that are
     attached later."""

@@ -103,7 +103,7 @@ def is_located(
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
     if pending := [balancer for balancer in found.balancers if balancer.is_pending]:
-        return [at_work(key, balancer, found.look_s) for balancer in pending]
+        return [at_work(key, balancer, found.poll_s) for balancer in pending]
     if wanted is None:
         gone: list[Change] = [step for balancer in found.balancers for step in _leave(balancer)]
         return [
@@ -111,7 +111,7 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
             *security.all_rules_of(key, found),
             *floating.delete_unattached(key, found.unattached_ips),
         ]
-    if not is_located(found, wanted.uid, wanted.addresses, wanted.elsewhere):
+    if not is_located(found, wanted.uid, wanted.addresses, wanted.shared_or_adopted):
         return [not_located(wanted)]
     keep = chosen(found.balancers, wanted.uid, wanted.addresses, found.located_id)
     if keep is not None and keep.ownership == "guest":

@@ -73,8 +73,8 @@ class OctaviaDriver(Component):
         clock: Callable[[], float],
         fence: Callable[[], None] = lambda: None,
         pace: Pace = PATIENT,
-        network: bool = False,
-        secured: bool = False,
+        manage_floating_ips: bool = False,
+        manage_security_group: bool = False,
     ) -> None:
         """Create the driver. `claimant_of` returns the present Service of this name. `observe`
         receives the load balancer of a Service after each read. `fence` is called before each
@@ -88,7 +88,7 @@ class OctaviaDriver(Component):
         self._observe = observe
         self._clock = clock
         self._schedule = PollSchedule(pace)
-        self._network = Network(cloud, owner, recorder, floats=network, secures=secured)
+        self._network = Network(cloud, owner, recorder, manage_floating_ips=manage_floating_ips, manage_security_group=manage_security_group)
         self._locator = Locator(cloud, owner, recorder)
         self._attempts = Attempts(clock)
         self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
@@ -122,9 +122,9 @@ class OctaviaDriver(Component):
             await self._read_all()
             return {key: self._found(key) for key in self._memory.known}
         for key in keys:
-            if await self._needs_look(key):
-                await self._look(key)
-            self._tell(key)
+            if await self._must_read(key):
+                await self._read_from_octavia(key)
+            self._report_to_plan(key)
         return {
             key: msgspec.structs.replace(self._found(key), after=self._rounds.read(key))
             for key in keys
@@ -179,9 +179,9 @@ class OctaviaDriver(Component):
         for key in self._memory.store_all(found):
             self._locator.remember(key, found[key].balancers)
         for key in before.keys() | self._memory.known.keys():
-            self._tell(key)
+            self._report_to_plan(key)
 
-    async def _needs_look(self, key: ServiceKey) -> bool:
+    async def _must_read(self, key: ServiceKey) -> bool:
         """Return whether the Service must be read from Octavia. For a load balancer on which
         Octavia is working, only its status is read."""
         known, claimant = self._memory.known.get(key), self._claimant_of(key)
@@ -204,7 +204,7 @@ class OctaviaDriver(Component):
             or not self._is_located(key, claimant, known.balancers)
         )
 
-    async def _look(self, key: ServiceKey) -> None:
+    async def _read_from_octavia(self, key: ServiceKey) -> None:
         """Read the Service from Octavia. Raise Refused if a load balancer that it requests to share
         or adopt cannot be used."""
         own = await read_one(self._cloud, self._owner, key)
@@ -214,9 +214,9 @@ class OctaviaDriver(Component):
             await self._locator.locate(key, claimant)
             balancers = await self._locator.add_to(key, own)
         self._memory.store(key, await self._network.with_one(key, balancers))
-        self._tell(key)
+        self._report_to_plan(key)
 
-    def _tell(self, key: ServiceKey) -> None:
+    def _report_to_plan(self, key: ServiceKey) -> None:
         """Report the Service's load balancer to the plan."""
         claimant = self._claimant_of(key)
         balancer = self._chosen(key, claimant) if claimant is not None else None
@@ -229,8 +229,8 @@ class OctaviaDriver(Component):
         found = msgspec.structs.replace(found, covers=self._network.covers)
         if any(balancer.is_pending for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
-            look_s = self._schedule.next_s(self._clock() - since_s)
-            found = msgspec.structs.replace(found, look_s=look_s)
+            poll_s = self._schedule.next_s(self._clock() - since_s)
+            found = msgspec.structs.replace(found, poll_s=poll_s)
         else:
             self._at_work_since_s.pop(key, None)
         return self._attempts.with_number(key, found)
@@ -247,7 +247,7 @@ class OctaviaDriver(Component):
         self, key: ServiceKey, claimant: Claimant, balancers: Sequence[BalancerState]
     ) -> bool:
         found = self._locator.with_result(key, Found(tuple(balancers)))
-        return differences.is_located(found, claimant.uid, claimant.held, claimant.elsewhere)
+        return differences.is_located(found, claimant.uid, claimant.held, claimant.shared_or_adopted)
 
     async def _apply_one(self, key: ServiceKey, changes: Sequence[Change]) -> Outcome:
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)
@@ -270,7 +270,7 @@ class OctaviaDriver(Component):
         if blocked is None and self._deletes_everything(key, writes):
             self._forget(key)
             return DONE
-        await self._look(key)
+        await self._read_from_octavia(key)
         self._rounds.add(key, tuple(writes))
         self._announce(key, writes)
         message = f"the load balancer is compared with the plan again, after {writes[-1]}"

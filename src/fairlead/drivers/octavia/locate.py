@@ -54,7 +54,7 @@ class Locator:
 
     async def locate(self, key: ServiceKey, claimant: Claimant) -> None:
         """Find the load balancer that the Service requests. Raise Refused if it cannot be used."""
-        wish = claimant.elsewhere
+        wish = claimant.shared_or_adopted
         self._results.pop(key, None)
         if wish is None:
             return
@@ -70,7 +70,7 @@ class Locator:
         if adopted is None and found is not None:
             await self._check_consent(found, key, claimant.uid, wish)
         self._results[key] = _Result(wish, claimant.uid, at.id if at is not None else "")
-        if at is None or self._owner.whose(at.tags) == (key, claimant.uid):
+        if at is None or self._owner.marked_service(at.tags) == (key, claimant.uid):
             return
         place = _Place(at.id, claimant.uid, wish.names if adopted is not None else None)
         self._places.setdefault(key, {})[at.id] = place
@@ -147,8 +147,8 @@ class Locator:
         marked = [tag for tag in found.tags if tag.startswith(ANY)]
         if found.name not in names or marked:
             return False
-        told = found.description.startswith(f"Kubernetes external service {key} from cluster ")
-        return told or found.name in found.tags
+        description_fits = found.description.startswith(f"Kubernetes external service {key} from cluster ")
+        return description_fits or found.name in found.tags
 
     async def _find_by_names(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
         """Return the adopted load balancer with one of these names. Raise Refused if there are

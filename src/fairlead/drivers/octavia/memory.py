@@ -32,12 +32,12 @@ class Memory:
 
     def store_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
         """Finish the read of everything. Return the Services whose state was replaced."""
-        believed = {key: each for key, each in found.items() if key not in self._invalidated}
+        replaced = {key: each for key, each in found.items() if key not in self._invalidated}
         kept = {key: each for key, each in self.known.items() if key in self._invalidated}
-        self.known = believed | kept
+        self.known = replaced | kept
         self.whole = True
         self._all_seen_s = self._begun_s
-        return believed.keys()
+        return replaced.keys()
 
     def store(self, key: ServiceKey, found: Found | None) -> None:
         """Store the state of one Service; None: it has no objects."""

@@ -46,17 +46,17 @@ cover floating IPs that are attached later; a cloud has both from one release.""
 
 
 class Network:
-    """The objects at Neutron of one cloud. `floats`: floating IPs are managed; `secures`: the
+    """The objects at Neutron of one cloud. `manage_floating_ips`, `manage_security_group`: whether floating IPs, and the
     security group of the nodes is managed."""
 
     def __init__(
-        self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool
+        self, cloud: Cloud, owner: Owner, recorder: Recorder, *, manage_floating_ips: bool, manage_security_group: bool
     ) -> None:
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
-        self._floats = floats
-        self._secures = secures
+        self._manage_floating_ips = manage_floating_ips
+        self._manage_security_group = manage_security_group
         self._secured: frozenset[str] = frozenset()
         self._processed: frozenset[str] = frozenset()
         """Node addresses whose ports have been processed since the last read, including addresses
@@ -79,9 +79,9 @@ class Network:
     async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Read everything of this cluster."""
         await self._learn()
-        own = await all_floating(self._cloud, self._owner) if self._floats else []
+        own = await all_floating(self._cloud, self._owner) if self._manage_floating_ips else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
-        if self._secures:
+        if self._manage_security_group:
             async with self._group:
                 rules = await security_group.all_rules(self._cloud, self._owner)
                 self._note_ports(
@@ -94,10 +94,10 @@ class Network:
         """Read everything of one Service; None if it has no objects."""
         await self._learn()
         ports = {balancer.port_id for balancer in balancers} - {""}
-        own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
+        own = await floating_of(self._cloud, self._owner, key, ports) if self._manage_floating_ips else []
         whole: States = {key: balancers} if balancers else {}
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
-        if self._secures:
+        if self._manage_security_group:
             rules = await security_group.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
@@ -168,7 +168,7 @@ class Network:
     async def _learn(self) -> None:
         """Read the API version, unless it is known. A failure is ignored, because only provider ovn
         needs the version, and other load balancers must not wait for it."""
-        if self._floats and self._covers is None:
+        if self._manage_floating_ips and self._covers is None:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
 

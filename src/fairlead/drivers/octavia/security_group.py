@@ -95,9 +95,9 @@ async def sources_of(
     if not wanted:
         return {}
     if provider == "ovn":
-        asking = {"name": [f"ovn-lb-hm-{each}" for each in wanted]}
+        query = {"name": [f"ovn-lb-hm-{each}" for each in wanted]}
         fixed = [
-            each for port in await get_list(cloud, PORTS, Port, asking) for each in port.fixed_ips
+            each for port in await get_list(cloud, PORTS, Port, query) for each in port.fixed_ips
         ]
         return {
             id_: tuple(sorted(_host(one.ip_address) for one in fixed if one.subnet_id == id_))
