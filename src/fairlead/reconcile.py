@@ -10,10 +10,10 @@ of different Services are kept apart: a batch that a driver refuses is split in 
 faulty Service is alone, and a Service that is unavailable is retried with back-off.
 
 At its start and every `audit_interval_s` the loop plans and reads everything again, and applies the
-differences. So it repairs what others have changed, and finds what no Service needs any more. The
-first pass carries all differences of the start together, so that a driver can replace everything
-that its predecessor left in one step. Any exception other than FairleadError is a bug and ends the
-process."""
+differences. So it repairs what others have changed, and finds objects that no Service needs any
+more. The first pass carries all differences of the start together, so that a driver can replace in
+one step everything that a previous process left. Any exception other than FairleadError is a bug
+and ends the process."""
 
 import asyncio
 import random
@@ -37,8 +37,8 @@ KeyT = TypeVar("KeyT", bound=Key)
 IntentT = TypeVar("IntentT")
 
 Plan = Callable[[Collection[KeyT]], Mapping[KeyT, IntentT | Refused]]
-"""Return the intents of these Services, without Services that need nothing. The result may include
-other Services that the plan affects."""
+"""Return the intents of these Services. A Service that needs nothing is absent from the result. The
+result may include other Services that the plan affects."""
 
 Report = Callable[[Mapping[KeyT, IntentT], Mapping[KeyT, Outcome]], None]
 """Called with the intents and outcomes of Services that were processed. A Service that is done and
@@ -53,8 +53,8 @@ THREAD_THRESHOLD = 100
 """The changes of more Services than this are computed in a thread, because other tasks would wait
 for 10 ms or more."""
 MAX_SPLITS = 32
-"""How many times the parts of one batch are halved because the other side is unavailable. It may be
-unavailable for some Services or for all."""
+"""How many times the parts of one batch are halved while the other side is unavailable: the failure
+may concern some Services or all."""
 
 
 class Pace(NamedTuple):
@@ -132,9 +132,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
         self._ready_large: dict[KeyT, None] = {}
-        """The large Services to plan and apply, in their order, and the Services that were large
-        when they were last applied."""
+        """The large Services to plan and apply, in their order."""
         self._were_large: set[KeyT] = set()
+        """The Services that were large when they were last applied."""
         self._some_ready = asyncio.Event()
         self._busy: set[KeyT] = set()
         self._planned_since: set[KeyT] = set()
@@ -178,12 +178,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
             self._some_ready.set()
 
     def _is_large(self, key: KeyT) -> bool:
-        """Return whether the Service is large, or was: removing what it had takes as long."""
+        """Return whether the Service is large, or was when it was last applied: removing its former
+        state takes as long."""
         return self._large(key) or key in self._were_large
 
     def _queue_alone(self, keys: Iterable[KeyT]) -> None:
         for key in keys:
-            # It may have been planned before it became large.
+            # The Service may have been planned before it became large.
             self._ready.pop(key, None)
             self._ready_large[key] = None
         self._some_ready.set()
@@ -254,7 +255,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         everything = list(self._state.services)
         # The role is not ready before the first audit, so only later audits run in the background.
         turns = in_background if self._compared.is_set() else in_turns
-        # What this audit reads about these Services may be from before their pass.
+        # For these Services, this audit may read the state from before their pass.
         self._planned_since = {*self._busy, *self._ready, *self._ready_large}
         planned = await self._plan_all(everything, turns)
         intents = {
@@ -296,8 +297,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
         alone = {key for key in unchanged if self._compared.is_set() and self._is_large(key)}
         self._queue_alone(sorted(alone))
         self._ready |= {key: planned.get(key) for key in unchanged - alone}
-        # A Service that has changed meanwhile, or whose last pass failed, differs as well. Neither
-        # is a change that others made to the data plane.
+        # A Service that has changed meanwhile, or whose last pass failed, differs as well, but in
+        # neither case have others changed the data plane.
         drifted = {
             key for key in differ - self._planned_since - self._retries.keys() if key not in dirty
         }
@@ -328,8 +329,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _plan_all(
         self, keys: Sequence[KeyT], turns: Turns[KeyT]
     ) -> dict[KeyT, IntentT | Refused]:
-        """Return the plan of many Services. It is made in slices, between which other tasks run, if
-        the plan allows that: 10,000 Services take a second."""
+        """Return the plan of many Services. If the plan allows it, the Services are planned in
+        slices, between which other tasks run: 10,000 Services take a second."""
         if not self._pace.plan_slice:
             return dict(self._plan(keys))
         planned: dict[KeyT, IntentT | Refused] = {}
@@ -388,8 +389,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _pass(
         self, batch: Mapping[KeyT, IntentT | Refused | None], dirty: DirtyKeys[KeyT]
     ) -> None:
-        """Apply the plan of these Services. A refused Service keeps what it has, because a mistake
-        in an object must not take its traffic away."""
+        """Apply the plan of these Services. A refused Service keeps its present state, because a
+        mistake in an object must not interrupt its traffic."""
         outcomes = {
             key: _outcome_of(each) for key, each in batch.items() if isinstance(each, Refused)
         }
@@ -417,9 +418,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         outcomes: dict[KeyT, Outcome],
         dirty: DirtyKeys[KeyT],
     ) -> None:
-        """Apply one driver, for the Services that the drivers before it serve at least in part.
-        What is to be removed stays in a driver until the drivers after it have removed all of it.
-        """
+        """Apply one driver, for the Services that the drivers before it serve at least in part. A
+        driver removes a Service only after the drivers that follow it in the chain have removed
+        everything of the Service."""
         keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
         waiting = parts(keys, driver.batch or len(keys) or 1)
 
@@ -545,7 +546,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
 
 
 def _passes(outcome: Outcome, *, wanted: bool) -> bool:
-    """Return whether the next driver gets a Service with this outcome of the drivers before."""
+    """Return whether the next driver gets a Service that has this outcome from the previous
+    drivers."""
     return outcome.state == "done" or (wanted and outcome.in_part)
 
 

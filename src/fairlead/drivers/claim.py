@@ -88,8 +88,8 @@ class ClaimDriver(Component):
         self.unfinished: dict[ServiceKey, Claim | Release] = {}
         """Changes that were tried and have not succeeded yet, by Service."""
         self._warned: dict[ServiceKey, tuple[str, str]] = {}
-        """Uid and annotation value of each Service for which an Event has been written, because
-        only the controller writes the class annotation."""
+        """Uid and annotation value of each Service for which an Event has reported an annotation
+        that a user wrote: only the controller may write the class annotation."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -141,8 +141,8 @@ class ClaimDriver(Component):
         }
 
     def _warn_of_foreign_annotations(self) -> None:
-        """Write one Event for each Service whose class annotation a user wrote and which no class
-        of Fairlead is to serve. On other Services the claim overwrites the annotation."""
+        """Write one Event for each Service whose class annotation was written by a user and that no
+        class of Fairlead is to serve. On other Services the claim overwrites the annotation."""
         foreign = {}
         for key, service in self._services.of(None).items():
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")

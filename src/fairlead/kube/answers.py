@@ -13,7 +13,7 @@ from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 EXPIRED = 410
 LONGEST_MESSAGE = 500
 TERMINATING = "NamespaceTerminating"
-"""The cause by which the API marks this kind of 403 (k8s.io/api/core/v1,
+"""The cause in a 403 for a namespace that is being deleted (k8s.io/api/core/v1,
 NamespaceTerminatingCause)."""
 
 

@@ -74,7 +74,7 @@ class Elector:
             )
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` from its start in each term, until cancelled.
+        """Wait for the Lease and run `work`, again from its start in each term, until cancelled.
 
         A leader that is cancelled releases the Lease, so that the next leader need not wait."""
         try:
@@ -143,7 +143,8 @@ class Elector:
         """Take or renew the Lease. Return False if another process holds it.
 
         Raise Conflict if another process wrote at the same time."""
-        # The term counts from the moment before the request: the server may have processed it then.
+        # The term counts from the moment before the request, because the server may process the
+        # request at once.
         requested_at = _now()
         try:
             lease = await self._client.get(LEASES, self._key)

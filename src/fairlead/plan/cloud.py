@@ -89,9 +89,9 @@ def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant |
 
 
 def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None) -> LoadBalancer:
-    """Return the plan completed with this existing load balancer: with the addresses at which
-    clients reach it. While it has no such address, the plan has the addresses that the Service
-    shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
+    """Return the plan completed with this existing load balancer and the addresses at which clients
+    reach it. While the load balancer has no such address, the plan has the addresses that the
+    Service shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
     unchanged."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):

@@ -3,11 +3,11 @@
 In: a port of a Service, its EndpointSlices, the Nodes, and the verdicts of probes. Out: Members. A
 member is a node with usable pods, and its weight is their number. With policy Local no other node
 can serve; with policy Cluster this saves a hop. A node gets traffic once a probe of its health port
-has confirmed it, and stops getting it when the API or a probe reports so, whichever is first. If
-every probe fails although the API shows ready pods, the plan follows the API: a broken prober must
-not take a Service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (the readiness of nodes
-is ignored) and KEP-3836 (nodes that are about to be deleted). Invariant: pure; sorted; equal
-clusters give equal values."""
+has confirmed it, until the API or a probe reports that it cannot serve. If every probe fails
+although the API shows ready pods, the plan follows the API: a broken prober must not take a Service
+down. Follows KEP-1669 (terminating endpoints), KEP-3458 (the readiness of nodes is ignored) and
+KEP-3836 (nodes that are about to be deleted). Invariant: pure; sorted; equal clusters give equal
+values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
@@ -79,8 +79,8 @@ def excluded(node: Node) -> bool:
 
 
 class UnconfirmedMembers(NamedTuple):
-    """The members of a listener by the API alone, and the facts about its endpoints that `confirm`
-    needs."""
+    """The members of a listener according to the API alone, and the facts about its endpoints that
+    `confirm` needs."""
 
     members: tuple[Member, ...]
     terminating_weights: Mapping[str, int]
@@ -178,14 +178,16 @@ def confirm(
 ) -> tuple[tuple[Member, ...], list[Finding]]:
     """Return the members in the state that probes give them, with Findings about failing probes.
 
-    Only members that are `active` by the API change. `tunnels`: the type of tunnel, by the address
-    of each node that is probed through one. The result depends on the verdicts about the members:
-      1. One is `up` or `assumed_up`: each member gets the state of its verdict.
-      2. Otherwise, one is `flapping`: the flapping members become `active`, because no better
-         member is left.
-      3. Otherwise, one has not been probed: it is `pending`. Pods that terminate and still serve
-         give their draining nodes a weight, for the case that no pending node serves (see
-         `plan.serving`). Such a node stays draining, because the pod may have closed its port.
+    Only members that are `active` according to the API change. `tunnels`: the type of tunnel, by
+    the address of each node that is probed through one. The result depends on the verdicts about
+    the members:
+      1. At least one is `up` or `assumed_up`: each member gets the state of its verdict.
+      2. Otherwise, at least one is `flapping`: the flapping members become `active`, because no
+         better member is left.
+      3. Otherwise, at least one has not been probed: such a member is `pending`. Pods that
+         terminate and still serve give their draining nodes a weight, for the case that no pending
+         node serves (see `plan.serving`). Such a node stays draining, because the pod may have
+         closed its port.
       4. Otherwise no probe succeeded, and the plan follows the API. Members that are `down` stay
          `down` unless all are."""
     members = found.members

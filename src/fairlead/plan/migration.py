@@ -4,8 +4,8 @@ In: Services as those systems leave them, MetalLB's IPAddressPools, the pools of
 AddressPools to apply first, and for each Service what stays, what changes, and what its owner has
 to do. An address that a Service shows when Fairlead takes it over is granted before any other
 (`plan.addresses`), so a migration never changes an address. A pool that contains the address only
-avoids the warning that no pool has it. Invariant: pure. Kinds and annotations follow MetalLB 0.16
-(`metallb.io/v1beta1`) and cloud-provider-openstack 1.34."""
+avoids the warning that no pool has it. Invariant: pure. Resource types and annotations follow
+MetalLB 0.16 (`metallb.io/v1beta1`) and cloud-provider-openstack 1.34."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal

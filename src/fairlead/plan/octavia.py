@@ -2,10 +2,10 @@
 
 In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; the configuration;
 the provider of the existing load balancer, if there is one. Out: OctaviaSettings, and a Finding for
-each annotation that is ignored or replaced by something else. A feature without which the Service
-would not work is refused, and the error names the remedy. `capabilities.py` lists what each
-provider does not support. Invariant: pure; whatever the annotations contain, the settings are
-within the limits of Octavia and of the provider. Names, units and limits follow
+each annotation that is ignored, or for which the provider does something else. A feature without
+which the Service would not work is refused, and the error names the remedy. `capabilities.py` lists
+what each provider does not support. Invariant: pure; whatever the annotations contain, the settings
+are within the limits of Octavia and of the provider. Names, units and limits follow
 cloud-provider-openstack 1.34 and version 2.30 of Octavia's API."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ _SETTINGS = (
 
 
 class OctaviaRequest(NamedTuple):
-    """What a Service requests by its spec, as far as the settings depend on it."""
+    """The requests in the spec of a Service that the settings depend on."""
 
     local: bool
     """The externalTrafficPolicy is Local: the pods are to see client addresses."""
@@ -108,7 +108,7 @@ def settings_of(
     """Return the settings of a Service, with a Finding for each annotation that has no effect.
 
     `existing` is the provider of the load balancer that the Service has; it cannot change. Raise
-    Refused if the provider does not support something that is essential to the Service, and if
+    Refused if the provider does not support a feature that is essential to the Service, and if
     neither the Service nor the configuration names a subnet, network or port for the address."""
     reader = AnnotationReader(annotations)
     if tls := reader.given("default-tls-container-ref"):
@@ -412,8 +412,8 @@ def _place(
             own["subnet-id"] = config.subnet_id_v6
     if not any(own.values()) and not (request.shared_or_adopted is not None and request.shared_or_adopted.id):
         raise Refused(
-            "neither the configuration nor the Service says where the load balancer gets its "
-            "address",
+            "neither the configuration nor the Service names the subnet or network for the load "
+            "balancer's address",
             fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the "
             "Service",
         )

@@ -156,7 +156,7 @@ TUNNEL_NODE = Projection(published_service, None, of_node)
 
 
 def _served(service: Service, *, selector: bool) -> Service:
-    """Return what roles read that serve a Service and do not write it."""
+    """Return the fields that a role reads if it serves Services but does not write them."""
     metadata, spec = service.metadata, service.spec
     return Service(
         ServiceMeta(

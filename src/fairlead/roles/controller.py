@@ -2,10 +2,10 @@
 
 In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that
 a class of Fairlead serves. The chain of drivers is claim, grant, publish: a Service is claimed
-before anything is done for it, and released when everything is undone. Class octavia has a loop of
-its own (`roles.octavia`). The controller is the only writer of Service status: one of several
-controllers is the leader, by a Lease. While no controller runs, nothing is removed: data planes
-continue, and only new Services wait."""
+before any other driver works for it, and released after they have removed everything. Class octavia
+has a loop of its own (`roles.octavia`). The controller is the only writer of Service status: one of
+several controllers is the leader, by a Lease. While no controller runs, nothing is removed: data
+planes continue, and only new Services wait."""
 
 import asyncio
 import socket
@@ -162,8 +162,8 @@ class Term(Component):
 
 
 class TermContext(NamedTuple):
-    """The clients with which all drivers of a term write. `fence`: raises an error unless this
-    process leads."""
+    """The objects that all drivers of one term share. `fence`: raises an error unless this process
+    leads."""
 
     client: Client
     state: State
@@ -207,8 +207,8 @@ async def work(
     loop = services_loop(config, context, planner, shared.of("services"))
 
     async def known() -> None:
-        """Wait until it is known which conditions of a previous leader still hold, and take over
-        its Warnings."""
+        """Wait until it is known which conditions of the previous leader still hold, and take over
+        the Warnings of that leader."""
         await loop.settled.wait()
         await gateways_known.wait()
         events.resume(inherited_warnings(state.services.values()))

@@ -7,8 +7,9 @@ this host (class direct) and a HAProxy process (class proxy). Any number of gate
 without coordination, because equal objects give equal plans. When the process stops or is killed,
 the kernel and HAProxy continue with their last configuration, and the next start adopts both.
 Gateways with peers send each other the flow entries of slots in transition, so that a connection
-can move between gateways even then. A gateway can also be the load balancer of the API servers;
-that part starts before the API answers, so the gateway itself may reach the API through it.
+can move between gateways even while its slot is in transition. A gateway can also be the load
+balancer of the API servers; that part starts before the API answers, so the gateway itself may
+reach the API through it.
 
 Two loops run over one plan. The first loop keeps the probes equal to the plan. Their results are
 part of the plan of the second loop, which keeps the data plane equal to it. A start must not take
@@ -69,9 +70,9 @@ PATIENCE_S = 5.0
 """How long a problem must last before an Event reports it."""
 NODE_ADDRESSES_COALESCE_S = 1.0
 COALESCE_S = 0.002
-"""How long after the previous pass a change waits for further changes. The value is small because a
-change costs the same alone as together with others, and changes that arrive during a pass are
-collected for the next pass anyway."""
+"""How long after the previous pass a change waits for further changes. The value is small because
+collecting changes does not reduce their cost, and changes that arrive during a pass are collected
+for the next pass anyway."""
 PROBE_AFTER_S = 0.005
 """The delay of the loop that probes. Most changes do not change what is probed, so the loop that
 forwards runs first."""

@@ -81,8 +81,8 @@ class HostAddresses:
     async def look(self) -> bool:
         """Read the addresses again. Return whether they have changed. Raise Unavailable if they
         cannot be read."""
-        borne = await asyncio.to_thread(assigned_addresses)
-        reached = {each for each in borne if not each.is_loopback and not each.is_link_local}
+        assigned = await asyncio.to_thread(assigned_addresses)
+        reached = {each for each in assigned if not each.is_loopback and not each.is_link_local}
         found = tuple(
             sorted(
                 str(each) for each in reached if any(each in network for network in self._networks)
@@ -93,9 +93,9 @@ class HostAddresses:
 
 
 class NodeAddresses:
-    """The addresses of this node's NodePorts, as the API shows them now. While it shows none (the
-    Node may be deleted for a moment, to be registered again), they are the addresses that it last
-    showed, so that NodePorts keep answering."""
+    """The addresses of this node's NodePorts, as the API shows them now. While the API shows none
+    (the Node may be deleted and registered again), the last addresses that the API showed stay in
+    use, so that NodePorts keep answering."""
 
     def __init__(self, node_name: str, nodes: Mapping[str, Node], last: Sequence[str]) -> None:
         self._node_name = node_name

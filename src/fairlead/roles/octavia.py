@@ -67,8 +67,8 @@ def _without_cloud(
     state: State, config: Config, keys: Iterable[ServiceKey]
 ) -> dict[ServiceKey, LoadBalancer | Refused]:
     """Return a refusal for each Service that Octavia served and that is to be released while no
-    cloud is configured. It keeps its finalizer, because its load balancer may still exist. Services
-    of class octavia are refused by the plan of all classes."""
+    cloud is configured. The Service keeps its finalizer, because its load balancer may still exist.
+    Services of class octavia are refused by the plan of all classes."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = state.services.get(key)
@@ -136,9 +136,9 @@ def octavia_loop(
     def publish_precondition(
         key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
     ) -> str:
-        """Return the resource version over which the addresses may be published: any version of the
-        Service with this uid, because the addresses are assigned by the cloud. Raise Conflict if
-        the Service is gone or was recreated."""
+        """Return the resource version on which the write of the addresses is conditional: any
+        version of the Service with this uid, because the addresses are assigned by the cloud. Raise
+        Conflict if the Service is gone or was recreated."""
         service = service_cache.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
             raise Conflict(f"Service {key} was deleted or recreated")

@@ -101,7 +101,8 @@ class Announcer:
         try:
             while True:
                 announced = self._view.ready, self._view.working
-                # The first renewal replaces the record, so the previous record must be read before.
+                # The first renewal replaces the record, so the record of the previous process must
+                # be read first.
                 known = known or (resume is not None and await self._read_predecessor(resume))
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
@@ -198,8 +199,8 @@ class Announcer:
         ]
 
     def _log_failure(self, problem: Exception) -> None:
-        """Log a failure once, until it changes or goes away. Refused credentials are logged by the
-        connection."""
+        """Log a failure once, until it changes or ends. The connection logs rejected credentials.
+        """
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)

@@ -29,8 +29,8 @@ Problem = tuple[str, str]
 """The reason of an Event, and its message without quantities."""
 
 START_S = 60.0
-"""How long pods of a new Service may take to start, including an image pull, before an Event says
-that it has no endpoint."""
+"""How long pods of a new Service may take to start, including an image pull, before an Event
+reports that it has no endpoint."""
 
 REMIND_S = 45 * 60.0
 """A problem that lasts is reported again after this time, because `kubectl describe` does not show
@@ -55,13 +55,13 @@ class Reporter(Generic[IntentT]):
     """The `report` of a role's loop.
 
     reason: the reason of Events about failures of this role. removal_reason: the same for Services
-    that have no intent any more. who: the prefix of their messages, unless empty. notes: returns
-    the notes of an intent that this role reports. patience_s: how long a problem that may pass by
-    itself must last before an Event reports it, because many problems during the transition between
-    two states of a cluster last only a moment. A refusal is reported at once. start_s: a note that
-    is normal at the start (`Finding.at_start`) is not reported before the Service has this age.
-    settle_s: how long a Warning must not hold before `Recovered` is written, so that a problem that
-    comes and goes is not reported as recovered each time."""
+    that have no intent any more. who: the prefix of the messages of these Events, unless empty.
+    notes: returns the notes of an intent that this role reports. patience_s: how long a problem
+    that may pass by itself must last before an Event reports it, because many problems during the
+    transition between two states of a cluster last only a moment. A refusal is reported at once.
+    start_s: a note that is normal at the start (`Finding.at_start`) is not reported before the
+    Service has this age. settle_s: how long a Warning must not hold before `Recovered` is written,
+    so that a problem that comes and goes is not reported as recovered each time."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The outcome of each Service, from the loop that serves it to the loop that writes its conditions.
+"""Passes the outcome of each Service from the loop that serves it to the loop that writes its
+conditions.
 
 In: the reports of one loop. Out: Services with their conditions, as the source and the plan of
 another loop. So the failures of all drivers can be shown, and a failed write of conditions is

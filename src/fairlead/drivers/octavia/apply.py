@@ -2,9 +2,9 @@
 
 In: Calls in order. Out: the Calls are done, and Octavia has finished all work on the load balancer;
 or an error that names the last step. Octavia locks a load balancer while it works on any part of
-it, for seconds or minutes, so each step is waited for by polling the status. The first poll is made
-when the step may be done; later polls are rare, because each costs Octavia work. Invariant: nothing
-is written after an error; the caller reads the actual state before it continues."""
+it, for seconds or minutes, so the driver polls the status until each step is done. The first poll
+is made when the step may be done; later polls are rare, because each costs Octavia work. Invariant:
+nothing is written after an error; the caller reads the actual state before it continues."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from fairlead.errors import Unavailable
 WAITS_KEPT = 8
 """The number of recent waits for each HTTP method from which the next wait is estimated."""
 FIRST_POLL_FRACTION = 0.8
-"""The first poll is made after this fraction of the shortest of them, so that a cloud that has
+"""The first poll is made after this fraction of the shortest recent wait, so that a cloud that has
 become faster is noticed."""
 
 

@@ -1,5 +1,5 @@
 """Counts failed attempts to create or repair the load balancer of each Service, so that Fairlead
-does not retry forever at a broken cloud.
+does not retry forever in a broken cloud.
 
 In: attempts and their results. Out: the number of attempts, as a field of `Found`; or the error
 with which Octavia rejected the same creation before. The limit exists because a load balancer that

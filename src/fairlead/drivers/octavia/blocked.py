@@ -27,7 +27,7 @@ def at_work(key: ServiceKey, balancer: BalancerState, poll_s: float) -> Blocked:
 
 
 def not_located(wanted: BalancerSpec) -> Blocked:
-    """The Service requests another load balancer than the last search was for."""
+    """Report that the load balancer that the Service requests has not been searched for yet."""
     wish = wanted.shared_or_adopted
     what = "its own" if wish is None else wish.id or " or ".join(wish.names)
     message = f"waiting for the search for the Service's load balancer: {what}"

@@ -234,8 +234,8 @@ def _call(
     what = f"{method} {url}{of_region(region)}"
     try:
         if path == VERSIONS:
-            # The versions are listed one level above the versioned endpoint. This also holds for an
-            # API below a path, as well as for one with a host and port of its own.
+            # The versions are listed one level above the versioned endpoint. This holds both for an
+            # API below a path and for an API with a host and port of its own.
             url = re.sub(r"/v2(\.\d+)?/?$", "", connection.load_balancer.get_endpoint() or "") + "/"
         response = (
             connection.network if path.startswith(NETWORK) else connection.load_balancer

@@ -1,13 +1,14 @@
 """The driver of class `fairlead.io/octavia`: load balancers of OpenStack.
 
-In: LoadBalancers with OctaviaSettings. Out: for each a load balancer at Octavia, with the desired
-listeners, pools, members and monitors; and for the plan what each load balancer is. `read` reads
-Octavia, and locates load balancers that a Service shares or adopts. `diff` is pure. `apply` makes
-the given writes, reads the result, and requests another pass of the loop, which compares.
+In: LoadBalancers with OctaviaSettings. Out: for each of them a load balancer at Octavia, with the
+desired listeners, pools, members and monitors; and for the plan, the properties of each existing
+load balancer. `read` reads Octavia, and locates load balancers that a Service shares or adopts.
+`diff` is pure. `apply` makes the given writes, reads the result, and requests another pass of the
+loop, which compares.
 
-The state that was read last is kept in memory and used until the next audit or until a write fails;
-then it is read again first. The driver is run with many Services at once, each in a pass of its
-own, because Octavia takes seconds to minutes for each load balancer.
+The state that was read last is kept in memory and used until the next audit, or until a write
+fails: then the state is read again before the next write. The driver is run with many Services at
+once, each in a pass of its own, because Octavia takes seconds to minutes for each load balancer.
 
 Invariants: objects without this cluster's mark are neither listed nor changed. No load balancer is
 created before a read has shown that the Service has none, not even a broken one. Of several load
@@ -115,8 +116,8 @@ class OctaviaDriver(Component):
         return differences.diff(desired, actual)
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Found]:
-        """Read everything, or the state of these Services: from memory, or from Octavia where
-        memory is not sufficient. Raise Refused if a load balancer that a Service requests to share
+        """Return everything (None), or the state of these Services: from memory, or from Octavia if
+        the memory is not valid. Raise Refused if a load balancer that a Service requests to share
         or adopt cannot be used."""
         if keys is None:
             await self._read_all()
@@ -131,8 +132,9 @@ class OctaviaDriver(Component):
         }
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
-        """Make the writes, Service by Service. A Service that was written to is `waiting`, unless
-        nothing of it is left: another pass compares the result with the plan of that time."""
+        """Make the writes, Service by Service. A Service that was written to is `waiting`, because
+        another pass has to compare the result with the plan; it is done if all its objects were
+        deleted."""
         outcomes: dict[ServiceKey, Outcome] = {}
         for key in dict.fromkeys(change.service for change in changes):
             own = [change for change in changes if change.service == key]

@@ -5,7 +5,7 @@ In: a Cloud, a cluster, the Services of the cluster. Out: Leftovers; and whether
 deleted. A running controller deletes leftovers of its own cluster itself. Leftovers remain after a
 controller that was stopped, or lost its cloud, before its Services were deleted, and after clusters
 that were deleted as a whole. Invariant: objects without the mark of the given cluster are neither
-listed nor changed. On a load balancer with listeners of others only the Service's own parts are
+listed nor changed. On a load balancer with listeners of others, only the Service's own parts are
 deleted."""
 
 from collections import defaultdict

@@ -22,7 +22,7 @@ _UID = "fairlead-uid="
 _KEPT = " fairlead-keep"
 SHARED_WITH = "fairlead.io/shared-with="
 """Tag of a load balancer, followed by the name of a namespace: the owner of the load balancer
-allows Services of that namespace to have listeners on it. The tag is not one of our marks: the
+allows Services of that namespace to have listeners on it. The tag is not a mark of Fairlead: the
 owner sets and removes it."""
 COVERS = "fairlead-covers="
 """A tag of a monitor of provider ovn: the floating IP for which the monitor checks members."""
@@ -79,7 +79,7 @@ class Owner(Value, frozen=True):
 
 
 def is_kept(description: str) -> bool:
-    """Return whether the mark `description` says that the object outlives the Service."""
+    """Return whether the object outlives the Service, according to the mark `description`."""
     return description.endswith(_KEPT)
 
 

@@ -1,8 +1,8 @@
 """The state of each Service that the driver read last, and whether it is still valid.
 
 In: the results of reads. Out: the same, until it is invalidated. No I/O. A read of everything
-replaces the state of all Services, except for Services that were written to since it began: its
-results for these may be from before or after the write."""
+replaces the state of all Services, except for Services that were written to since the read began:
+the result for such a Service may be from before or after the write."""
 
 from collections.abc import Callable, Collection, Mapping
 

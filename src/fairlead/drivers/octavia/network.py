@@ -42,12 +42,13 @@ States = Mapping[ServiceKey, Sequence[BalancerState]]
 RANGES = "SourceRangesNotHeld"
 COVERING = (2, 27)
 """The version of Octavia's API since May 2023. Since December 2022 the monitors of provider ovn
-cover floating IPs that are attached later; a cloud has both from one release."""
+also cover floating IPs that are attached later. A cloud takes both from the same OpenStack release,
+so this version of the API shows that its monitors do so."""
 
 
 class Network:
-    """The objects at Neutron of one cloud. `manage_floating_ips`, `manage_security_group`: whether floating IPs, and the
-    security group of the nodes is managed."""
+    """The objects at Neutron of one cloud. `manage_floating_ips`, `manage_security_group`: whether
+    floating IPs, or the security group of the nodes, are managed."""
 
     def __init__(
         self, cloud: Cloud, owner: Owner, recorder: Recorder, *, manage_floating_ips: bool, manage_security_group: bool

@@ -35,11 +35,12 @@ from fairlead.kube.networks import read_address, read_network
 from fairlead.model import ServiceKey
 
 ServiceIdentity = tuple[ServiceKey, str]
-"""A Service, with its uid."""
+"""The key of a Service, and its uid."""
 
 
 async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[BalancerState]]:
-    """Read everything of this cluster, also on load balancers of others."""
+    """Read everything that carries the mark of this cluster, including parts on load balancers of
+    others."""
     return await _read(cloud, owner, owner.tag, everywhere=True)
 
 
@@ -53,10 +54,11 @@ async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[Balancer
 async def read_at(
     cloud: Cloud, owner: Owner, id_: str, identity: ServiceIdentity, names: Collection[str] | None = None
 ) -> list[BalancerState]:
-    """Read the parts of this Service, or of another one of its name, on the load balancer with this
-    id; the list is empty if that is gone. `names`: the names that cloud-provider-openstack gives to
-    the Service's load balancer; parts without a mark, or with its mark for this Service, then also
-    count as the Service's."""
+    """Read the parts of this Service, and of earlier Services with the same name, on the load
+    balancer with this id; the list is empty if the load balancer is gone. `names`: the names that
+    cloud-provider-openstack gives to the Service's load balancer; if given, parts without a mark,
+    or with the tag of cloud-provider-openstack for this Service, also count as parts of the
+    Service."""
     one = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
     if one is None or one.provisioning_status == DELETED:
         return []
@@ -194,8 +196,8 @@ async def _states(
     services: Collection[ServiceIdentity] | None = None,
 ) -> list[BalancerState]:
     """Return the states of the listed load balancers. `owned`: the Service of each listener and
-    pool, by its id. With `services`, each of these Services gets a state for each load balancer;
-    otherwise each Service that has parts on it, or for which it was made."""
+    pool, by its id. `services`: return a state for each of these Services on each load balancer;
+    None: for each Service that has parts on the load balancer, or for which it was made."""
     with_members = [pool for pool in parts.pools if pool.members]
     members_of = [
         get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members

@@ -57,7 +57,7 @@ def rules_to_delete(wanted: BalancerSpec, balancer: BalancerState, found: Found)
 
 def groups_to_remove(wanted: BalancerSpec, found: Found) -> list[Change]:
     """Return the removal of the group from nodes that have left the cluster, or have had no pods of
-    any Service for long."""
+    any Service for a long time."""
     return (
         [RemoveSecurityGroup(wanted.service, found.idle)]
         if found.idle and wanted.rules is not None
