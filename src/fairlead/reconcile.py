@@ -3,11 +3,13 @@
 In: a State that marks Services as dirty, a pure plan, a chain of drivers. Out: reports of the
 outcome of each Service. A Service with an intent passes the chain in its order (for example rules
 before the health port that announces them). A Service without an intent passes it in reverse order:
-a driver removes it only after the next driver of the chain has removed everything of it.
+a driver removes the Service only after the next driver of the chain has removed everything of the
+Service.
 
-The loop is level-triggered: a key says only where to look, and every step may run twice. Failures
-of different Services are kept apart: a batch that a driver refuses is split in halves until the
-faulty Service is alone, and a Service that is unavailable is retried with back-off.
+The loop is level-triggered: a key names a Service, but not what happened to it, and every step may
+run twice. Failures of different Services are kept apart: a batch that a driver refuses is split in
+halves until the faulty Service is alone, and a Service that is unavailable is retried with
+back-off.
 
 At its start and every `audit_interval_s` the loop plans and reads everything again, and applies the
 differences. So it repairs what others have changed, and finds objects that no Service needs any
@@ -128,7 +130,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._pace = pace
         batches = [driver.batch for driver in drivers]
         self._batch = max(batches) if batches and all(batches) else 0
-        """The number of Services that one pass carries; 0: all that are ready."""
+        """The number of Services that one pass carries; 0: all Services that are ready."""
         self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
         self._ready_large: dict[KeyT, None] = {}
@@ -552,7 +554,7 @@ def _passes(outcome: Outcome, *, wanted: bool) -> bool:
 
 
 def _join(outcomes: dict[KeyT, Outcome], later: Mapping[KeyT, Outcome]) -> None:
-    """Combine the outcomes with those of the next driver."""
+    """Combine the outcomes with the outcomes of the next driver."""
     for key, outcome in later.items():
         outcomes[key] = outcomes[key].joined(outcome) if key in outcomes else outcome
 

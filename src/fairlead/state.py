@@ -5,7 +5,7 @@ takes the Services to process again. A key names a Service, but not what happene
 present state counts. Invariants: after any change that the plan of a Service can depend on, the
 Service is dirty for every subscriber. `has_synced` is set only after every source has delivered a
 complete list, and nothing may be planned before, because a plan from a part of the cluster would
-take traffic away. `State` implements the `Cluster` of `plan.cluster`."""
+remove nodes that serve. `State` implements the `Cluster` of `plan.cluster`."""
 
 import asyncio
 import math

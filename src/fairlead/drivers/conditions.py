@@ -1,5 +1,5 @@
 """The driver of the conditions of Services, which show the result of each request on the object
-itself, for readers who do not look at Events.
+itself, for readers who do not read Events.
 
 In: conditions by Service. Out: `status.conditions`, a list keyed by type. The driver owns the types
 of Fairlead's domain and leaves other types alone. A Service that Fairlead no longer serves loses

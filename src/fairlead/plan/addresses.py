@@ -5,7 +5,7 @@ addresses. A Service holds an address if its AddressGrant names the Service, if 
 Service shows the address, or if the address is kept for the Service. An address that a status shows
 and no AddressGrant records was published before AddressGrants existed; it is granted to its Service
 before any new address is given. Invariant: pure. Ports are written `TCP/80`: two Services may hold
-one address, but never the same port of it."""
+one address, but never the same port of the address."""
 
 from collections.abc import Iterable, Mapping
 

@@ -16,7 +16,7 @@ from fairlead.sections import OctaviaConfig
 SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
 FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
 REPORT = "loadbalancer.openstack.org/load-balancer-address"
-"""cloud-provider-openstack writes this annotation: the address that it gave to the Service."""
+"""cloud-provider-openstack writes the address of the Service into this annotation."""
 
 
 def floating_of(

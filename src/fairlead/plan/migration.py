@@ -99,8 +99,8 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 def pool_for_unpooled(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
     """Return an AddressPool of the addresses that LoadBalancer Services show and no pool contains;
-    None if there is no such address. With `autoAssign: false`, a new Service gets an address of it
-    only on request."""
+    None if there is no such address. With `autoAssign: false`, a new Service gets an address of
+    this pool only on request."""
     shown = {
         address for service in services if _is_balanced(service) for address in held_by(service)
     }

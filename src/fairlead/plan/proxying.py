@@ -48,8 +48,8 @@ ANNOTATIONS = tuple(name for each in PROXY_ANNOTATIONS for name in names_of(each
 
 SUBSTITUTES = {
     **{name: what for name, what in direct.SUBSTITUTES.items() if name not in PROXY_ANNOTATIONS},
-    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller terminate "
-    "it",
+    "default-tls-container-ref": "TLS is passed through unchanged; let an ingress controller "
+    "terminate it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
 }
 """By short name of each annotation without effect, what class proxy does instead."""

@@ -8,8 +8,8 @@ The states of the members determine the result, with one exception. While no mem
 at least one is `pending` (its first probe is outstanding), the plan cannot know which nodes serve:
 a process that has just started has no probe results yet, and an edit may have changed the health
 port of every node. For this time, which lasts milliseconds, these rules apply:
-  1. If a pending node serves now, the listener stays as it is. Any change would move new
-     connections away from a node that is about to be confirmed, and then back again.
+  1. If a pending node serves now, the listener stays as it is. A change would move new connections
+     from a node that is about to be confirmed to another one, and then back again.
   2. Otherwise the draining members with a weight get new connections by that weight: their pods
      terminate and still serve (KEP-1669). Any other node that serves now gets none, because it
      failed a probe or is no longer a member.

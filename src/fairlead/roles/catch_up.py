@@ -70,8 +70,8 @@ async def readable(client: Client, projection: Callable[[Service], Service | Non
 
 
 def behind(state: State, fresh: Service) -> bool:
-    """Return whether the Service is missing in the state, or the state has an older version of it
-    that differs in what is stored."""
+    """Return whether the Service is missing in the state, or the state has an older version of the
+    Service that differs in a stored field."""
     known = state.services.get(fresh.key)
     if known is None:
         return True

@@ -83,7 +83,7 @@ def root_error(failed: BaseException) -> BaseException:
 
 
 async def remove_components(components: Sequence[Component]) -> None:
-    """Remove what these components, or those of an earlier process, left on this host."""
+    """Remove everything that these components, in this or an earlier process, left on this host."""
     removed: list[str] = []
     for component in reversed(components):
         found = await component.remove()

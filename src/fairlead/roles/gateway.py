@@ -12,10 +12,10 @@ balancer of the API servers; that part starts before the API answers, so the gat
 reach the API through it.
 
 Two loops run over one plan. The first loop keeps the probes equal to the plan. Their results are
-part of the plan of the second loop, which keeps the data plane equal to it. A start must not take
-traffic away from nodes only because they have not been probed yet. So it waits for the first
-results; if there are too many nodes to probe in that time, it trusts the API until each of them has
-been probed."""
+part of the plan of the second loop, which keeps the data plane equal to it. A start must not remove
+nodes from service only because they have not been probed yet. So it waits for the first results; if
+there are too many nodes to probe in that time, it trusts the API until each of them has been
+probed."""
 
 import asyncio
 import sys

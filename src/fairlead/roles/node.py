@@ -306,8 +306,8 @@ async def follow_host(state: State, answering: HostAddresses, health: HealthPort
 
 
 async def clean_up() -> None:
-    """Remove everything that this role, or an earlier process of it, has put into the kernel, and
-    restore the settings of the host."""
+    """Remove everything that this process or an earlier process of this role has put into the
+    kernel, and restore the settings of the host."""
     nowhere = NodeAddresses("", {}, ())
     drivers = drivers_of(Config(), State(()), "", nowhere, HostAddresses(()))
     settings = HostSettings(Host("node", adjust=False), View("node", ""))

@@ -95,7 +95,7 @@ class Announcer:
         remove_at_end: bool = False,
     ) -> None:
         """Announce the instance until cancelled. `resume`: called with the Warnings that an earlier
-        process of it left."""
+        process of the instance left."""
         interval_s = self._section.lease_duration_s / 3
         known = resume is None
         try:
@@ -181,8 +181,8 @@ class Announcer:
         )
 
     def _not_served(self) -> Sequence[NotServed]:
-        """Return the Services that are not served, by the present outcomes and by those of the
-        previous renewal."""
+        """Return the Services that are not served, according to the present outcomes and the
+        outcomes at the previous renewal."""
         outcomes = self._view.outcomes
         unavailable = {
             key

@@ -154,7 +154,7 @@ class Reporter(Generic[IntentT]):
 
     def warned(self) -> list[Warned]:
         """Return the Warnings that were written and not yet followed by `Recovered`, the oldest
-        first, without those of deleted Services."""
+        first, without Warnings about deleted Services."""
         services = self._state.services if self._state.has_synced.is_set() else self._warned
         found = (
             each

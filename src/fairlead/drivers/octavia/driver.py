@@ -279,7 +279,7 @@ class OctaviaDriver(Component):
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
 
     def _deletes_everything(self, key: ServiceKey, writes: Sequence[Write]) -> bool:
-        """Return whether the Service is deleted and these writes delete everything of it. A Service
+        """Return whether the Service is deleted and these writes delete all its objects. A Service
         that was recreated meanwhile is read again."""
         calls = [each for each in writes if isinstance(each, Call)]
         left = {each.balancer_id for each in calls if each.ends or each.leaves}

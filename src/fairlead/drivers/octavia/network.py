@@ -130,11 +130,11 @@ class Network:
                 case DeleteRules():
                     async with self._group:
                         # After an error the group or its ports may have been changed as well.
-                        went = True
+                        group_deleted = True
                         try:
-                            went = await security_group.delete_rules(self._cloud, self._owner, step)
+                            group_deleted = await security_group.delete_rules(self._cloud, self._owner, step)
                         finally:
-                            if went:
+                            if group_deleted:
                                 self._secured = self._processed = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:

@@ -45,7 +45,8 @@ async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[Balancer
 
 
 async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[BalancerState]:
-    """Read the load balancers that were made for one Service, with everything of it."""
+    """Read the load balancers that were made for one Service, with all parts of the Service on
+    them."""
     return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(
         key, []
     )
