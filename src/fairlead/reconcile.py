@@ -64,7 +64,7 @@ class Pace(NamedTuple):
 
     parallel: the number of concurrent passes, never two on the same Service; and the number of
     concurrent `apply` calls of a driver that takes fewer Services than a pass carries. coalesce_s:
-    how long after the previous pass a change waits for further changes. patience_s: the delay
+    how long after the previous pass a change waits for further changes. idle_delay_s: the delay
     before a pass after an idle time, for a loop that must not delay other loops. plan_slice: the
     number of Services that are planned, or compared by an audit, before other tasks run. It is only
     for plans in which the result for a Service does not depend on the others in the call. 0: all of
@@ -72,7 +72,7 @@ class Pace(NamedTuple):
 
     parallel: int = 1
     coalesce_s: float = 0.01
-    patience_s: float = 0.0
+    idle_delay_s: float = 0.0
     audit_interval_s: float = 60.0
     plan_slice: int = 0
 
@@ -167,7 +167,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _plan_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan dirty Services. A Service that is still waiting for its pass gets the new intent."""
         while True:
-            keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
+            keys = await dirty.take(self._pace.coalesce_s, self._pace.idle_delay_s)
             self._planned_since |= keys
             if alone := sorted(key for key in keys if self._is_large(key)):
                 self._queue_alone(alone)

@@ -41,16 +41,16 @@ class DirtyKeys(Generic[KeyT]):
         if self._keys:
             self._some.set()
 
-    async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[KeyT]:
+    async def take(self, coalesce_s: float, idle_delay_s: float = 0.0) -> set[KeyT]:
         """Wait for a dirty key; then return and clear all dirty keys. The first key after an idle
-        time is returned after `patience_s`. A key that follows the previous call sooner than
+        time is returned after `idle_delay_s`. A key that follows the previous call sooner than
         `coalesce_s` waits until that time is over, so that further keys are returned together with
         it."""
         await self._some.wait()
         clock = asyncio.get_running_loop().time
         # Even a delay of 0 lets the tasks run that are about to mark the same keys for another
         # reason.
-        await asyncio.sleep(max(patience_s, self._taken_s + coalesce_s - clock()))
+        await asyncio.sleep(max(idle_delay_s, self._taken_s + coalesce_s - clock()))
         self._taken_s = clock()
         keys, self._keys = self._keys, set()
         self._some.clear()

@@ -25,8 +25,8 @@ from fairlead.sections import OctaviaConfig
 from fairlead.web import View
 
 DEADLINE_S = 60.0
-PATIENCE_S = 0.5
-"""The patience of the controller, shorter than in production, because the problems that tests
+GRACE_PERIOD_S = 0.5
+"""The grace period of the controller, shorter than in production, because the problems that tests
 create last."""
 GATEWAY = "gw1"
 LEASE_S = 3.0
@@ -91,7 +91,7 @@ class Cluster:
             octavia=self.octavia,
         )
         self._controller = asyncio.ensure_future(
-            controller.run(config, self._access, patience_s=PATIENCE_S, start_s=PATIENCE_S)
+            controller.run(config, self._access, grace_period_s=GRACE_PERIOD_S, start_s=GRACE_PERIOD_S)
         )
 
     async def stop_controller(self) -> None:

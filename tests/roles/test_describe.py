@@ -1,6 +1,6 @@
 """The Events and conditions in `kubectl describe service` when there is a problem: the problem, and
 its remedy. Each row is one problem, created as in a real cluster. All rows are created at once,
-because each Event waits for the patience of the controller."""
+because each Event waits for the grace period of the controller."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

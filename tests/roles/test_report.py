@@ -15,13 +15,13 @@ from fairlead.web import View
 
 KEY = ServiceKey("default", "web")
 FAILING = Finding("HealthChecksFailing", "no health port answers 200")
-PATIENCE_S = 0.05
-SETTLE_S = 2 * PATIENCE_S
+GRACE_PERIOD_S = 0.05
+SETTLE_S = 2 * GRACE_PERIOD_S
 
 
 class Bench:
-    """A reporter with a patience, and the Events that it wrote: the warnings, and in `ended` the
-    Events that they no longer hold."""
+    """A reporter with a grace period, and the Events that it wrote: the warnings, and in `ended`
+    the Events that they no longer hold."""
 
     def __init__(self) -> None:
         self.warnings: list[tuple[str, str, str]] = []
@@ -37,7 +37,7 @@ class Bench:
             reason="SyncFailed",
             who="gateway gw1",
             notes=lambda balancer: balancer.notes,
-            patience_s=PATIENCE_S,
+            grace_period_s=GRACE_PERIOD_S,
             settle_s=SETTLE_S,
         )
 
@@ -65,7 +65,7 @@ class Bench:
         )
 
     async def reasons(self) -> list[str]:
-        await asyncio.sleep(4 * PATIENCE_S)
+        await asyncio.sleep(4 * GRACE_PERIOD_S)
         return [reason for reason, _, _ in self.warnings]
 
 
@@ -110,12 +110,12 @@ async def test_a_problem_that_returns_is_reported_again(bench: Bench) -> None:
 
 
 async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
-    """The Event is written although the number changes more often than the patience, and shows each
-    later number."""
+    """The Event is written although the number changes more often than the grace period, and shows
+    each later number."""
     while not bench.warnings:
         for number in range(10):
             bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
-            await asyncio.sleep(PATIENCE_S / 4)
+            await asyncio.sleep(GRACE_PERIOD_S / 4)
     bench.warnings.clear()
     bench.tell(Finding("Full", "10 of 10 entries are taken"))
     assert bench.warnings == [("Full", "10 of 10 entries are taken", "")]
@@ -128,7 +128,8 @@ NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`
 
 
 async def test_starting_pods_of_a_new_service_are_not_reported(bench: Bench) -> None:
-    """The next note is reported after the patience, and shows that the first note waits longer."""
+    """The next note is reported after the grace period, and shows that the first note waits longer.
+    """
     bench.create(age_s=0)
     bench.tell(NOBODY, FAILING)
     assert await bench.reasons() == ["HealthChecksFailing"]
@@ -145,7 +146,7 @@ async def test_a_note_about_the_start_is_reported_when_the_service_is_old_enough
     bench.tell(NOBODY)
     async with asyncio.timeout(30):
         while not bench.warnings:
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(GRACE_PERIOD_S)
 
 
 async def test_failures_name_the_role_and_a_driver_may_give_a_reason(bench: Bench) -> None:

@@ -13,8 +13,8 @@ from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.returned import (
     PACKETS_RETURNED,
-    PATIENCE,
-    REMIND,
+    WARN_AFTER,
+    REMIND_AFTER,
     Returned,
     message,
     watch_returned,
@@ -26,7 +26,7 @@ WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
 def test_a_service_is_reported_once_packets_have_come_back_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
-    for look in range(1, PATIENCE):
+    for look in range(1, WARN_AFTER):
         assert returned.look({WEB: 7 + look, DNS: 5}, {"node1": 12 + look}) == ([], ["node1"])
     assert returned.look({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == (
         [WEB],
@@ -44,9 +44,9 @@ def test_packets_returned_for_a_moment_are_not_reported() -> None:
 def test_returned_packets_that_last_are_reported_again() -> None:
     returned = Returned({}, {})
     reported = [
-        look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]
+        look for look in range(1, 2 * REMIND_AFTER) if returned.look({WEB: look}, {"node1": look})[0]
     ]
-    assert reported == [PATIENCE, REMIND + PATIENCE]
+    assert reported == [WARN_AFTER, REMIND_AFTER + WARN_AFTER]
 
 
 def test_the_end_of_returned_packets_is_reported_once() -> None:

@@ -32,8 +32,8 @@ from fairlead.plan.view import CloudCluster, Cluster
 
 class Claimant(NamedTuple):
     """A Service that is to get a load balancer in the cloud, with the data that the driver needs to
-    find an existing one. `held`: the addresses that the Service shows. `shared_or_adopted`: the load
-    balancer that the Service shares or adopts; None: it gets one of its own."""
+    find an existing one. `held`: the addresses that the Service shows. `shared_or_adopted`: the
+    load balancer that the Service shares or adopts; None: the Service gets one of its own."""
 
     uid: str
     held: tuple[str, ...] = ()

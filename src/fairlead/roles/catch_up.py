@@ -30,8 +30,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
 async def catch_up(client: Client, state: State, projection: Callable[[Service], Service | None]) -> None:
-    """Wait until the state contains all Services in their present version, or a later one. `projection`:
-    the projection of a Service that the state stores."""
+    """Wait until the state contains all Services in their present version, or a later one.
+    `projection`: the projection of Services that the state stores."""
     await state.has_synced.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:

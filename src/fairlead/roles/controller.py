@@ -58,7 +58,7 @@ REMOVAL_FAILED = "DeleteLoadBalancerFailed"
 """The reason that the service controller of Kubernetes uses for failures to remove a load balancer.
 """
 
-PATIENCE_S = 5.0
+GRACE_PERIOD_S = 5.0
 """How long a problem that may pass by itself must last before an Event reports it."""
 
 CONDITIONS_COALESCE_S = 0.3
@@ -96,7 +96,7 @@ class Planner:
 
 
 async def run(
-    config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S
+    config: Config, access: Access, *, grace_period_s: float = GRACE_PERIOD_S, start_s: float = START_S
 ) -> None:
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
@@ -123,7 +123,7 @@ async def run(
                 recorder,
                 gateways.decided,
                 fence=elector.assert_leading,
-                patience_s=patience_s,
+                grace_period_s=grace_period_s,
                 start_s=start_s,
             )
 
@@ -182,7 +182,7 @@ async def work(
     gateways_known: asyncio.Event,
     *,
     fence: Callable[[], None],
-    patience_s: float,
+    grace_period_s: float,
     start_s: float,
 ) -> None:
     """Serve all Services until cancelled. One loop assigns and publishes addresses, another one
@@ -191,7 +191,7 @@ async def work(
     service_cache = ServiceCache(state)
     writer = ServiceWriter(client, service_cache, fence=fence)
     context = TermContext(client, state, service_cache, writer, recorder, fence)
-    events = reporter_of(view, context, patience_s, start_s)
+    events = reporter_of(view, context, grace_period_s, start_s)
     reports = ServiceReports(service_cache)
 
     def report(
@@ -230,7 +230,7 @@ async def work(
 
 
 def reporter_of(
-    view: View, context: TermContext, patience_s: float, start_s: float
+    view: View, context: TermContext, grace_period_s: float, start_s: float
 ) -> Reporter[LoadBalancer]:
     """Return the reporter that writes the Events of the controller."""
     return Reporter[LoadBalancer](
@@ -240,8 +240,8 @@ def reporter_of(
         reason=SYNC_FAILED,
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
-        patience_s=patience_s,
-        settle_s=2 * patience_s,
+        grace_period_s=grace_period_s,
+        settle_s=2 * grace_period_s,
         start_s=start_s,
     )
 

@@ -66,7 +66,7 @@ log = structlog.get_logger()
 
 SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
-PATIENCE_S = 5.0
+GRACE_PERIOD_S = 5.0
 """How long a problem must last before an Event reports it."""
 NODE_ADDRESSES_COALESCE_S = 1.0
 COALESCE_S = 0.002
@@ -220,7 +220,7 @@ def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCach
         prefetch.plan,
         [prober],
         lambda _intents, _outcomes: None,
-        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, idle_delay_s=PROBE_AFTER_S),
     )
     return Probing(prober, prefetch, loop)
 
@@ -234,7 +234,7 @@ def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[L
         reason=SYNC_FAILED,
         who=f"gateway {view.node_name}",
         notes=notes_of_probes,
-        patience_s=PATIENCE_S,
+        grace_period_s=GRACE_PERIOD_S,
     )
 
 

@@ -40,12 +40,12 @@ class OctaviaServices:
     """The Services of a cluster that class octavia concerns: the source of the loop. Other Services
     must not wait for a cloud."""
 
-    def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
+    def __init__(self, state: State, config: Config, has_objects: Callable[[ServiceKey], bool]) -> None:
         self.has_synced: asyncio.Event = state.has_synced
         self.subscribers = Subscribers[ServiceKey]()
         self._state = state
         self._config = config
-        self._knows = knows
+        self._has_objects = has_objects
 
     @property
     def services(self) -> Collection[ServiceKey]:
@@ -57,8 +57,8 @@ class OctaviaServices:
 
     def _concerned(self, key: ServiceKey) -> bool:
         service = self._state.services.get(key)
-        if service is None or self._knows(key):
-            return self._knows(key)
+        if service is None or self._has_objects(key):
+            return self._has_objects(key)
         named = claimed_class(service), class_of(service, self._config.default_class)
         return any(name and loop_of(name) == OCTAVIA.loop for name in named)
 
@@ -153,7 +153,7 @@ def octavia_loop(
         driver.addresses,
         loop=OCTAVIA.loop,
     )
-    source = OctaviaServices(state, config, driver.knows)
+    source = OctaviaServices(state, config, driver.has_objects)
     try:
         with state.subscribers.subscribed(source), view.showing(driver):
             yield Loop(

@@ -19,11 +19,11 @@ from fairlead.state import State
 
 PACKETS_RETURNED = "PacketsReturned"
 LOOK_S = 5.0
-PATIENCE = 3
+WARN_AFTER = 3
 """The number of checks in a row with returned packets after which the Event is written."""
-SETTLE = 2
+RECOVER_AFTER = 2
 """The number of checks in a row without returned packets after which `Recovered` is written."""
-REMIND = 500
+REMIND_AFTER = 500
 """The number of checks in a row after which the Event is written again, because the API server
 deletes it after an hour."""
 
@@ -48,7 +48,7 @@ class Returned:
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
         self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
-        affected = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
+        affected = sorted(key for key, looks in self._looks.items() if looks % REMIND_AFTER == WARN_AFTER)
         self._quiet = {
             key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()
         } | dict.fromkeys(affected, 0)
@@ -56,7 +56,7 @@ class Returned:
 
     def over(self) -> list[ServiceKey]:
         """Return the Services with an Event from which no packets come back any more, each once."""
-        over = [key for key, looks in self._quiet.items() if looks >= SETTLE]
+        over = [key for key, looks in self._quiet.items() if looks >= RECOVER_AFTER]
         for key in over:
             del self._quiet[key]
         return sorted(over)

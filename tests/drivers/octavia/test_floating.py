@@ -83,7 +83,7 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
     assert {each.id: each.port_id for each in site.floating} == {theirs.id: None, occms.id: None}
     # After a restart it causes no wait, and is found again.
     await site.anew().read(None)
-    assert not site.driver.knows(WEB)
+    assert not site.driver.has_objects(WEB)
     site.forget()
     await site.bring(outside(site))
     assert site.neutron_writes == ["PUT floatingips/_"]

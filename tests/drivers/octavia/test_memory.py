@@ -4,7 +4,7 @@ from tests.drivers.octavia.site import WEB
 
 from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState, Found
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.memory import Memory, Rounds
+from fairlead.drivers.octavia.memory import Memory, WriteHistory
 from fairlead.model import ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -51,13 +51,13 @@ def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
 
 
 def test_writes_count_until_a_pass_writes_nothing() -> None:
-    rounds = Rounds()
-    assert rounds.read(WEB) == ()
-    rounds.add(WEB, (write("listeners/a"),))
-    assert rounds.read(WEB) == (write("listeners/a"),)
-    rounds.add(WEB, (write("pools/a"),))
-    assert rounds.read(WEB) == (write("listeners/a"), write("pools/a"))
-    assert rounds.read(WEB) == ()
-    rounds.add(WEB, (write("pools/b"),))
-    rounds.end(WEB)
-    assert rounds.read(WEB) == ()
+    history = WriteHistory()
+    assert history.read(WEB) == ()
+    history.add(WEB, (write("listeners/a"),))
+    assert history.read(WEB) == (write("listeners/a"),)
+    history.add(WEB, (write("pools/a"),))
+    assert history.read(WEB) == (write("listeners/a"), write("pools/a"))
+    assert history.read(WEB) == ()
+    history.add(WEB, (write("pools/b"),))
+    history.end(WEB)
+    assert history.read(WEB) == ()

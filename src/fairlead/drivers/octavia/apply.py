@@ -30,15 +30,15 @@ become faster is noticed."""
 class Pace(msgspec.Struct, frozen=True):
     """The intervals, in seconds, at which Octavia is polled: first after `first_s`, then whenever
     the elapsed time has grown by the factor `growth`, and at least every `last_s`. After
-    `patience_s` the wait ends, so that other Services get their turn."""
+    `timeout_s` the wait ends, so that other Services get their turn."""
 
     first_s: float = 0.3
     last_s: float = 5.0
-    patience_s: float = 120.0
+    timeout_s: float = 120.0
     growth: float = 1.5
 
 
-PATIENT = Pace()
+DEFAULT_PACE = Pace()
 
 
 class PollSchedule:
@@ -68,7 +68,7 @@ class PollSchedule:
 
 
 class StillWorking(Exception):
-    """Octavia has not finished within `patience_s`."""
+    """Octavia has not finished within `timeout_s`."""
 
 
 async def carry_out(
@@ -116,7 +116,7 @@ async def wait_settled(
             if kind:
                 schedule.learn(kind, polled_s - begun_s)
             return status
-        if clock() - begun_s > schedule.pace.patience_s:
+        if clock() - begun_s > schedule.pace.timeout_s:
             raise StillWorking
         pause_s = schedule.next_s(clock() - begun_s)
 

@@ -21,7 +21,7 @@ import structlog
 
 from fairlead.drivers import Component
 from fairlead.drivers.octavia import diff as differences
-from fairlead.drivers.octavia.apply import PATIENT, Pace, PollSchedule, StillWorking
+from fairlead.drivers.octavia.apply import DEFAULT_PACE, Pace, PollSchedule, StillWorking
 from fairlead.drivers.octavia.attempts import Attempts
 from fairlead.drivers.octavia.balancers import (
     ACTIVE,
@@ -35,7 +35,7 @@ from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.health import healths
 from fairlead.drivers.octavia.locate import Locator
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.memory import Memory, Rounds
+from fairlead.drivers.octavia.memory import Memory, WriteHistory
 from fairlead.drivers.octavia.network import Network
 from fairlead.drivers.octavia.read import read_all, read_one, settled
 from fairlead.drivers.octavia.render import specs_of
@@ -73,7 +73,7 @@ class OctaviaDriver(Component):
         observe: Observe,
         clock: Callable[[], float],
         fence: Callable[[], None] = lambda: None,
-        pace: Pace = PATIENT,
+        pace: Pace = DEFAULT_PACE,
         manage_floating_ips: bool = False,
         manage_security_group: bool = False,
     ) -> None:
@@ -94,7 +94,7 @@ class OctaviaDriver(Component):
         self._attempts = Attempts(clock)
         self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
         self._memory = Memory(clock)
-        self._rounds = Rounds()
+        self._write_history = WriteHistory()
         self._at_work_since_s: dict[ServiceKey, float] = {}
         """The time at which Octavia was first seen working on a load balancer of the Service."""
 
@@ -127,7 +127,7 @@ class OctaviaDriver(Component):
                 await self._read_from_octavia(key)
             self._report_to_plan(key)
         return {
-            key: msgspec.structs.replace(self._found(key), after=self._rounds.read(key))
+            key: msgspec.structs.replace(self._found(key), after=self._write_history.read(key))
             for key in keys
         }
 
@@ -143,7 +143,7 @@ class OctaviaDriver(Component):
                 outcomes[key] = outcome
         return outcomes
 
-    def knows(self, key: ServiceKey) -> bool:
+    def has_objects(self, key: ServiceKey) -> bool:
         """Return whether objects of the Service are known that must be deleted together with it."""
         found = self._memory.known.get(key, NOTHING)
         return bool(found.balancers or found.rules) or any(
@@ -256,7 +256,7 @@ class OctaviaDriver(Component):
         writes = [each for each in changes if not isinstance(each, Blocked)]
         if blocked is not None and blocked.state == "unavailable":
             self._memory.invalidate(key)  # other users may remove the obstacle
-            self._rounds.end(key)
+            self._write_history.end(key)
         if not writes:
             assert blocked is not None
             return blocked
@@ -273,7 +273,7 @@ class OctaviaDriver(Component):
             self._forget(key)
             return DONE
         await self._read_from_octavia(key)
-        self._rounds.add(key, tuple(writes))
+        self._write_history.add(key, tuple(writes))
         self._announce(key, writes)
         message = f"the load balancer is compared with the plan again, after {writes[-1]}"
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
@@ -292,7 +292,7 @@ class OctaviaDriver(Component):
 
     def _forget(self, key: ServiceKey) -> None:
         self._memory.store(key, None)
-        self._rounds.end(key)
+        self._write_history.end(key)
         self._locator.forget(key)
         self._attempts.forget(key)
         self._observe(key, None)

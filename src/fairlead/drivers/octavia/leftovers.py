@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.apply import (
-    PATIENT,
+    DEFAULT_PACE,
     Pace,
     PollSchedule,
     StillWorking,
@@ -121,7 +121,7 @@ async def other_clusters(cloud: Cloud, known: Container[str]) -> list[OtherClust
     ]
 
 
-async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
+async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = DEFAULT_PACE) -> str:
     """Delete the leftover. Return the reason of a failure, or ""."""
     schedule = PollSchedule(pace)
     try:

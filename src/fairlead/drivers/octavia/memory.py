@@ -64,9 +64,9 @@ class Memory:
         }
 
 
-class Rounds:
+class WriteHistory:
     """The writes that were made for each Service in successive passes, until a pass writes nothing.
-    A write that is missing again in the next pass had no effect."""
+    A write that the next pass would make again had no effect."""
 
     def __init__(self) -> None:
         self._writes: dict[ServiceKey, tuple[Write, ...]] = {}
