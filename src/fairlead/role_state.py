@@ -64,8 +64,7 @@ class DrainState(Value, frozen=True):
 
 
 class InterfaceState(Value, frozen=True):
-    """The hook at which the data plane is attached to an interface, and the reason for this hook.
-    """
+    """The hook at which the data plane is attached to an interface, and the reason."""
 
     name: str
     attach: str

@@ -376,7 +376,10 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
             floating_subnet_tags="big",
         )
         assert found.floating == FloatingWish("outer", subnet="pool-*")
-    assert (CONFIG.uses_floating_ips, OctaviaConfig(classes={"outer": outer}).uses_floating_ips) == (False, True)
+    assert (
+        CONFIG.uses_floating_ips,
+        OctaviaConfig(classes={"outer": outer}).uses_floating_ips,
+    ) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
         classes=classes,

@@ -91,7 +91,9 @@ class Cluster:
             octavia=self.octavia,
         )
         self._controller = asyncio.ensure_future(
-            controller.run(config, self._access, grace_period_s=GRACE_PERIOD_S, start_s=GRACE_PERIOD_S)
+            controller.run(
+                config, self._access, grace_period_s=GRACE_PERIOD_S, start_s=GRACE_PERIOD_S
+            )
         )
 
     async def stop_controller(self) -> None:

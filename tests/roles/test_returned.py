@@ -13,8 +13,8 @@ from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.returned import (
     PACKETS_RETURNED,
-    WARN_AFTER,
     REMIND_AFTER,
+    WARN_AFTER,
     Returned,
     message,
     watch_returned,
@@ -44,7 +44,9 @@ def test_packets_returned_for_a_moment_are_not_reported() -> None:
 def test_returned_packets_that_last_are_reported_again() -> None:
     returned = Returned({}, {})
     reported = [
-        look for look in range(1, 2 * REMIND_AFTER) if returned.look({WEB: look}, {"node1": look})[0]
+        look
+        for look in range(1, 2 * REMIND_AFTER)
+        if returned.look({WEB: look}, {"node1": look})[0]
     ]
     assert reported == [WARN_AFTER, REMIND_AFTER + WARN_AFTER]
 

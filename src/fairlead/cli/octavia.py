@@ -277,7 +277,8 @@ def _table(answer: Answer, delete: bool) -> None:
         for each in answer.leftovers:
             if each.problem:
                 click.echo(
-                    f"{each.load_balancer or each.address or each.resource}: {each.problem}", err=True
+                    f"{each.load_balancer or each.address or each.resource}: {each.problem}",
+                    err=True,
                 )
         if not delete:
             click.echo("nothing was deleted: see --delete")

@@ -17,9 +17,9 @@ from fairlead.errors import Refused
 from fairlead.model import (
     Family,
     Finding,
-    OctaviaMonitorType,
     OctaviaChecks,
     OctaviaMethod,
+    OctaviaMonitorType,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
@@ -285,7 +285,9 @@ def _choose(
     if wanted != "auto":
         return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
     lacking = [
-        _full_name(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
+        _full_name(reader, annotation)
+        for annotation in requested
+        if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
         lacking.append(reader.given("lb-method"))
@@ -386,7 +388,9 @@ def _checks(
         return None, ()
     if provider == "amphora" and request.local and request.health_port:
         return checks, tuple((protocol, "HTTP") for protocol in request.protocols)
-    monitor_types: list[tuple[Protocol, OctaviaMonitorType]] = [("TCP", "TCP")] * ("TCP" in request.protocols)
+    monitor_types: list[tuple[Protocol, OctaviaMonitorType]] = [("TCP", "TCP")] * (
+        "TCP" in request.protocols
+    )
     if "UDP" in request.protocols and (by_name or reader.given("enable-health-monitor")):
         monitor_types.append(("UDP", "UDP-CONNECT"))
     return (checks, tuple(monitor_types)) if monitor_types else (None, ())
@@ -410,7 +414,9 @@ def _place(
             second = config.subnet_id_v6
         elif request.family == "IPv6" and config.subnet_id_v6:
             own["subnet-id"] = config.subnet_id_v6
-    if not any(own.values()) and not (request.shared_or_adopted is not None and request.shared_or_adopted.id):
+    if not any(own.values()) and not (
+        request.shared_or_adopted is not None and request.shared_or_adopted.id
+    ):
         raise Refused(
             "neither the configuration nor the Service names the subnet or network for the load "
             "balancer's address",

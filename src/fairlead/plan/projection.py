@@ -75,8 +75,7 @@ def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | N
 
 
 def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
-    """Return the fields of a Node that determine how to reach it, and whether it may get traffic.
-    """
+    """Return the fields of a Node that show how to reach it, and whether it may get traffic."""
     metadata = node.metadata
     return Node(
         ObjectMeta(

@@ -29,7 +29,9 @@ LOOK_S = WATCH_S / 50
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
-async def catch_up(client: Client, state: State, projection: Callable[[Service], Service | None]) -> None:
+async def catch_up(
+    client: Client, state: State, projection: Callable[[Service], Service | None]
+) -> None:
     """Wait until the state contains all Services in their present version, or a later one.
     `projection`: the projection of Services that the state stores."""
     await state.has_synced.wait()
@@ -54,7 +56,9 @@ async def catch_up(client: Client, state: State, projection: Callable[[Service],
         await asyncio.sleep(backoff.next_s(wait_s))
 
 
-async def readable(client: Client, projection: Callable[[Service], Service | None]) -> list[Service]:
+async def readable(
+    client: Client, projection: Callable[[Service], Service | None]
+) -> list[Service]:
     """Return all Services that the API server has now, without Services that cannot be decoded."""
     found = []
     async for page in client.pages(SERVICES):

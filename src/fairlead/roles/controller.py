@@ -96,7 +96,11 @@ class Planner:
 
 
 async def run(
-    config: Config, access: Access, *, grace_period_s: float = GRACE_PERIOD_S, start_s: float = START_S
+    config: Config,
+    access: Access,
+    *,
+    grace_period_s: float = GRACE_PERIOD_S,
+    start_s: float = START_S,
 ) -> None:
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
@@ -257,7 +261,12 @@ def services_loop(
     keeping = KeptAddresses(context.client, context.state, grant_cache, context.recorder, limits)
     claim = ClaimDriver(context.writer, context.service_cache, context.recorder)
     grants = GrantDriver(
-        context.client, context.writer, context.service_cache, grant_cache, keeping, fence=context.fence
+        context.client,
+        context.writer,
+        context.service_cache,
+        grant_cache,
+        keeping,
+        fence=context.fence,
     )
     publish = PublishDriver(
         context.writer,

@@ -40,7 +40,9 @@ class OctaviaServices:
     """The Services of a cluster that class octavia concerns: the source of the loop. Other Services
     must not wait for a cloud."""
 
-    def __init__(self, state: State, config: Config, has_objects: Callable[[ServiceKey], bool]) -> None:
+    def __init__(
+        self, state: State, config: Config, has_objects: Callable[[ServiceKey], bool]
+    ) -> None:
         self.has_synced: asyncio.Event = state.has_synced
         self.subscribers = Subscribers[ServiceKey]()
         self._state = state

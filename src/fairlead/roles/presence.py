@@ -199,8 +199,7 @@ class Announcer:
         ]
 
     def _log_failure(self, problem: Exception) -> None:
-        """Log a failure once, until it changes or ends. The connection logs rejected credentials.
-        """
+        """Log a failure once, until it changes or ends. The connection logs a rejection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)

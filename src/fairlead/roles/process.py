@@ -118,10 +118,17 @@ class Feed(Component):
         self._started = started or state.has_synced
 
     async def run(self) -> None:
-        client, state, projection, fresh = self._client, self._state, self._projection, self._freshness
+        client, state, projection, fresh = (
+            self._client,
+            self._state,
+            self._projection,
+            self._freshness,
+        )
         async with asyncio.TaskGroup() as group:
             start = group.create_task
-            start(_follow(client, SERVICES, state.update_services, state, fresh, projection.service))
+            start(
+                _follow(client, SERVICES, state.update_services, state, fresh, projection.service)
+            )
             if projection.slice is not None:
                 slices = _follow(
                     client,

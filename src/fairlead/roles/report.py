@@ -112,7 +112,9 @@ class Reporter(Generic[IntentT]):
             for problem, note in sorted(still.items()):
                 if (ongoing := known.get(problem)) is None:
                     wait_s = (
-                        max(grace_period_s, self._start_left_s(key)) if note.at_start else grace_period_s
+                        max(grace_period_s, self._start_left_s(key))
+                        if note.at_start
+                        else grace_period_s
                     )
                     timer = asyncio.get_running_loop().call_later(
                         wait_s, self._write_due, key, problem

@@ -48,7 +48,9 @@ class Returned:
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
         self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
-        affected = sorted(key for key, looks in self._looks.items() if looks % REMIND_AFTER == WARN_AFTER)
+        affected = sorted(
+            key for key, looks in self._looks.items() if looks % REMIND_AFTER == WARN_AFTER
+        )
         self._quiet = {
             key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()
         } | dict.fromkeys(affected, 0)

@@ -19,13 +19,17 @@ NAMES = (occm.NAME, "auidweb")
 TAKE = SharedOrAdopted(names=NAMES)
 
 
-def like_occm(shared_or_adopted: SharedOrAdopted | None = TAKE, **fields: object) -> OctaviaSettings:
+def like_occm(
+    shared_or_adopted: SharedOrAdopted | None = TAKE, **fields: object
+) -> OctaviaSettings:
     return settings(shared_or_adopted=shared_or_adopted, monitor_types=(("TCP", "TCP"),), **fields)
 
 
 def wanted(*numbers: int, shared_or_adopted: SharedOrAdopted | None = TAKE) -> LoadBalancer:
     nodes = [member(number) for number in numbers or (1, 2)]
-    return service(listener(80, *nodes), listener(443, *nodes), octavia=like_occm(shared_or_adopted))
+    return service(
+        listener(80, *nodes), listener(443, *nodes), octavia=like_occm(shared_or_adopted)
+    )
 
 
 async def before(site: Site, id_: str) -> BalancerState:

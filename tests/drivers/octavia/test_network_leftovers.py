@@ -61,7 +61,9 @@ def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
 
 
 async def gone_things(place: Place, *ways: str) -> list[tuple[str, str]]:
-    return [(each["service"], each["resource"]) for each in (await place.listed(*ways))["leftovers"]]
+    return [
+        (each["service"], each["resource"]) for each in (await place.listed(*ways))["leftovers"]
+    ]
 
 
 async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
@@ -98,7 +100,8 @@ async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
         await site.bring(key=key)
         site.client.network.create_security_group(description=Owner(place.uid, "").tag)
         assert [
-            (each["resource"], each["reason"]) for each in (await place.listed("--delete"))["leftovers"]
+            (each["resource"], each["reason"])
+            for each in (await place.listed("--delete"))["leftovers"]
         ] == [("security group", "no Service has a rule in it")]
         assert at_neutron(site, place.uid) == (0, 0, 0)
         await make(site, place.uid, "lives", "uid-lives", 83)

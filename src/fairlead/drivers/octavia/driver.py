@@ -89,7 +89,13 @@ class OctaviaDriver(Component):
         self._observe = observe
         self._clock = clock
         self._schedule = PollSchedule(pace)
-        self._network = Network(cloud, owner, recorder, manage_floating_ips=manage_floating_ips, manage_security_group=manage_security_group)
+        self._network = Network(
+            cloud,
+            owner,
+            recorder,
+            manage_floating_ips=manage_floating_ips,
+            manage_security_group=manage_security_group,
+        )
         self._locator = Locator(cloud, owner, recorder)
         self._attempts = Attempts(clock)
         self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
@@ -249,7 +255,9 @@ class OctaviaDriver(Component):
         self, key: ServiceKey, claimant: Claimant, balancers: Sequence[BalancerState]
     ) -> bool:
         found = self._locator.with_result(key, Found(tuple(balancers)))
-        return differences.is_located(found, claimant.uid, claimant.held, claimant.shared_or_adopted)
+        return differences.is_located(
+            found, claimant.uid, claimant.held, claimant.shared_or_adopted
+        )
 
     async def _apply_one(self, key: ServiceKey, changes: Sequence[Change]) -> Outcome:
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)

@@ -147,7 +147,9 @@ class Locator:
         marked = [tag for tag in found.tags if tag.startswith(ANY)]
         if found.name not in names or marked:
             return False
-        description_fits = found.description.startswith(f"Kubernetes external service {key} from cluster ")
+        description_fits = found.description.startswith(
+            f"Kubernetes external service {key} from cluster "
+        )
         return description_fits or found.name in found.tags
 
     async def _find_by_names(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:

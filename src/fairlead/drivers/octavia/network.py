@@ -51,7 +51,13 @@ class Network:
     floating IPs, or the security group of the nodes, are managed."""
 
     def __init__(
-        self, cloud: Cloud, owner: Owner, recorder: Recorder, *, manage_floating_ips: bool, manage_security_group: bool
+        self,
+        cloud: Cloud,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        manage_floating_ips: bool,
+        manage_security_group: bool,
     ) -> None:
         self._cloud = cloud
         self._owner = owner
@@ -95,7 +101,11 @@ class Network:
         """Read everything of one Service; None if it has no objects."""
         await self._learn()
         ports = {balancer.port_id for balancer in balancers} - {""}
-        own = await floating_of(self._cloud, self._owner, key, ports) if self._manage_floating_ips else []
+        own = (
+            await floating_of(self._cloud, self._owner, key, ports)
+            if self._manage_floating_ips
+            else []
+        )
         whole: States = {key: balancers} if balancers else {}
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._manage_security_group:
@@ -132,7 +142,9 @@ class Network:
                         # After an error the group or its ports may have been changed as well.
                         group_deleted = True
                         try:
-                            group_deleted = await security_group.delete_rules(self._cloud, self._owner, step)
+                            group_deleted = await security_group.delete_rules(
+                                self._cloud, self._owner, step
+                            )
                         finally:
                             if group_deleted:
                                 self._secured = self._processed = frozenset()

@@ -53,7 +53,11 @@ async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[Balancer
 
 
 async def read_at(
-    cloud: Cloud, owner: Owner, id_: str, identity: ServiceIdentity, names: Collection[str] | None = None
+    cloud: Cloud,
+    owner: Owner,
+    id_: str,
+    identity: ServiceIdentity,
+    names: Collection[str] | None = None,
 ) -> list[BalancerState]:
     """Read the parts of this Service, and of earlier Services with the same name, on the load
     balancer with this id; the list is empty if the load balancer is gone. `names`: the names that
@@ -186,7 +190,11 @@ def _owned(
 ) -> dict[str, ServiceIdentity]:
     """Return the Service of each marked listener and pool, by its id."""
     tags = {each.id: each.tags for each in listeners} | {each.id: each.tags for each in pools}
-    return {id_: identity for id_, own in tags.items() if (identity := owner.marked_service(own)) is not None}
+    return {
+        id_: identity
+        for id_, own in tags.items()
+        if (identity := owner.marked_service(own)) is not None
+    }
 
 
 async def _states(
@@ -241,7 +249,9 @@ async def _states(
             rest = [
                 each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != identity[0]
             ]
-            balancer = _state(one, identity[0], identity[1], map(_listener, own), pools_of[one.id, identity])
+            balancer = _state(
+                one, identity[0], identity[1], map(_listener, own), pools_of[one.id, identity]
+            )
             ownership: Ownership = "own" if holder == identity else "guest"
             ports_in_use = tuple(
                 sorted(
