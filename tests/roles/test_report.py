@@ -128,7 +128,7 @@ NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`
 
 
 async def test_starting_pods_of_a_new_service_are_not_reported(bench: Bench) -> None:
-    """The next note is reported after the grace period: this shows that the first one waits longer."""
+    """The next note is reported after the grace period; this shows that the first waits longer."""
     bench.create(age_s=0)
     bench.tell(NOBODY, FAILING)
     assert await bench.reasons() == ["HealthChecksFailing"]
