@@ -173,11 +173,11 @@ async def tune_garbage_collector(
     state: State, started: asyncio.Event, *, within_s: float = START_S
 ) -> None:
     """Exclude the objects of the start from garbage collection. There are hundreds of thousands of
-    them, they live as long as the process, and the collector would traverse them repeatedly, for a
-    third of a second each time at 10,000 Services. While they are created, a collection would find
-    nothing, so it is disabled. Later events gradually replace all these objects by objects that are
-    not excluded; therefore full collections also become rare. Objects that die young are still
-    collected as early as before."""
+    them, they live long, and the collector would traverse them repeatedly, for a third of a second
+    each time at 10,000 Services. While they are created, a collection would find nothing, so it is
+    disabled. Later events gradually replace all these objects by objects that are not excluded;
+    therefore full collections also become rare. Objects that die young are still collected as early
+    as before."""
     gc.disable()
     try:
         async with asyncio.timeout(within_s):
