@@ -69,7 +69,7 @@ class Delays(msgspec.Struct, frozen=True):
     events: int
     median_ms: float
     p99_ms: float
-    most_ms: float
+    max_ms: float
     cpu_share: float
     """The gateway's CPU, as a share of one core."""
     hidden: int = 0
@@ -313,7 +313,7 @@ def delay_rows(report: Report) -> list[tuple[str, ...]]:
             f"{pace_per_s:g}",
             f"{spread([each.median_ms for each in found], '.2f')} ms",
             f"{spread([each.p99_ms for each in found], '.2f')} ms",
-            f"{spread([each.most_ms for each in found], '.1f')} ms",
+            f"{spread([each.max_ms for each in found], '.1f')} ms",
             f"{spread([each.cpu_share for each in found], '.0%')}",
             str(sum(each.hidden for each in found)),
         )

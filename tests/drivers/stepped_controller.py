@@ -26,7 +26,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import Mirror
 from fairlead.kube.objects import NAMESPACES, SERVICES, Resource
 from fairlead.kube.watch_events import Item, read_item
 from fairlead.lab.apiserver import ApiServer

@@ -19,9 +19,9 @@ from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import Applicant, read_pools
+from fairlead.plan.pools import ServiceLabels, read_pools
 
 KEYS = [ServiceKey(namespace, name) for namespace in ("one", "two") for name in "abcde"]
 POOLS = (
@@ -54,7 +54,7 @@ FAMILIES: tuple[tuple[Family, ...], ...] = (("IPv4",), ("IPv6",), ("IPv4", "IPv6
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> dict[str, Any]:
+def request_fields(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "families": draw(st.sampled_from(FAMILIES)),
         "all_families": draw(st.booleans()),
@@ -68,16 +68,16 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def granted(result: Assigned, facts: Facts) -> dict[str, Taken]:
+def granted(result: Assigned, facts: Facts) -> dict[str, HeldAddress]:
     """What a Service has when all that it was assigned is granted, beside what it had."""
-    taken = dict(facts.taken)
+    held = dict(facts.held)
     for grant in result.grants:
-        before = taken.get(grant.address, Taken())
+        before = held.get(grant.address, HeldAddress())
         ports = frozenset(grant.ports) | (before.granted or frozenset())
-        taken[grant.address] = msgspec.structs.replace(
+        held[grant.address] = msgspec.structs.replace(
             before, granted=ports, kept=False, pool=grant.pool, sharing_key=grant.sharing_key
         )
-    return taken
+    return held
 
 
 class Bounded(Ledger):
@@ -87,9 +87,9 @@ class Bounded(Ledger):
         self.limit = self.evaluations + 200
         return super().assign(facts)
 
-    def _hold(self, key: ServiceKey) -> None:
+    def _draft_held(self, key: ServiceKey) -> None:
         assert self.evaluations < self.limit, f"{key} and others are looked at again and again"
-        super()._hold(key)
+        super()._draft_held(key)
 
 
 class Lives(RuleBasedStateMachine):
@@ -107,18 +107,24 @@ class Lives(RuleBasedStateMachine):
         for key in [key for key, facts in self.facts.items() if facts == Facts()]:
             del self.facts[key]
 
-    def wanted(self, key: ServiceKey, wish: dict[str, Any], since: str) -> Wanted:
-        rest = {name: value for name, value in wish.items() if name != "labels"}
-        return Wanted(**rest, since=since, applicant=Applicant(key.namespace, wish["labels"]))
+    def request(self, key: ServiceKey, fields: dict[str, Any], since: str) -> AddressRequest:
+        rest = {name: value for name, value in fields.items() if name != "labels"}
+        return AddressRequest(
+            **rest, since=since, service_labels=ServiceLabels(key.namespace, fields["labels"])
+        )
 
-    @rule(changes=st.dictionaries(st.sampled_from(KEYS), wishes(), min_size=1, max_size=3))
+    @rule(changes=st.dictionaries(st.sampled_from(KEYS), request_fields(), min_size=1, max_size=3))
     def come_or_change(self, changes: dict[ServiceKey, dict[str, Any]]) -> None:
         told = {}
-        for key, wish in changes.items():
+        for key, fields in changes.items():
             facts = self.facts.get(key, Facts())
             self.clock += 1
-            since = facts.wanted.since if isinstance(facts.wanted, Wanted) else f"{self.clock % 7}"
-            told[key] = Facts(self.wanted(key, wish, since), facts.taken)
+            since = (
+                facts.request.since
+                if isinstance(facts.request, AddressRequest)
+                else f"{self.clock % 7}"
+            )
+            told[key] = Facts(self.request(key, fields, since), facts.held)
         self.tell(told)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), kept=st.booleans())
@@ -126,8 +132,8 @@ class Lives(RuleBasedStateMachine):
         told = {}
         for key in keys & self.facts.keys():
             left = {
-                address: Taken(kept=True, sharing_key=taken.sharing_key)
-                for address, taken in self.facts[key].taken.items()
+                address: HeldAddress(kept=True, sharing_key=held.sharing_key)
+                for address, held in self.facts[key].held.items()
             }
             told[key] = Facts(None, left if kept else {})
         self.tell(told)
@@ -137,7 +143,7 @@ class Lives(RuleBasedStateMachine):
         told = {}
         for key in keys & self.facts.keys():
             if isinstance(result := self.ledger.result(key), Assigned):
-                told[key] = Facts(self.facts[key].wanted, granted(result, self.facts[key]))
+                told[key] = Facts(self.facts[key].request, granted(result, self.facts[key]))
         self.tell(told)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
@@ -148,12 +154,12 @@ class Lives(RuleBasedStateMachine):
                 mine = {grant.address: frozenset(grant.ports) for grant in result.grants}
                 left = {
                     address: msgspec.structs.replace(
-                        taken, granted=(taken.granted or frozenset()) & mine[address]
+                        held, granted=(held.granted or frozenset()) & mine[address]
                     )
-                    for address, taken in self.facts[key].taken.items()
+                    for address, held in self.facts[key].held.items()
                     if address in mine
                 }
-                told[key] = Facts(self.facts[key].wanted, left)
+                told[key] = Facts(self.facts[key].request, left)
         self.tell(told)
 
     @rule(pools=st.sampled_from(POOLS))
@@ -175,7 +181,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def what_is_granted_to_one_is_given_to_no_other(self) -> None:
         for key, facts in self.facts.items():
-            for address, taken in facts.taken.items():
+            for address, held in facts.held.items():
                 for other in self.facts.keys() - {key}:
                     if isinstance(result := self.ledger.result(other), Assigned):
                         ports = {
@@ -184,19 +190,19 @@ class Lives(RuleBasedStateMachine):
                             if grant.address == address
                             for port in grant.ports
                         }
-                        assert not ports & (taken.granted or frozenset())
+                        assert not ports & (held.granted or frozenset())
 
     @invariant()
     def addresses_are_shared_within_a_namespace_by_key(self) -> None:
         holders: dict[str, set[tuple[str, str]]] = {}
         for key, facts in self.facts.items():
             if isinstance(result := self.ledger.result(key), Assigned) and isinstance(
-                facts.wanted, Wanted
+                facts.request, AddressRequest
             ):
                 for address in result.addresses:
-                    if address not in facts.taken:
+                    if address not in facts.held:
                         holders.setdefault(address, set()).add(
-                            (key.namespace, facts.wanted.sharing_key or str(key))
+                            (key.namespace, facts.request.sharing_key or str(key))
                         )
         assert all(len(each) == 1 for each in holders.values()), holders
 
@@ -217,7 +223,7 @@ class Lives(RuleBasedStateMachine):
         new.use(read_pools(self.configured, ()))
         results = {key: self.ledger.result(key) for key in self.facts}
         facts = {
-            key: Facts(each.wanted, granted(result, each))
+            key: Facts(each.request, granted(result, each))
             if isinstance(result := results[key], Assigned)
             else each
             for key, each in self.facts.items()
@@ -237,7 +243,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_those_of_what_is_held(self) -> None:
-        held = {address for facts in self.facts.values() for address in facts.taken}
+        held = {address for facts in self.facts.values() for address in facts.held}
         for key in self.facts:
             if isinstance(result := self.ledger.result(key), Assigned):
                 held.update(result.addresses)
@@ -257,13 +263,13 @@ TestLives.settings = settings(
 )
 
 
-def wanted(number: int, **wish: Any) -> Wanted:
-    return Wanted(
+def request(number: int, **fields: Any) -> AddressRequest:
+    return AddressRequest(
         ("IPv4",),
         since=f"{number:06}",
         ports=frozenset({"TCP/80"}),
-        applicant=Applicant("default"),
-        **wish,
+        service_labels=ServiceLabels("default"),
+        **fields,
     )
 
 
@@ -272,18 +278,18 @@ def test_whoever_lacks_a_port_is_told_who_has_it_at_each_of_its_addresses() -> N
     later."""
     lives = Lives()
     a, b, c = KEYS[:3]
-    wish: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "all_families": False,
         "requested": (),
         "pool": "",
         "sharing_key": "k",
         "labels": {},
     }
-    lives.come_or_change({a: wish | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
+    lives.come_or_change({a: fields | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
     lives.come_or_change(
-        {c: wish | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
+        {c: fields | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
     )
-    lives.come_or_change({b: wish | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
+    lives.come_or_change({b: fields | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
     result = lives.ledger.result(c)
     assert isinstance(result, Assigned)
     assert {(rival.address, rival.holder) for rival in result.rivals} == {
@@ -298,7 +304,7 @@ def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
     ledger = Ledger()
     ledger.use(read_pools([PoolConfig("main", ("10.0.0.0-10.0.35.39",))], ()))
     facts = {
-        ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)
+        ServiceKey("default", f"s{number:05}"): Facts(request(number)) for number in range(10_000)
     }
     ledger.assign(facts)
     assert sum(isinstance(ledger.result(key), Assigned) for key in facts) == 9_000
@@ -321,7 +327,7 @@ def test_a_change_looks_only_at_whom_it_concerns(
     assert touched == {keys[5], keys[9_000]}, "the first in line gets what was freed"
     assert evaluations <= 4
     assert ledger.result(keys[9_000]).addresses == ("10.0.0.5",)  # type: ignore[union-attr]
-    evaluations, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
+    evaluations, touched = cost({ServiceKey("default", "new"): Facts(request(20_000))})
     assert touched == {ServiceKey("default", "new")}
     assert evaluations == 1
     evaluations, touched = cost({key: Facts() for key in keys[10:60]})

@@ -7,14 +7,14 @@ import msgspec
 from fairlead.config import PoolConfig
 from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import ServiceKey
-from fairlead.plan.addresses import Facts, Taken, Wanted
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.addresses import AddressRequest, Facts, HeldAddress
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
 
 A = ServiceKey("default", "a")
-LIMITS = KeepLimits(10, 30)
+LIMITS = KeptAddressLimits(10, 30)
 PORTS = frozenset({"TCP/80"})
 
 
@@ -30,8 +30,8 @@ def states(
     """`held`: addresses that one Service has, each with the pool that it was given from."""
     ledger = Ledger()
     ledger.use(read_pools(configured, pools))
-    taken = {address: Taken(granted=PORTS, pool=name) for address, name in held.items()}
-    ledger.assign({A: Facts(Wanted(("IPv4", "IPv6"), ports=PORTS), taken)})
+    held = {address: HeldAddress(granted=PORTS, pool=name) for address, name in held.items()}
+    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), held)})
     return pool_states(ledger, {each.metadata.name: each for each in pools}, LIMITS)
 
 
@@ -71,7 +71,11 @@ def test_what_namespaces_keep_is_shown_with_its_times() -> None:
     }
     for address, key in names.items():
         ledger.assign(
-            {key: Facts(None, {address: Taken(kept=True, kept_since=since[address], pool="main")})}
+            {
+                key: Facts(
+                    None, {address: HeldAddress(kept=True, kept_since=since[address], pool="main")}
+                )
+            }
         )
     [state] = pool_states(ledger, {"main": main}, LIMITS).values()
     assert (state.assigned, state.kept_addresses, ledger.kept_in("shop")) == ((3, 0), 3, 2)
@@ -79,7 +83,7 @@ def test_what_namespaces_keep_is_shown_with_its_times() -> None:
         KeptAddresses("shop", 2, "2026-01-02T00:00:00Z", "2026-02-01T00:00:00Z"),
         KeptAddresses("default", 1),
     )
-    [endless] = pool_states(ledger, {"main": main}, KeepLimits(10, 0)).values()
+    [endless] = pool_states(ledger, {"main": main}, KeptAddressLimits(10, 0)).values()
     assert [each.until for each in endless.kept] == ["", ""]
     ledger.assign({names[address]: Facts() for address in names})
     [state] = pool_states(ledger, {"main": main}, LIMITS).values()

@@ -33,7 +33,7 @@ GOOD_AFTER_DOWN = 2
 """Good answers in a row after which a target that was `down` is `up`."""
 STABLE_S = 60.0
 """Previous failures of a target are forgotten after it has been up for this time."""
-FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
+FIRST_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
 """The trial period after the second recent failure, and the longest trial period."""
 MAX_IN_TURN = 4
 """Up to this number, all targets of a node are probed in turn. With more targets, one of them
@@ -88,9 +88,7 @@ class Record:
     def trial_s(self) -> float:
         """How long the target has to answer well before it is up again."""
         return (
-            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), LONGEST_TRIAL_S)
-            if self.failures > 1
-            else 0.0
+            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), MAX_TRIAL_S) if self.failures > 1 else 0.0
         )
 
 
@@ -197,13 +195,13 @@ class NodeLiveness:
         self._probes_in_a_row = self._probes_in_a_row + 1 if target == self._representative else 1
         self._representative, self._representative_record = target, self._records.get(target)
 
-    def judge(
+    def evaluate(
         self, target: Target, answer: Answer, now_s: float
     ) -> Sequence[tuple[Target, Verdict]]:
         """Record an answer, and return the verdicts that it changes."""
         record = self._records.get(target)
         if answer.kind == "silent":
-            return tuple(self._judge_silence(target, record, now_s))
+            return tuple(self._evaluate_silence(target, record, now_s))
         self._silences = 0
         if self._down:
             # The machine is back. The verdict `down` of its targets was about the machine, so probe
@@ -235,7 +233,7 @@ class NodeLiveness:
             record.verdict = "probe_failed"
             yield target, "probe_failed"
 
-    def _judge_silence(
+    def _evaluate_silence(
         self, target: Target, record: Record | None, now_s: float
     ) -> Iterator[tuple[Target, Verdict]]:
         # A time-out of a target that is known to hang proves nothing about the machine. Otherwise

@@ -11,10 +11,10 @@ Invariants: there is one probe in flight per node address, not per Service. A no
 is `down` after two time-outs (0.3 s) plus at most one interval. A failure on our own side does not
 count against a node.
 
-The monitor runs in its own process (`roles/probing`); the driver in the gateway's loop is `prober`.
-A thousand nodes, each probed ten times a second, must cost a small part of a CPU core. Therefore
-one task serves all nodes, a few hundred times a second, connections are kept open, and new targets
-are probed at a limited rate."""
+The monitor runs in its own process (`roles/prober_process`); the driver in the gateway's loop is
+`prober`. A thousand nodes, each probed ten times a second, must cost a small part of a CPU core.
+Therefore one task serves all nodes, a few hundred times a second, connections are kept open, and
+new targets are probed at a limited rate."""
 
 import asyncio
 import heapq
@@ -385,7 +385,7 @@ class Monitor:
             log.warning("probe not sent", target=str(target), problem=str(answer))
             self._report(node.liveness.probe_not_sent(target, now_s))
         else:
-            if changes := node.liveness.judge(target, answer, now_s):
+            if changes := node.liveness.evaluate(target, answer, now_s):
                 self._report(changes)
         next_probe = node.liveness.next(node.sent_s)
         self._schedule(node, next_probe[0] if next_probe else now_s)
@@ -401,7 +401,7 @@ class Monitor:
             # time and not have been read yet.
             log.warning("probe disregarded", target=str(target), late_s=round(late_s, 3))
             return
-        self._report(node.liveness.judge(target, SILENT, now_s))
+        self._report(node.liveness.evaluate(target, SILENT, now_s))
 
     def _report(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:
@@ -425,5 +425,5 @@ def _allow_descriptors() -> None:
     """Raise the limit of file descriptors to the hard limit. Each probed node takes up to
     `MAX_IN_TURN` of them. The default soft limit of 1,024 exists for the sake of select(2), which
     is not used here."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

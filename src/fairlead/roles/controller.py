@@ -33,7 +33,7 @@ from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
-from fairlead.plan.keeping import limits_of
+from fairlead.plan.kept_addresses import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
@@ -258,14 +258,16 @@ def services_loop(
 ) -> Loop[ServiceKey, LoadBalancer]:
     """Return the loop that claims Services, grants addresses and publishes them."""
     grant_cache, limits = GrantCache(context.state), limits_of(config)
-    keeping = KeptAddresses(context.client, context.state, grant_cache, context.recorder, limits)
+    kept_addresses = KeptAddresses(
+        context.client, context.state, grant_cache, context.recorder, limits
+    )
     claim = ClaimDriver(context.writer, context.service_cache, context.recorder)
     grants = GrantDriver(
         context.client,
         context.writer,
         context.service_cache,
         grant_cache,
-        keeping,
+        kept_addresses,
         fence=context.fence,
     )
     publish = PublishDriver(

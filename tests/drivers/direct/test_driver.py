@@ -46,7 +46,7 @@ SET_NODE1 = [
 def next_hop_of_node1() -> NextHop:
     """Return the IPv4 next hop of the first node, from the pinned map."""
     (layout,) = PINS.glob("layout-*")
-    with Map.open(layout / "ways") as next_hops:
+    with Map.open(layout / "next_hops") as next_hops:
         return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
 

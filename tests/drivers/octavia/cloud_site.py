@@ -11,7 +11,7 @@ from tests.openstack.fixtures import Fronts
 from tests.openstack.front import Front
 
 from fairlead.kube.events import Recorder
-from fairlead.model import FloatingWish, OctaviaPlace, OctaviaSettings
+from fairlead.model import FloatingIpRequest, OctaviaPlace, OctaviaSettings
 
 Fields = dict[str, Any]
 
@@ -27,20 +27,21 @@ class CloudSite(Site):
         """A client whose calls are not counted."""
 
     def settings(self, provider: str = "ovn", **fields: object) -> OctaviaSettings:
-        asking = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
+        monitor_types = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
         method = "SOURCE_IP_PORT" if provider == "ovn" else "ROUND_ROBIN"
         given: Fields = {
             "provider": provider,
             "place": OctaviaPlace(self.at.subnet),
-            "monitor_types": asking,
+            "monitor_types": monitor_types,
             "method": method,
         }
         return settings(**given | fields)
 
-    def outside(self, provider: str = "ovn", **wish: Any) -> OctaviaSettings:
+    def outside(self, provider: str = "ovn", **request: Any) -> OctaviaSettings:
         """Return settings with a floating IP."""
         return self.settings(
-            provider, floating=FloatingWish(**{"network_id": self.at.external_network, **wish})
+            provider,
+            floating=FloatingIpRequest(**{"network_id": self.at.external_network, **request}),
         )
 
     def make_floating(self, **fields: object) -> Any:

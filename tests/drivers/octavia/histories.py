@@ -21,7 +21,7 @@ from tests.openstack.octavia import Octavia
 
 from fairlead.errors import FairleadError
 from fairlead.model import (
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
@@ -37,7 +37,7 @@ EDITS = 2
 NUMBERS = range(1, 5)
 """The addresses of nodes."""
 
-ASKING: tuple[tuple[tuple[Protocol, OctaviaMonitorType], ...], ...] = (
+MONITOR_TYPES: tuple[tuple[tuple[Protocol, OctaviaMonitorType], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
     (("TCP", "TCP"),),
     (("TCP", "TCP"), ("UDP", "UDP-CONNECT")),
@@ -124,7 +124,7 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
         return step
     octavia = step.wanted.settings
     assert isinstance(octavia, OctaviaSettings)
-    floating = chance.choice((None, *[FloatingWish(site.at.external_network)] * 3))
+    floating = chance.choice((None, *[FloatingIpRequest(site.at.external_network)] * 3))
     listeners = tuple(
         msgspec.structs.replace(
             each,
@@ -150,7 +150,7 @@ def _at_cloud(one: Member) -> str:
 
 def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
     """Return the Service with one or two random edits."""
-    octavia, asking = before.settings, chance.choice(ASKING)
+    octavia, monitor_types = before.settings, chance.choice(MONITOR_TYPES)
     assert isinstance(octavia, OctaviaSettings)
     edits: list[Mapping[str, object]] = [
         {"listeners": tuple(sorted(_listeners(chance)))},
@@ -178,7 +178,9 @@ def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
         {"settings": msgspec.structs.replace(octavia, client_ms=None)},
         {
             "settings": msgspec.structs.replace(
-                octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), monitor_types=asking
+                octavia,
+                checks=OctaviaChecks(fall=chance.randint(2, 4)),
+                monitor_types=monitor_types,
             )
         },
         {"settings": msgspec.structs.replace(octavia, checks=None, monitor_types=())},

@@ -85,7 +85,7 @@ class Network:
 
     async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Read everything of this cluster."""
-        await self._learn()
+        await self._read_api_version()
         own = await all_floating(self._cloud, self._owner) if self._manage_floating_ips else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._manage_security_group:
@@ -99,7 +99,7 @@ class Network:
 
     async def with_one(self, key: ServiceKey, balancers: Sequence[BalancerState]) -> Found | None:
         """Read everything of one Service; None if it has no objects."""
-        await self._learn()
+        await self._read_api_version()
         ports = {balancer.port_id for balancer in balancers} - {""}
         own = (
             await floating_of(self._cloud, self._owner, key, ports)
@@ -130,12 +130,14 @@ class Network:
                     await attach.attach(self._cloud, self._owner, step)
                 case AddRules():
                     async with self._group:
-                        useless = await security_group.add_rules(self._cloud, self._owner, step)
+                        why_no_effect = await security_group.add_rules(
+                            self._cloud, self._owner, step
+                        )
                         self._processed |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
-                    if useless:
-                        message = f"source ranges have no effect: {useless} to its node ports"
+                    if why_no_effect:
+                        message = f"source ranges have no effect: {why_no_effect} to its node ports"
                         self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
                 case DeleteRules():
                     async with self._group:
@@ -178,7 +180,7 @@ class Network:
         self._opened = frozenset()
         self._idle_reported_with = min(balancers, default=None)
 
-    async def _learn(self) -> None:
+    async def _read_api_version(self) -> None:
         """Read the API version, unless it is known. A failure is ignored, because only provider ovn
         needs the version, and other load balancers must not wait for it."""
         if self._manage_floating_ips and self._covers is None:
@@ -189,14 +191,14 @@ class Network:
         whole = [balancer for own in balancers.values() for balancer in own]
         known: dict[tuple[str, str], tuple[str, ...]] = {}
         for provider in ("amphora", "ovn"):
-            asked = {
+            subnet_ids = {
                 id_
                 for balancer in whole
                 if provider_of(balancer.provider) == provider
                 for id_ in _subnets(balancer)
             }
             for id_, sources in (
-                await security_group.sources_of(self._cloud, asked, provider)
+                await security_group.sources_of(self._cloud, subnet_ids, provider)
             ).items():
                 known[provider, id_] = sources
 

@@ -11,12 +11,12 @@ from fairlead.drivers.octavia.changes import Write
 from fairlead.model import ServiceKey
 
 
-class Memory:
+class StateCache:
     """The known state of all Services. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.known: dict[ServiceKey, Found] = {}
-        self.whole = False
+        self.is_complete = False
         """True once everything was read: a Service that is not in `known` has no objects."""
         self._clock = clock
         self._seen_s: dict[ServiceKey, float] = {}
@@ -35,7 +35,7 @@ class Memory:
         replaced = {key: each for key, each in found.items() if key not in self._invalidated}
         kept = {key: each for key, each in self.known.items() if key in self._invalidated}
         self.known = replaced | kept
-        self.whole = True
+        self.is_complete = True
         self._all_seen_s = self._begun_s
         return replaced.keys()
 
@@ -54,7 +54,7 @@ class Memory:
         self._invalidated.add(key)
 
     def is_invalid(self, key: ServiceKey) -> bool:
-        return key in self._invalid or (key not in self.known and not self.whole)
+        return key in self._invalid or (key not in self.known and not self.is_complete)
 
     def ages_s(self) -> Mapping[ServiceKey, float]:
         """Return how many seconds ago each Service was read. May be called from any thread."""
