@@ -21,7 +21,7 @@ from fairlead.plan.balancer import confirmed, plan_unconfirmed
 from fairlead.plan.classes import ServiceClass
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.plan.members import VerdictOf
-from fairlead.plan.terms import Asked
+from fairlead.plan.terms import ServiceContext
 from fairlead.plan.view import Cluster
 
 EndpointRow = tuple[str, str, str]
@@ -92,5 +92,5 @@ def plan_at_gateway(
     verdict_of: VerdictOf,
 ) -> LoadBalancer:
     """Return the plan of one Service at a gateway with these verdicts."""
-    asked = Asked(service, Config(), nodes, addresses)
-    return confirmed(plan_unconfirmed(asked, slices, class_, at_gateway=True), verdict_of)
+    context = ServiceContext(service, Config(), nodes, addresses)
+    return confirmed(plan_unconfirmed(context, slices, class_, at_gateway=True), verdict_of)

@@ -34,7 +34,7 @@ from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
 from fairlead.plan.refusals import port_conflict
 from fairlead.plan.service import claimed_class
-from fairlead.plan.terms import Asked, unserved
+from fairlead.plan.terms import ServiceContext, unserved
 from fairlead.plan.view import Addressed, Cluster
 
 
@@ -166,9 +166,9 @@ def plan_gateway_unconfirmed(
         class_ = _served_by_gateways(service, config) if service is not None else None
         if service is None or class_ is None or not (addresses := held_by(service)):
             continue
-        asked = Asked(service, config, cluster.nodes, addresses)
+        context = ServiceContext(service, config, cluster.nodes, addresses)
         try:
-            unconfirmed = plan_unconfirmed(asked, cluster.slices_of(key), class_, at_gateway=True)
+            unconfirmed = plan_unconfirmed(context, cluster.slices_of(key), class_, at_gateway=True)
         except Refused as error:
             planned[key] = error
         else:

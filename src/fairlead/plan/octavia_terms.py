@@ -28,7 +28,7 @@ from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
 from fairlead.plan.selection import selected
 from fairlead.plan.service import health_monitor_of, source_ranges
-from fairlead.plan.terms import Asked, Terms, without_node_port
+from fairlead.plan.terms import ServiceContext, Terms, without_node_port
 from fairlead.sections import OctaviaConfig
 
 OCTAVIA = "fairlead.io/octavia"
@@ -43,10 +43,10 @@ SUBSTITUTES = {
 """What class octavia does instead, by annotation that has no effect."""
 
 
-def octavia_terms(asked: Asked) -> Terms:
+def octavia_terms(context: ServiceContext) -> Terms:
     """Return the terms of class octavia. Raise Refused for a Service that Octavia cannot serve, and
     if no cloud is configured."""
-    service, config, existing = asked.service, asked.config, asked.existing
+    service, config, existing = context.service, context.config, context.existing
     octavia = config.octavia
     if octavia is None:
         raise not_configured()
@@ -59,14 +59,14 @@ def octavia_terms(asked: Asked) -> Terms:
     settings, more = settings_of(
         annotations, _request(service, octavia, served, wanted, families), octavia, provider
     )
-    held = tuple(address for address in asked.addresses if family_of(address) in families)
+    held = tuple(address for address in context.addresses if family_of(address) in families)
     settings = msgspec.structs.replace(settings, held=held)
     expected = bool(settings.header or settings.forwarded_for)
     suffix, hostname_notes = hostname_suffix_after(
         annotations, config.proxy.hostname_suffix if expected else ""
     )
     notes += [*more, *hostname_notes]
-    nodes = selected(asked.nodes, settings.node_selector)
+    nodes = selected(context.nodes, settings.node_selector)
     hostname, misnamed = hostname_in(annotations)
 
     def remarks(listeners: Sequence[Listener]) -> list[Finding]:

@@ -31,7 +31,7 @@ from fairlead.plan.annotations import (
     quoted,
 )
 from fairlead.plan.service import affinity_timeout_s
-from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
+from fairlead.plan.terms import ServiceContext, Terms, listed, unserved, without_node_port
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
@@ -61,12 +61,12 @@ _METHODS: Mapping[str, ProxyMethod] = {
 }
 
 
-def proxy_terms(asked: Asked) -> Terms:
+def proxy_terms(context: ServiceContext) -> Terms:
     """Return the terms of class proxy. Raise Refused if it can serve no port of the Service."""
-    annotations = asked.service.metadata.annotations
-    settings, notes = settings_of(annotations, affinity=affinity_timeout_s(asked.service) > 0)
-    suffix, more = hostname_suffix(annotations, settings, asked.config.proxy.hostname_suffix)
-    impossible, why = _impossible(asked.service)
+    annotations = context.service.metadata.annotations
+    settings, notes = settings_of(annotations, affinity=affinity_timeout_s(context.service) > 0)
+    suffix, more = hostname_suffix(annotations, settings, context.config.proxy.hostname_suffix)
+    impossible, why = _impossible(context.service)
     return Terms(
         settings,
         [*notes, *more, *why],
