@@ -19,7 +19,7 @@ from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Taken
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import Applicant, read_pools
 
@@ -54,7 +54,7 @@ FAMILIES: tuple[tuple[Family, ...], ...] = (("IPv4",), ("IPv6",), ("IPv4", "IPv6
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> dict[str, Any]:
+def request_fields(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "families": draw(st.sampled_from(FAMILIES)),
         "all_families": draw(st.booleans()),
@@ -107,18 +107,24 @@ class Lives(RuleBasedStateMachine):
         for key in [key for key, facts in self.facts.items() if facts == Facts()]:
             del self.facts[key]
 
-    def wanted(self, key: ServiceKey, wish: dict[str, Any], since: str) -> Wanted:
-        rest = {name: value for name, value in wish.items() if name != "labels"}
-        return Wanted(**rest, since=since, applicant=Applicant(key.namespace, wish["labels"]))
+    def request(self, key: ServiceKey, fields: dict[str, Any], since: str) -> AddressRequest:
+        rest = {name: value for name, value in fields.items() if name != "labels"}
+        return AddressRequest(
+            **rest, since=since, applicant=Applicant(key.namespace, fields["labels"])
+        )
 
-    @rule(changes=st.dictionaries(st.sampled_from(KEYS), wishes(), min_size=1, max_size=3))
+    @rule(changes=st.dictionaries(st.sampled_from(KEYS), request_fields(), min_size=1, max_size=3))
     def come_or_change(self, changes: dict[ServiceKey, dict[str, Any]]) -> None:
         told = {}
-        for key, wish in changes.items():
+        for key, fields in changes.items():
             facts = self.facts.get(key, Facts())
             self.clock += 1
-            since = facts.wanted.since if isinstance(facts.wanted, Wanted) else f"{self.clock % 7}"
-            told[key] = Facts(self.wanted(key, wish, since), facts.taken)
+            since = (
+                facts.request.since
+                if isinstance(facts.request, AddressRequest)
+                else f"{self.clock % 7}"
+            )
+            told[key] = Facts(self.request(key, fields, since), facts.taken)
         self.tell(told)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), kept=st.booleans())
@@ -137,7 +143,7 @@ class Lives(RuleBasedStateMachine):
         told = {}
         for key in keys & self.facts.keys():
             if isinstance(result := self.ledger.result(key), Assigned):
-                told[key] = Facts(self.facts[key].wanted, granted(result, self.facts[key]))
+                told[key] = Facts(self.facts[key].request, granted(result, self.facts[key]))
         self.tell(told)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
@@ -153,7 +159,7 @@ class Lives(RuleBasedStateMachine):
                     for address, taken in self.facts[key].taken.items()
                     if address in mine
                 }
-                told[key] = Facts(self.facts[key].wanted, left)
+                told[key] = Facts(self.facts[key].request, left)
         self.tell(told)
 
     @rule(pools=st.sampled_from(POOLS))
@@ -191,12 +197,12 @@ class Lives(RuleBasedStateMachine):
         holders: dict[str, set[tuple[str, str]]] = {}
         for key, facts in self.facts.items():
             if isinstance(result := self.ledger.result(key), Assigned) and isinstance(
-                facts.wanted, Wanted
+                facts.request, AddressRequest
             ):
                 for address in result.addresses:
                     if address not in facts.taken:
                         holders.setdefault(address, set()).add(
-                            (key.namespace, facts.wanted.sharing_key or str(key))
+                            (key.namespace, facts.request.sharing_key or str(key))
                         )
         assert all(len(each) == 1 for each in holders.values()), holders
 
@@ -217,7 +223,7 @@ class Lives(RuleBasedStateMachine):
         new.use(read_pools(self.configured, ()))
         results = {key: self.ledger.result(key) for key in self.facts}
         facts = {
-            key: Facts(each.wanted, granted(result, each))
+            key: Facts(each.request, granted(result, each))
             if isinstance(result := results[key], Assigned)
             else each
             for key, each in self.facts.items()
@@ -257,13 +263,13 @@ TestLives.settings = settings(
 )
 
 
-def wanted(number: int, **wish: Any) -> Wanted:
-    return Wanted(
+def request(number: int, **fields: Any) -> AddressRequest:
+    return AddressRequest(
         ("IPv4",),
         since=f"{number:06}",
         ports=frozenset({"TCP/80"}),
         applicant=Applicant("default"),
-        **wish,
+        **fields,
     )
 
 
@@ -272,18 +278,18 @@ def test_whoever_lacks_a_port_is_told_who_has_it_at_each_of_its_addresses() -> N
     later."""
     lives = Lives()
     a, b, c = KEYS[:3]
-    wish: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "all_families": False,
         "requested": (),
         "pool": "",
         "sharing_key": "k",
         "labels": {},
     }
-    lives.come_or_change({a: wish | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
+    lives.come_or_change({a: fields | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
     lives.come_or_change(
-        {c: wish | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
+        {c: fields | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
     )
-    lives.come_or_change({b: wish | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
+    lives.come_or_change({b: fields | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
     result = lives.ledger.result(c)
     assert isinstance(result, Assigned)
     assert {(rival.address, rival.holder) for rival in result.rivals} == {
@@ -298,7 +304,7 @@ def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
     ledger = Ledger()
     ledger.use(read_pools([PoolConfig("main", ("10.0.0.0-10.0.35.39",))], ()))
     facts = {
-        ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)
+        ServiceKey("default", f"s{number:05}"): Facts(request(number)) for number in range(10_000)
     }
     ledger.assign(facts)
     assert sum(isinstance(ledger.result(key), Assigned) for key in facts) == 9_000
@@ -321,7 +327,7 @@ def test_a_change_looks_only_at_whom_it_concerns(
     assert touched == {keys[5], keys[9_000]}, "the first in line gets what was freed"
     assert evaluations <= 4
     assert ledger.result(keys[9_000]).addresses == ("10.0.0.5",)  # type: ignore[union-attr]
-    evaluations, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
+    evaluations, touched = cost({ServiceKey("default", "new"): Facts(request(20_000))})
     assert touched == {ServiceKey("default", "new")}
     assert evaluations == 1
     evaluations, touched = cost({key: Facts() for key in keys[10:60]})

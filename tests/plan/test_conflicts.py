@@ -20,7 +20,7 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Taken
 from fairlead.plan.conflicts import Basis, Precedence, first, precedence_of, rivals_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools
@@ -115,11 +115,11 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
     planned = plan_gateway(state, Config(), state.services)
     ledger = Ledger()
     ledger.use(read_pools([POOL], ()))
-    wanted = {each.key: frozenset(f"TCP/{p.port}" for p in each.spec.ports) for each in services}
+    requested = {each.key: frozenset(f"TCP/{p.port}" for p in each.spec.ports) for each in services}
     ledger.assign(
         {
             key: Facts(
-                Wanted(
+                AddressRequest(
                     ("IPv4",),
                     since=state.services[key].metadata.creation_timestamp or "",
                     ports=ports,
@@ -127,11 +127,11 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
                 ),
                 {ADDRESS: Taken(shown=ports)},
             )
-            for key, ports in wanted.items()
+            for key, ports in requested.items()
         }
     )
     for port in (80, 443, 8080):
-        wanting = [each for each in services if f"TCP/{port}" in wanted[each.key]]
+        wanting = [each for each in services if f"TCP/{port}" in requested[each.key]]
         if not wanting:
             continue
         by_node = first(precedence_of(each.key, each, ADDRESS, f"TCP/{port}") for each in wanting)
@@ -142,7 +142,7 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
         ]
         by_controller = [
             key
-            for key in wanted
+            for key in requested
             if isinstance(result := ledger.result(key), Assigned)
             and f"TCP/{port}" in result.grants[0].ports
         ]
@@ -159,7 +159,7 @@ def test_a_port_that_was_granted_twice_is_the_older_services(
     ledger.use(read_pools([POOL], ()))
     for key in order:
         since = "2" if key == A else "1"
-        wish = Wanted(("IPv4",), since=since, ports=web, sharing_key="k")
-        ledger.assign({key: Facts(wish, {ADDRESS: Taken(granted=web, pool="main")})})
+        request = AddressRequest(("IPv4",), since=since, ports=web, sharing_key="k")
+        ledger.assign({key: Facts(request, {ADDRESS: Taken(granted=web, pool="main")})})
     assert isinstance(ledger.result(B), Assigned)
     assert not isinstance(ledger.result(A), Assigned)

@@ -7,7 +7,7 @@ import msgspec
 from fairlead.config import PoolConfig
 from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import ServiceKey
-from fairlead.plan.addresses import Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Facts, Taken
 from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import PoolState, pool_states
@@ -31,7 +31,7 @@ def states(
     ledger = Ledger()
     ledger.use(read_pools(configured, pools))
     taken = {address: Taken(granted=PORTS, pool=name) for address, name in held.items()}
-    ledger.assign({A: Facts(Wanted(("IPv4", "IPv6"), ports=PORTS), taken)})
+    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), taken)})
     return pool_states(ledger, {each.metadata.name: each for each in pools}, LIMITS)
 
 

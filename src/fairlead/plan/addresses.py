@@ -25,7 +25,7 @@ Order = tuple[str, ServiceKey]
 """A sort key of Services: creation time, then name."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class AddressRequest(msgspec.Struct, frozen=True):
     """What one Service requests from the pools. `families`: the families in order of preference;
     the Service must get an address of the first one."""
 
@@ -60,11 +60,11 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What one Service requests, and what it holds, by address. `wanted`: None for a Service that
+    """What one Service requests, and what it holds, by address. `request`: None for a Service that
     does not exist, is being deleted, or needs no address from a pool; Refused for an invalid
     request."""
 
-    wanted: Wanted | Refused | None = None
+    request: AddressRequest | Refused | None = None
     taken: Mapping[str, Taken] = {}
 
 
@@ -119,7 +119,7 @@ def facts_of(
     if not wants:
         return Facts(None, taken)
     try:
-        return Facts(wanted_by(service, namespace_labels), taken)
+        return Facts(address_request_of(service, namespace_labels), taken)
     except Refused as error:
         return Facts(error, taken)
 
@@ -138,7 +138,9 @@ def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
     )
 
 
-def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wanted:
+def address_request_of(
+    service: Service, namespace_labels: Mapping[str, str] = {}
+) -> AddressRequest:
     """Return what a Service requests in its spec and annotations. Raise Refused if a requested
     address is not an IP address, or if two of them are of the same family."""
     spec, notes = service.spec, service.metadata.annotations
@@ -156,7 +158,7 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
             f"{quoted(text)} requests two addresses of one family",
             fix="request at most one IPv4 and one IPv6 address",
         )
-    return Wanted(
+    return AddressRequest(
         families,
         all_families=spec.ip_family_policy == "RequireDualStack",
         requested=requested,
@@ -214,11 +216,11 @@ def address_in(hostname: str) -> str | None:
 def still_served(service: Service) -> tuple[str, ...]:
     """Return the ports that stay served while nothing new is published, as `203.0.113.7 TCP/80`:
     nodes and gateways serve each port that is both in the status and in the spec."""
-    wanted = ports_of(service)
+    in_spec = ports_of(service)
     return tuple(
         f"{address} {port}"
         for address, ports in shown_by(service).items()
-        for port in sorted(ports & wanted)
+        for port in sorted(ports & in_spec)
     )
 
 

@@ -22,7 +22,7 @@ from fairlead.errors import Refused
 from fairlead.model import Family, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan import refusals
-from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Order, Ports, Rival, Taken
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
@@ -127,7 +127,7 @@ class Ledger:
         for key in [
             key
             for key in before
-            if not self._records[key].facts.taken and self._records[key].facts.wanted is None
+            if not self._records[key].facts.taken and self._records[key].facts.request is None
         ]:
             self._refresh(key)
             del self._records[key]
@@ -143,19 +143,22 @@ class Ledger:
         record = self._records.setdefault(key, _Record())
         old, record.facts = record.facts, facts
         self._note_kept(key)
-        wanted = facts.wanted
+        request = facts.request
         if (
-            order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)
+            order := (
+                request.since if isinstance(request, AddressRequest) else record.order[0],
+                key,
+            )
         ) != record.order:
             self._await(record, set())  # the old order is the key of the Service in the queues
             record.order = order
-        if isinstance(wanted, Wanted) and wanted.sharing_key:
-            self._queues.notify(("sharing", key.namespace, wanted.sharing_key))
+        if isinstance(request, AddressRequest) and request.sharing_key:
+            self._queues.notify(("sharing", key.namespace, request.sharing_key))
         affected: set[ServiceKey] = set()
-        if old.wanted != wanted:
+        if old.request != request:
             self._queues.notify(*(("address", address) for address in record.holding))
             affected.update(*(self._holdings.of(address) for address in record.holding))
-        if not isinstance(wanted, Wanted):
+        if not isinstance(request, AddressRequest):
             record.given, record.ports = {}, NO_PORTS
         self._refresh(key)
         for address, taken in facts.taken.items():
@@ -202,7 +205,7 @@ class Ledger:
             taken.granted is not None or taken.kept
         ):
             return taken.sharing_key
-        return facts.wanted.sharing_key if isinstance(facts.wanted, Wanted) else ""
+        return facts.request.sharing_key if isinstance(facts.request, AddressRequest) else ""
 
     def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
         return [other for other in self._holdings.of(address) if other != key]
@@ -211,11 +214,11 @@ class Ledger:
         """Return another holder that does not share the address with this Service; None if there is
         none. A holder shares if it has the same namespace and sharing key, both in its grant and in
         its request."""
-        wanted = self._records[key].facts.wanted
-        mine = wanted.sharing_key if isinstance(wanted, Wanted) else ""
+        request = self._records[key].facts.request
+        mine = request.sharing_key if isinstance(request, AddressRequest) else ""
         for other in sorted(self._others(key, address)):
-            theirs = self._records[other].facts.wanted
-            requested = theirs.sharing_key if isinstance(theirs, Wanted) else mine
+            theirs = self._records[other].facts.request
+            requested = theirs.sharing_key if isinstance(theirs, AddressRequest) else mine
             if (
                 not mine
                 or other.namespace != key.namespace
@@ -234,18 +237,18 @@ class Ledger:
             mine, [_precedence(self._records[other], address, port) for other in others]
         )
 
-    def _free_ports(self, key: ServiceKey, wanted: Wanted, address: str) -> Ports:
+    def _free_ports(self, key: ServiceKey, request: AddressRequest, address: str) -> Ports:
         """Return the requested ports that the Service may have at the address."""
-        return frozenset(port for port in wanted.ports if not self._rivals(key, address, port))
+        return frozenset(port for port in request.ports if not self._rivals(key, address, port))
 
     def _hold(self, key: ServiceKey) -> None:
         """Draft the addresses that a Service keeps: all that it holds, unless the Service now
         requests another address of the family, or no longer requests the family."""
         record = self._records[key]
-        wanted = record.facts.wanted
-        if not isinstance(wanted, Wanted):
+        request = record.facts.request
+        if not isinstance(request, AddressRequest):
             return
-        asked = {family_of(address): address for address in wanted.requested}
+        requested = {family_of(address): address for address in request.requested}
         record.draft = {}
         for address in sorted(
             {*record.facts.taken, *record.given.values()}, key=lambda each: _rank(record, each)
@@ -254,14 +257,14 @@ class Ledger:
             taken = record.facts.taken.get(address, Taken())
             if (
                 family in record.draft
-                or family not in wanted.families
-                or asked.get(family, address) != address
+                or family not in request.families
+                or requested.get(family, address) != address
             ):
                 continue
             owned = taken.granted is not None or taken.shown is not None
             if owned or (
                 self._exclusive_holder(key, address) is None
-                and self._may_keep(key, wanted, address)
+                and self._may_keep(key, request, address)
             ):
                 record.draft[family] = address
 
@@ -273,28 +276,30 @@ class Ledger:
         if kept != record.given:
             self._give(key, kept, record.ports)
 
-    def _may_keep(self, key: ServiceKey, wanted: Wanted, address: str) -> bool:
+    def _may_keep(self, key: ServiceKey, request: AddressRequest, address: str) -> bool:
         """Return whether the Service may keep an address that is neither granted nor shown yet, or
         take an address that is kept for it: whether it could get the address now."""
-        if wanted.ports and not self._free_ports(key, wanted, address):
+        if request.ports and not self._free_ports(key, request, address):
             return False
         if self._records[key].facts.taken.get(address, Taken()).kept:
             return True
         if (found := self.pools.find(address)) is None:
             return False
-        pool, asked = found[0], bool(wanted.pool) or address in wanted.requested
+        pool, requested = found[0], bool(request.pool) or address in request.requested
         return (
-            (not wanted.pool or pool.name == wanted.pool)
-            and (asked or pool.auto_assign or bool(self._others(key, address)))
-            and pool.allows(wanted.applicant)
+            (not request.pool or pool.name == request.pool)
+            and (requested or pool.auto_assign or bool(self._others(key, address)))
+            and pool.allows(request.applicant)
         )
 
-    def _ports_at(self, key: ServiceKey, wanted: Wanted, addresses: Iterable[str]) -> Ports:
+    def _ports_at(
+        self, key: ServiceKey, request: AddressRequest, addresses: Iterable[str]
+    ) -> Ports:
         """Return the ports that the Service may have at each of these addresses. A port is served
         at all addresses of a Service or at none."""
-        ports = wanted.ports
+        ports = request.ports
         for address in addresses:
-            ports &= self._free_ports(key, wanted, address)
+            ports &= self._free_ports(key, request, address)
         return ports
 
     def _give(self, key: ServiceKey, given: dict[Family, str], ports: Ports) -> None:
@@ -302,39 +307,39 @@ class Ledger:
         record.given, record.ports = given, ports
         self._refresh(key)
 
-    def _request(self, key: ServiceKey, wanted: Wanted) -> Refused | None:
+    def _request(self, key: ServiceKey, request: AddressRequest) -> Refused | None:
         """Draft the addresses that a Service requests by name: all of them or none. Return the
         refusal if there is one."""
         record = self._records[key]
         draft = dict(record.draft)
-        for address in wanted.requested:
+        for address in request.requested:
             if draft.get(family_of(address)) != address:
-                if (refused := self._on_request(key, wanted, address)) is not None:
+                if (refused := self._on_request(key, request, address)) is not None:
                     return refused
                 draft[family_of(address)] = address
         record.draft = draft
         return None
 
-    def _on_request(self, key: ServiceKey, wanted: Wanted, address: str) -> Refused | None:
+    def _on_request(self, key: ServiceKey, request: AddressRequest, address: str) -> Refused | None:
         """Return why a Service cannot get an address that it requests and does not have; None if it
         can."""
         found = self.pools.find(address)
-        if family_of(address) not in wanted.families:
+        if family_of(address) not in request.families:
             return refusals.not_of_families(address)
         if found is None:
             return refusals.in_no_pool(address, self.pools)
-        if wanted.pool and found[0].name != wanted.pool:
-            return refusals.in_another_pool(address, found[0].name, wanted)
-        if not found[0].allows(wanted.applicant):
+        if request.pool and found[0].name != request.pool:
+            return refusals.in_another_pool(address, found[0].name, request)
+        if not found[0].allows(request.applicant):
             return refusals.not_for(address, found[0].name)
         if (other := self._exclusive_holder(key, address)) is not None:
             is_kept = (
                 self._records[other].holding[address] == NO_PORTS
-                and self._records[other].facts.wanted is None
+                and self._records[other].facts.request is None
             )
             return refusals.kept(address, other) if is_kept else refusals.held(address, other)
-        if wanted.ports and not self._free_ports(key, wanted, address):
-            return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
+        if request.ports and not self._free_ports(key, request, address):
+            return refusals.all_ports_taken(self._all_rivals(key, request.ports, [address]))
         return None
 
     def _all_rivals(
@@ -368,8 +373,8 @@ class Ledger:
                 self._next_in_line(queue, wait, order)
 
     def _place(self, order: Order, wait: Wait) -> tuple[bool, Order, Wait]:
-        wanted = self._records[order[1]].facts.wanted
-        return not (isinstance(wanted, Wanted) and wanted.requested), order, wait
+        request = self._records[order[1]].facts.request
+        return not (isinstance(request, AddressRequest) and request.requested), order, wait
 
     def _next_in_line(
         self, queue: list[tuple[bool, Order, Wait]], wait: Wait, after: Order | None
@@ -393,15 +398,15 @@ class Ledger:
         self.evaluations += 1
         self._hold(key)
         record = self._records[key]
-        wanted = record.facts.wanted
+        request = record.facts.request
         waits: set[Wait] = set()
-        if not isinstance(wanted, Wanted):
-            record.result = wanted
-        elif (refused := self._request(key, wanted)) is not None:
+        if not isinstance(request, AddressRequest):
+            record.result = request
+        elif (refused := self._request(key, request)) is not None:
             record.result = refused
-            waits = {("address", address) for address in wanted.requested}
+            waits = {("address", address) for address in request.requested}
         else:
-            record.result = self._fill(key, wanted, waits)
+            record.result = self._fill(key, request, waits)
         if not isinstance(record.result, Assigned):
             self._give(key, {}, NO_PORTS)  # it still holds the addresses in its facts
         self._await(record, waits)
@@ -411,73 +416,79 @@ class Ledger:
         self._queues.move(record.order, record.waits, waits)
         record.waits = waits
 
-    def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
+    def _fill(
+        self, key: ServiceKey, request: AddressRequest, waits: set[Wait]
+    ) -> Assigned | Refused:
         """Assign the missing addresses of a Service and its ports at all of them. What the Service
         has to wait for is added to `waits`."""
         record = self._records[key]
         notes = []
         given = dict(record.draft)
-        for family in wanted.families:
+        for family in request.families:
             if family in record.draft:
                 continue
-            address = self._shared(key, wanted, family) or self._free(wanted, family)
-            if address is not None and wanted.ports and not self._free_ports(key, wanted, address):
-                waits |= {("address", address), ("sharing", key.namespace, wanted.sharing_key)}
-                return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
+            address = self._shared(key, request, family) or self._free(request, family)
+            if (
+                address is not None
+                and request.ports
+                and not self._free_ports(key, request, address)
+            ):
+                waits |= {("address", address), ("sharing", key.namespace, request.sharing_key)}
+                return refusals.all_ports_taken(self._all_rivals(key, request.ports, [address]))
             if address is not None:
                 given[family] = address
                 continue
-            waits |= {("pool", pool.name, family) for pool in self._candidates(wanted)}
-            if wanted.sharing_key:
-                waits.add(("sharing", key.namespace, wanted.sharing_key))
-            if family == wanted.families[0] or wanted.all_families:
-                return refusals.none_free(self.pools, wanted, family)
+            waits |= {("pool", pool.name, family) for pool in self._candidates(request)}
+            if request.sharing_key:
+                waits.add(("sharing", key.namespace, request.sharing_key))
+            if family == request.families[0] or request.all_families:
+                return refusals.none_free(self.pools, request, family)
             notes.append(refusals.skipped(family))
-        ports = self._ports_at(key, wanted, given.values())
-        rivals = self._all_rivals(key, wanted.ports - ports, given.values())
+        ports = self._ports_at(key, request, given.values())
+        rivals = self._all_rivals(key, request.ports - ports, given.values())
         # Wait for every address, not only for the addresses with rivals: a port is served at all
         # addresses or at none, so a change at any address can change the result.
         if rivals:
             waits |= {("address", address) for address in given.values()}
-        if wanted.ports and not ports:
+        if request.ports and not ports:
             return refusals.all_ports_taken(rivals)
         self._give(key, given, ports)
-        addresses = tuple(given[family] for family in wanted.families if family in given)
+        addresses = tuple(given[family] for family in request.families if family in given)
         taken = {address: record.facts.taken.get(address, Taken()) for address in addresses}
-        grants = tuple(self._grant(wanted, each, ports, taken[each].pool) for each in addresses)
-        notes += refusals.stranded(self.pools, wanted, taken)
+        grants = tuple(self._grant(request, each, ports, taken[each].pool) for each in addresses)
+        notes += refusals.stranded(self.pools, request, taken)
         return Assigned(grants, tuple(rivals), tuple(notes))
 
-    def _grant(self, wanted: Wanted, address: str, ports: Ports, before: str) -> Grant:
+    def _grant(self, request: AddressRequest, address: str, ports: Ports, before: str) -> Grant:
         found = self.pools.find(address)
         pool = found[0].name if found is not None else before
-        return Grant(address, tuple(sorted(ports)), pool, wanted.sharing_key, wanted.keep)
+        return Grant(address, tuple(sorted(ports)), pool, request.sharing_key, request.keep)
 
-    def _candidates(self, wanted: Wanted) -> list[Pool]:
+    def _candidates(self, request: AddressRequest) -> list[Pool]:
         """Return the pools from which the Service may get a new address, in the order in which they
         are tried."""
         named = [
             pool
             for pool in self.pools.in_order
-            if (pool.name == wanted.pool if wanted.pool else pool.auto_assign)
+            if (pool.name == request.pool if request.pool else pool.auto_assign)
         ]
-        return [pool for pool in named if pool.allows(wanted.applicant)]
+        return [pool for pool in named if pool.allows(request.applicant)]
 
-    def _free(self, wanted: Wanted, family: Family) -> str | None:
-        found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(wanted))
+    def _free(self, request: AddressRequest, family: Family) -> str | None:
+        found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(request))
         return next((address for address in found if address is not None), None)
 
-    def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
+    def _shared(self, key: ServiceKey, request: AddressRequest, family: Family) -> str | None:
         """Return an address with the sharing key of the Service: the lowest one where all its ports
         are free, else the lowest one where some are free; None if there is none. Ports that the
         Service already serves at its address of the other family must be free, too."""
-        if not wanted.sharing_key:
+        if not request.sharing_key:
             return None
         record = self._records[key]
-        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NO_PORTS
+        needed = self._ports_at(key, request, record.draft.values()) if record.draft else NO_PORTS
         some = None
         for address in sorted(
-            self._holdings.shared((key.namespace, wanted.sharing_key)), key=number
+            self._holdings.shared((key.namespace, request.sharing_key)), key=number
         ):
             if (
                 family_of(address) != family
@@ -488,12 +499,12 @@ class Ledger:
             found = self.pools.find(address)
             if (
                 found is None
-                or not found[0].allows(wanted.applicant)
-                or (wanted.pool and found[0].name != wanted.pool)
+                or not found[0].allows(request.applicant)
+                or (request.pool and found[0].name != request.pool)
             ):
                 continue  # an address that is no longer in a pool is not given to further Services
-            free = self._free_ports(key, wanted, address)
-            if free == wanted.ports:
+            free = self._free_ports(key, request, address)
+            if free == request.ports:
                 return address
             if some is None and free and needed <= free:
                 some = address

@@ -21,7 +21,7 @@ from fairlead.model import (
     UnservedPort,
 )
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Wanted, wanted_by
+from fairlead.plan.addresses import AddressRequest, address_request_of
 from fairlead.plan.elsewhere import elsewhere_of
 from fairlead.plan.octavia import OctaviaRequest, settings_of, why_single_family
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
@@ -52,12 +52,12 @@ def octavia_terms(context: ServiceContext) -> Terms:
         raise not_configured()
     annotations = service.metadata.annotations
     served, unserved, notes = _ports(service)
-    wanted = wanted_by(service)
+    request = address_request_of(service)
     provider = existing.provider if existing is not None else None
-    families, more = _families(annotations, wanted, octavia, existing if provider else None)
+    families, more = _families(annotations, request, octavia, existing if provider else None)
     notes += more
     settings, more = settings_of(
-        annotations, _request(service, octavia, served, wanted, families), octavia, provider
+        annotations, _request(service, octavia, served, request, families), octavia, provider
     )
     held = tuple(address for address in context.addresses if family_of(address) in families)
     settings = msgspec.structs.replace(settings, held=held)
@@ -121,10 +121,10 @@ def _request(
     service: Service,
     octavia: OctaviaConfig,
     served: Sequence[ServicePort],
-    wanted: Wanted,
+    request: AddressRequest,
     families: Sequence[Family],
 ) -> OctaviaRequest:
-    requested = {family_of(address): address for address in wanted.requested}
+    requested = {family_of(address): address for address in request.requested}
     monitor = health_monitor_of(service)
     local = service.spec.external_traffic_policy == "Local"
     return OctaviaRequest(
@@ -165,21 +165,21 @@ def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[Fi
 
 def _families(
     annotations: Mapping[str, str],
-    wanted: Wanted,
+    request: AddressRequest,
     octavia: OctaviaConfig,
     existing: ExistingLoadBalancer | None,
 ) -> tuple[Sequence[Family], list[Finding]]:
     """Return the address families of the load balancer: IPv4 and IPv6 if it can have both, else the
     first possible family of the Service. An existing load balancer keeps its families. Raise
     Refused for a new load balancer that cannot have both although the Service requires both."""
-    first, *others = wanted.families
+    first, *others = request.families
     if not others:
         return (first,), []
     if existing is None:
         obstacle = why_single_family(annotations, octavia)
         fix = "see octavia.subnetIdV6"
     else:
-        has = [family for family in wanted.families if family in existing.families]
+        has = [family for family in request.families if family in existing.families]
         obstacle = (
             ""
             if len(has) > 1
@@ -191,8 +191,8 @@ def _families(
         first = has[0] if has else first
         fix = "recreate the Service to change it"
     if not obstacle:
-        return sorted(wanted.families), []
-    if wanted.all_families and existing is None:
+        return sorted(request.families), []
+    if request.all_families and existing is None:
         raise Refused(f"class {OCTAVIA} cannot serve both address families: {obstacle}", fix=fix)
     return (first,), [
         Finding(SKIPPED, f"class {OCTAVIA} serves only {first}: {obstacle}", remedy=fix)
