@@ -21,7 +21,7 @@ from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Taken
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import Applicant, read_pools
+from fairlead.plan.pools import ServiceLabels, read_pools
 
 KEYS = [ServiceKey(namespace, name) for namespace in ("one", "two") for name in "abcde"]
 POOLS = (
@@ -110,7 +110,7 @@ class Lives(RuleBasedStateMachine):
     def request(self, key: ServiceKey, fields: dict[str, Any], since: str) -> AddressRequest:
         rest = {name: value for name, value in fields.items() if name != "labels"}
         return AddressRequest(
-            **rest, since=since, applicant=Applicant(key.namespace, fields["labels"])
+            **rest, since=since, service_labels=ServiceLabels(key.namespace, fields["labels"])
         )
 
     @rule(changes=st.dictionaries(st.sampled_from(KEYS), request_fields(), min_size=1, max_size=3))
@@ -268,7 +268,7 @@ def request(number: int, **fields: Any) -> AddressRequest:
         ("IPv4",),
         since=f"{number:06}",
         ports=frozenset({"TCP/80"}),
-        applicant=Applicant("default"),
+        service_labels=ServiceLabels("default"),
         **fields,
     )
 

@@ -18,7 +18,7 @@ from fairlead.kube.objects import LoadBalancerIngress, Service
 from fairlead.model import Family, Finding, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted
-from fairlead.plan.pools import Applicant
+from fairlead.plan.pools import ServiceLabels
 
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
@@ -39,7 +39,7 @@ class AddressRequest(msgspec.Struct, frozen=True):
     ports: Ports = frozenset()
     sharing_key: str = ""
     keep: bool = False
-    applicant: Applicant = Applicant("")
+    service_labels: ServiceLabels = ServiceLabels("")
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -167,7 +167,9 @@ def address_request_of(
         ports=ports_of(service),
         sharing_key=found(notes, SHARING_KEY)[1],
         keep=keeps(service),
-        applicant=Applicant(service.metadata.namespace, service.metadata.labels, namespace_labels),
+        service_labels=ServiceLabels(
+            service.metadata.namespace, service.metadata.labels, namespace_labels
+        ),
     )
 
 

@@ -289,7 +289,7 @@ class Ledger:
         return (
             (not request.pool or pool.name == request.pool)
             and (requested or pool.auto_assign or bool(self._others(key, address)))
-            and pool.allows(request.applicant)
+            and pool.allows(request.service_labels)
         )
 
     def _ports_at(
@@ -330,7 +330,7 @@ class Ledger:
             return refusals.in_no_pool(address, self.pools)
         if request.pool and found[0].name != request.pool:
             return refusals.in_another_pool(address, found[0].name, request)
-        if not found[0].allows(request.applicant):
+        if not found[0].allows(request.service_labels):
             return refusals.not_for(address, found[0].name)
         if (other := self._exclusive_holder(key, address)) is not None:
             is_kept = (
@@ -472,7 +472,7 @@ class Ledger:
             for pool in self.pools.in_order
             if (pool.name == request.pool if request.pool else pool.auto_assign)
         ]
-        return [pool for pool in named if pool.allows(request.applicant)]
+        return [pool for pool in named if pool.allows(request.service_labels)]
 
     def _free(self, request: AddressRequest, family: Family) -> str | None:
         found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(request))
@@ -499,7 +499,7 @@ class Ledger:
             found = self.pools.find(address)
             if (
                 found is None
-                or not found[0].allows(request.applicant)
+                or not found[0].allows(request.service_labels)
                 or (request.pool and found[0].name != request.pool)
             ):
                 continue  # an address that is no longer in a pool is not given to further Services

@@ -30,7 +30,7 @@ OVERLAPS = "OverlapsAnotherPool"
 DELETED = "BeingDeleted"
 
 
-class Applicant(msgspec.Struct, frozen=True):
+class ServiceLabels(msgspec.Struct, frozen=True):
     """The properties of a Service by which a pool decides whether it may get an address."""
 
     namespace: str
@@ -83,17 +83,18 @@ class Pool:
         self.ranges = [Range(*parse_range(text)) for text in config.addresses]
         self.assigned: dict[Family, int] = dict.fromkeys(FAMILIES, 0)
 
-    def allows(self, applicant: Applicant) -> bool:
+    def allows(self, service_labels: ServiceLabels) -> bool:
         """Return whether `serviceAllocation` of the pool selects this Service and its namespace."""
         if (rule := self.allocation) is None:
             return True
-        chosen = applicant.namespace in rule.namespaces or any(
-            matches(selector, applicant.namespace_labels) for selector in rule.namespace_selectors
+        chosen = service_labels.namespace in rule.namespaces or any(
+            matches(selector, service_labels.namespace_labels)
+            for selector in rule.namespace_selectors
         )
         if (rule.namespaces or rule.namespace_selectors) and not chosen:
             return False
         return not rule.service_selectors or any(
-            matches(selector, applicant.labels) for selector in rule.service_selectors
+            matches(selector, service_labels.labels) for selector in rule.service_selectors
         )
 
     def lowest_free(self, family: Family, taken: Callable[[str], bool]) -> str | None:

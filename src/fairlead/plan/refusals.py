@@ -98,7 +98,8 @@ def none_free(pools: Pools, request: AddressRequest, family: Family) -> Refused:
     allowed = [
         pool
         for pool in pools.in_order
-        if (pool.name == named if named else pool.auto_assign) and pool.allows(request.applicant)
+        if (pool.name == named if named else pool.auto_assign)
+        and pool.allows(request.service_labels)
     ]
     if not allowed:
         which = f"pool {named} is not" if named else "no pool with autoAssign is"
@@ -126,7 +127,7 @@ def stranded(pools: Pools, request: AddressRequest, taken: Mapping[str, Taken]) 
     notes = []
     for address, mine in taken.items():
         found = pools.find(address)
-        if found is not None and found[0].allows(request.applicant):
+        if found is not None and found[0].allows(request.service_labels):
             if request.pool not in ("", found[0].name):
                 notes.append(
                     Finding(STRANDED, _of_another_pool(address, found[0].name, request.pool))
