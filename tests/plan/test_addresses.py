@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fairlead.config import PoolConfig
 from fairlead.errors import Refused
 from fairlead.model import ServiceKey
-from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Taken
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools
 
@@ -33,7 +33,9 @@ def assign(
     for key in held.keys() | requests.keys():
         request = requests.get(key)
         ports = request.ports if request is not None else frozenset({"TCP/80"})
-        facts[key] = Facts(request, {address: Taken(shown=ports) for address in held.get(key, ())})
+        facts[key] = Facts(
+            request, {address: HeldAddress(shown=ports) for address in held.get(key, ())}
+        )
     ledger.assign(facts)
     return {key: ledger.result(key) for key in requests}
 

@@ -19,7 +19,7 @@ from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Taken
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import ServiceLabels, read_pools
 
@@ -68,16 +68,16 @@ def request_fields(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def granted(result: Assigned, facts: Facts) -> dict[str, Taken]:
+def granted(result: Assigned, facts: Facts) -> dict[str, HeldAddress]:
     """What a Service has when all that it was assigned is granted, beside what it had."""
-    taken = dict(facts.taken)
+    held = dict(facts.held)
     for grant in result.grants:
-        before = taken.get(grant.address, Taken())
+        before = held.get(grant.address, HeldAddress())
         ports = frozenset(grant.ports) | (before.granted or frozenset())
-        taken[grant.address] = msgspec.structs.replace(
+        held[grant.address] = msgspec.structs.replace(
             before, granted=ports, kept=False, pool=grant.pool, sharing_key=grant.sharing_key
         )
-    return taken
+    return held
 
 
 class Bounded(Ledger):
@@ -87,9 +87,9 @@ class Bounded(Ledger):
         self.limit = self.evaluations + 200
         return super().assign(facts)
 
-    def _hold(self, key: ServiceKey) -> None:
+    def _draft_held(self, key: ServiceKey) -> None:
         assert self.evaluations < self.limit, f"{key} and others are looked at again and again"
-        super()._hold(key)
+        super()._draft_held(key)
 
 
 class Lives(RuleBasedStateMachine):
@@ -124,7 +124,7 @@ class Lives(RuleBasedStateMachine):
                 if isinstance(facts.request, AddressRequest)
                 else f"{self.clock % 7}"
             )
-            told[key] = Facts(self.request(key, fields, since), facts.taken)
+            told[key] = Facts(self.request(key, fields, since), facts.held)
         self.tell(told)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), kept=st.booleans())
@@ -132,8 +132,8 @@ class Lives(RuleBasedStateMachine):
         told = {}
         for key in keys & self.facts.keys():
             left = {
-                address: Taken(kept=True, sharing_key=taken.sharing_key)
-                for address, taken in self.facts[key].taken.items()
+                address: HeldAddress(kept=True, sharing_key=held.sharing_key)
+                for address, held in self.facts[key].held.items()
             }
             told[key] = Facts(None, left if kept else {})
         self.tell(told)
@@ -154,9 +154,9 @@ class Lives(RuleBasedStateMachine):
                 mine = {grant.address: frozenset(grant.ports) for grant in result.grants}
                 left = {
                     address: msgspec.structs.replace(
-                        taken, granted=(taken.granted or frozenset()) & mine[address]
+                        held, granted=(held.granted or frozenset()) & mine[address]
                     )
-                    for address, taken in self.facts[key].taken.items()
+                    for address, held in self.facts[key].held.items()
                     if address in mine
                 }
                 told[key] = Facts(self.facts[key].request, left)
@@ -181,7 +181,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def what_is_granted_to_one_is_given_to_no_other(self) -> None:
         for key, facts in self.facts.items():
-            for address, taken in facts.taken.items():
+            for address, held in facts.held.items():
                 for other in self.facts.keys() - {key}:
                     if isinstance(result := self.ledger.result(other), Assigned):
                         ports = {
@@ -190,7 +190,7 @@ class Lives(RuleBasedStateMachine):
                             if grant.address == address
                             for port in grant.ports
                         }
-                        assert not ports & (taken.granted or frozenset())
+                        assert not ports & (held.granted or frozenset())
 
     @invariant()
     def addresses_are_shared_within_a_namespace_by_key(self) -> None:
@@ -200,7 +200,7 @@ class Lives(RuleBasedStateMachine):
                 facts.request, AddressRequest
             ):
                 for address in result.addresses:
-                    if address not in facts.taken:
+                    if address not in facts.held:
                         holders.setdefault(address, set()).add(
                             (key.namespace, facts.request.sharing_key or str(key))
                         )
@@ -243,7 +243,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_those_of_what_is_held(self) -> None:
-        held = {address for facts in self.facts.values() for address in facts.taken}
+        held = {address for facts in self.facts.values() for address in facts.held}
         for key in self.facts:
             if isinstance(result := self.ledger.result(key), Assigned):
                 held.update(result.addresses)

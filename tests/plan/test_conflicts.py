@@ -20,7 +20,7 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Taken
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.conflicts import Basis, Precedence, first, precedence_of, rivals_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools
@@ -125,7 +125,7 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
                     ports=ports,
                     sharing_key="k",
                 ),
-                {ADDRESS: Taken(shown=ports)},
+                {ADDRESS: HeldAddress(shown=ports)},
             )
             for key, ports in requested.items()
         }
@@ -160,6 +160,6 @@ def test_a_port_that_was_granted_twice_is_the_older_services(
     for key in order:
         since = "2" if key == A else "1"
         request = AddressRequest(("IPv4",), since=since, ports=web, sharing_key="k")
-        ledger.assign({key: Facts(request, {ADDRESS: Taken(granted=web, pool="main")})})
+        ledger.assign({key: Facts(request, {ADDRESS: HeldAddress(granted=web, pool="main")})})
     assert isinstance(ledger.result(B), Assigned)
     assert not isinstance(ledger.result(A), Assigned)

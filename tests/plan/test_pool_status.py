@@ -7,7 +7,7 @@ import msgspec
 from fairlead.config import PoolConfig
 from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import ServiceKey
-from fairlead.plan.addresses import AddressRequest, Facts, Taken
+from fairlead.plan.addresses import AddressRequest, Facts, HeldAddress
 from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import PoolState, pool_states
@@ -30,8 +30,8 @@ def states(
     """`held`: addresses that one Service has, each with the pool that it was given from."""
     ledger = Ledger()
     ledger.use(read_pools(configured, pools))
-    taken = {address: Taken(granted=PORTS, pool=name) for address, name in held.items()}
-    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), taken)})
+    addresses = {address: HeldAddress(granted=PORTS, pool=name) for address, name in held.items()}
+    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), addresses)})
     return pool_states(ledger, {each.metadata.name: each for each in pools}, LIMITS)
 
 
@@ -71,7 +71,11 @@ def test_what_namespaces_keep_is_shown_with_its_times() -> None:
     }
     for address, key in names.items():
         ledger.assign(
-            {key: Facts(None, {address: Taken(kept=True, kept_since=since[address], pool="main")})}
+            {
+                key: Facts(
+                    None, {address: HeldAddress(kept=True, kept_since=since[address], pool="main")}
+                )
+            }
         )
     [state] = pool_states(ledger, {"main": main}, LIMITS).values()
     assert (state.assigned, state.kept_addresses, ledger.kept_in("shop")) == ((3, 0), 3, 2)

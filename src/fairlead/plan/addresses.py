@@ -42,7 +42,7 @@ class AddressRequest(msgspec.Struct, frozen=True):
     service_labels: ServiceLabels = ServiceLabels("")
 
 
-class Taken(msgspec.Struct, frozen=True):
+class HeldAddress(msgspec.Struct, frozen=True):
     """What a Service holds at one address. `granted`: the ports that the AddressGrant gives to the
     Service; None: the AddressGrant does not name the Service. `shown`: the ports that its status
     shows. `kept`: the address is reserved for a Service of this name, which does not exist."""
@@ -65,7 +65,7 @@ class Facts(msgspec.Struct, frozen=True):
     request."""
 
     request: AddressRequest | Refused | None = None
-    taken: Mapping[str, Taken] = {}
+    held: Mapping[str, HeldAddress] = {}
 
 
 class Rival(msgspec.Struct, frozen=True):
@@ -106,30 +106,30 @@ def facts_of(
     """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
     Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
     addresses come from pools. In both cases the Service holds the addresses in its status."""
-    taken = {
+    held = {
         grant.spec.address: _granted(key, grant)
         for grant in grants
         if grant.holder(key) is not None
     }
     if service is None:
-        return Facts(None, taken)
+        return Facts(None, held)
     if wants or ours:
         for address, ports in shown_by(service).items():
-            taken[address] = msgspec.structs.replace(taken.get(address, Taken()), shown=ports)
+            held[address] = msgspec.structs.replace(held.get(address, HeldAddress()), shown=ports)
     if not wants:
-        return Facts(None, taken)
+        return Facts(None, held)
     try:
-        return Facts(address_request_of(service, namespace_labels), taken)
+        return Facts(address_request_of(service, namespace_labels), held)
     except Refused as error:
-        return Facts(error, taken)
+        return Facts(error, held)
 
 
-def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
+def _granted(key: ServiceKey, grant: AddressGrant) -> HeldAddress:
     holder = grant.holder(key)
     kept = holder is None or not holder.uid
     ports = None if holder is None or kept else frozenset(holder.ports)
     since = holder.kept_since if holder is not None and kept else ""
-    return Taken(
+    return HeldAddress(
         granted=ports,
         kept=kept,
         kept_since=since,

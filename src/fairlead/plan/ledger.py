@@ -22,7 +22,15 @@ from fairlead.errors import Refused
 from fairlead.model import Family, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan import refusals
-from fairlead.plan.addresses import AddressRequest, Assigned, Facts, Order, Ports, Rival, Taken
+from fairlead.plan.addresses import (
+    AddressRequest,
+    Assigned,
+    Facts,
+    HeldAddress,
+    Order,
+    Ports,
+    Rival,
+)
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
@@ -78,24 +86,24 @@ class Ledger:
     def granted(self) -> Iterator[tuple[str, str, ServiceKey]]:
         """Yield pool, address and holder of each granted address."""
         for key, record in self._records.items():
-            for address, taken in record.facts.taken.items():
-                if taken.pool:
-                    yield taken.pool, address, key
+            for address, held in record.facts.held.items():
+                if held.pool:
+                    yield held.pool, address, key
 
     def kept(self) -> Iterator[tuple[str, ServiceKey, str]]:
         """Yield pool, Service and start time of each address that is kept for a deleted Service."""
         for keys in self._keeping.values():
             for key in keys:
-                for taken in self._records[key].facts.taken.values():
-                    if taken.kept:
-                        yield taken.pool, key, taken.kept_since
+                for held in self._records[key].facts.held.values():
+                    if held.kept:
+                        yield held.pool, key, held.kept_since
 
     def kept_in(self, namespace: str) -> int:
         """Return the number of addresses that this namespace keeps."""
         return sum(
-            taken.kept
+            held.kept
             for key in self._keeping.get(namespace, ())
-            for taken in self._records[key].facts.taken.values()
+            for held in self._records[key].facts.held.values()
         )
 
     @property
@@ -122,12 +130,12 @@ class Ledger:
             batch |= self._learn(key, each)
         for key in sorted(batch, key=lambda key: self._records[key].order):
             before.setdefault(key, self.result(key))
-            self._hold(key)
+            self._draft_held(key)
         self._serve(batch, before)
         for key in [
             key
             for key in before
-            if not self._records[key].facts.taken and self._records[key].facts.request is None
+            if not self._records[key].facts.held and self._records[key].facts.request is None
         ]:
             self._refresh(key)
             del self._records[key]
@@ -161,17 +169,17 @@ class Ledger:
         if not isinstance(request, AddressRequest):
             record.given, record.ports = {}, NO_PORTS
         self._refresh(key)
-        for address, taken in facts.taken.items():
-            if old.taken.get(address) != taken:
+        for address, held in facts.held.items():
+            if old.held.get(address) != held:
                 affected.update(self._holdings.of(address))
                 self._queues.notify(
-                    ("address", address), ("sharing", key.namespace, taken.sharing_key)
+                    ("address", address), ("sharing", key.namespace, held.sharing_key)
                 )
         return affected - {key}
 
     def _note_kept(self, key: ServiceKey) -> None:
         keys = self._keeping.setdefault(key.namespace, set())
-        if any(taken.kept for taken in self._records[key].facts.taken.values()):
+        if any(held.kept for held in self._records[key].facts.held.values()):
             keys.add(key)
         else:
             keys.discard(key)
@@ -182,7 +190,7 @@ class Ledger:
         """Update the index with the addresses that a Service holds now, and notify the Services
         that wait for an address whose holder or ports changed."""
         record = self._records[key]
-        holding = {address: taken.ports for address, taken in record.facts.taken.items()}
+        holding = {address: held.ports for address, held in record.facts.held.items()}
         for address in record.given.values():
             holding[address] = holding.get(address, NO_PORTS) | record.ports
         for address in record.holding.keys() - holding.keys():
@@ -201,10 +209,10 @@ class Ledger:
         """Return the key under which this Service shares the address: the sharing key of the grant
         if there is one, else the requested sharing key."""
         facts = self._records[key].facts
-        if (taken := facts.taken.get(address)) is not None and (
-            taken.granted is not None or taken.kept
+        if (held := facts.held.get(address)) is not None and (
+            held.granted is not None or held.kept
         ):
-            return taken.sharing_key
+            return held.sharing_key
         return facts.request.sharing_key if isinstance(facts.request, AddressRequest) else ""
 
     def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
@@ -241,7 +249,7 @@ class Ledger:
         """Return the requested ports that the Service may have at the address."""
         return frozenset(port for port in request.ports if not self._rivals(key, address, port))
 
-    def _hold(self, key: ServiceKey) -> None:
+    def _draft_held(self, key: ServiceKey) -> None:
         """Draft the addresses that a Service keeps: all that it holds, unless the Service now
         requests another address of the family, or no longer requests the family."""
         record = self._records[key]
@@ -251,17 +259,17 @@ class Ledger:
         requested = {family_of(address): address for address in request.requested}
         record.draft = {}
         for address in sorted(
-            {*record.facts.taken, *record.given.values()}, key=lambda each: _rank(record, each)
+            {*record.facts.held, *record.given.values()}, key=lambda each: _rank(record, each)
         ):
             family = family_of(address)
-            taken = record.facts.taken.get(address, Taken())
+            held = record.facts.held.get(address, HeldAddress())
             if (
                 family in record.draft
                 or family not in request.families
                 or requested.get(family, address) != address
             ):
                 continue
-            owned = taken.granted is not None or taken.shown is not None
+            owned = held.granted is not None or held.shown is not None
             if owned or (
                 self._exclusive_holder(key, address) is None
                 and self._may_keep(key, request, address)
@@ -281,7 +289,7 @@ class Ledger:
         take an address that is kept for it: whether it could get the address now."""
         if request.ports and not self._free_ports(key, request, address):
             return False
-        if self._records[key].facts.taken.get(address, Taken()).kept:
+        if self._records[key].facts.held.get(address, HeldAddress()).kept:
             return True
         if (found := self.pools.find(address)) is None:
             return False
@@ -307,20 +315,22 @@ class Ledger:
         record.given, record.ports = given, ports
         self._refresh(key)
 
-    def _request(self, key: ServiceKey, request: AddressRequest) -> Refused | None:
+    def _draft_requested(self, key: ServiceKey, request: AddressRequest) -> Refused | None:
         """Draft the addresses that a Service requests by name: all of them or none. Return the
         refusal if there is one."""
         record = self._records[key]
         draft = dict(record.draft)
         for address in request.requested:
             if draft.get(family_of(address)) != address:
-                if (refused := self._on_request(key, request, address)) is not None:
+                if (refused := self._refusal_of_requested(key, request, address)) is not None:
                     return refused
                 draft[family_of(address)] = address
         record.draft = draft
         return None
 
-    def _on_request(self, key: ServiceKey, request: AddressRequest, address: str) -> Refused | None:
+    def _refusal_of_requested(
+        self, key: ServiceKey, request: AddressRequest, address: str
+    ) -> Refused | None:
         """Return why a Service cannot get an address that it requests and does not have; None if it
         can."""
         found = self.pools.find(address)
@@ -396,13 +406,13 @@ class Ledger:
         """Evaluate a Service: assign all its addresses, or record the refusal and what the Service
         waits for."""
         self.evaluations += 1
-        self._hold(key)
+        self._draft_held(key)
         record = self._records[key]
         request = record.facts.request
         waits: set[Wait] = set()
         if not isinstance(request, AddressRequest):
             record.result = request
-        elif (refused := self._request(key, request)) is not None:
+        elif (refused := self._draft_requested(key, request)) is not None:
             record.result = refused
             waits = {("address", address) for address in request.requested}
         else:
@@ -454,9 +464,9 @@ class Ledger:
             return refusals.all_ports_taken(rivals)
         self._give(key, given, ports)
         addresses = tuple(given[family] for family in request.families if family in given)
-        taken = {address: record.facts.taken.get(address, Taken()) for address in addresses}
-        grants = tuple(self._grant(request, each, ports, taken[each].pool) for each in addresses)
-        notes += refusals.stranded(self.pools, request, taken)
+        held = {address: record.facts.held.get(address, HeldAddress()) for address in addresses}
+        grants = tuple(self._grant(request, each, ports, held[each].pool) for each in addresses)
+        notes += refusals.stranded(self.pools, request, held)
         return Assigned(grants, tuple(rivals), tuple(notes))
 
     def _grant(self, request: AddressRequest, address: str, ports: Ports, before: str) -> Grant:
@@ -513,10 +523,10 @@ class Ledger:
 
 def _precedence(record: _Record, address: str, port: str) -> Precedence:
     """Return the precedence of a Service for a port of an address."""
-    taken = record.facts.taken.get(address, Taken())
-    if taken.granted is not None and port in taken.granted:
+    held = record.facts.held.get(address, HeldAddress())
+    if held.granted is not None and port in held.granted:
         basis = Basis.GRANTED
-    elif taken.shown is not None and port in taken.shown:
+    elif held.shown is not None and port in held.shown:
         basis = Basis.SHOWN
     elif port in record.ports and address in record.given.values():
         basis = Basis.ASSIGNED
@@ -528,10 +538,8 @@ def _precedence(record: _Record, address: str, port: str) -> Precedence:
 def _rank(record: _Record, address: str) -> tuple[int, int]:
     """Return a sort key for the addresses that a Service may keep: granted addresses first, then
     shown ones, then newly given ones, then addresses that are kept for it."""
-    taken = record.facts.taken.get(address, Taken())
-    rank = (
-        0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
-    )
+    held = record.facts.held.get(address, HeldAddress())
+    rank = 0 if held.granted is not None else 1 if held.shown is not None else 3 if held.kept else 2
     return rank, number(address)
 
 

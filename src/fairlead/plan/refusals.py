@@ -10,7 +10,7 @@ from fairlead.errors import Refused
 from fairlead.kube.crds import grant_name
 from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import AddressRequest, Rival, Taken
+from fairlead.plan.addresses import AddressRequest, HeldAddress, Rival
 from fairlead.plan.annotations import ADDRESSES, POOL
 from fairlead.plan.pools import Pools
 
@@ -120,12 +120,14 @@ def skipped(family: Family) -> Finding:
     return Finding(SKIPPED, f"no pool has a free {family} address; serving the other family only")
 
 
-def stranded(pools: Pools, request: AddressRequest, taken: Mapping[str, Taken]) -> list[Finding]:
+def stranded(
+    pools: Pools, request: AddressRequest, held_addresses: Mapping[str, HeldAddress]
+) -> list[Finding]:
     """Return a Finding for each address that the Service keeps, but would not get if it were
     created now: no pool contains it, its pool is not for the Service, or the Service requests
     another pool."""
     notes = []
-    for address, mine in taken.items():
+    for address, mine in held_addresses.items():
         found = pools.find(address)
         if found is not None and found[0].allows(request.service_labels):
             if request.pool not in ("", found[0].name):
