@@ -274,11 +274,11 @@ class SharedOrAdopted(Value, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class FloatingWish(Value, frozen=True):
+class FloatingIpRequest(Value, frozen=True):
     """The request for a floating IP, the external address of a load balancer. `network_id`: the
-    external network. `address`: the specific address that the Service requests. `again`: an address
-    to reuse if it is free. `keep`: the floating IP is kept in the project when the Service is
-    deleted.
+    external network. `address`: the specific address that the Service requests. `reuse_address`: an
+    address to reuse if it is free. `keep`: the floating IP is kept in the project when the Service
+    is deleted.
 
     The subnet of a new floating IP is `subnet_id`, or a subnet whose name matches `subnet`, or a
     subnet with the tags `subnet_tags`, or any subnet of the network. The semantics are those of the
@@ -286,7 +286,7 @@ class FloatingWish(Value, frozen=True):
 
     network_id: str
     address: str = ""
-    again: str = ""
+    reuse_address: str = ""
     keep: bool = False
     subnet_id: str = ""
     subnet: str = ""
@@ -323,7 +323,7 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     """The label selector of the nodes that may be members."""
     all_nodes: tuple[Protocol, ...] = ()
     """For listeners of these protocols, all nodes are members, also nodes without ready pods."""
-    floating: FloatingWish | None = None
+    floating: FloatingIpRequest | None = None
     """None: the load balancer is reachable only at its own address."""
     secured: bool = False
     """Whether a security group on the nodes' ports admits the traffic of the load balancer."""

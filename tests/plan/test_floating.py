@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.model import Family, FloatingWish
+from fairlead.model import Family, FloatingIpRequest
 from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.floating import floating_of
 from fairlead.sections import OctaviaConfig
@@ -18,41 +18,50 @@ CONFIG = OctaviaConfig(floating_network_id="net", floating_subnet="pool-*")
 
 def read(
     annotations: Mapping[str, str], address: str = "", family: Family = "IPv4", **config: Any
-) -> tuple[FloatingWish | None, list[str]]:
-    wishes = AnnotationReader(annotations)
+) -> tuple[FloatingIpRequest | None, list[str]]:
+    reader = AnnotationReader(annotations)
     found = floating_of(
-        wishes, annotations, msgspec.structs.replace(CONFIG, **config), family, address
+        reader, annotations, msgspec.structs.replace(CONFIG, **config), family, address
     )
-    return found, [str(note) for note in wishes.notes]
+    return found, [str(note) for note in reader.notes]
 
 
 @pytest.mark.parametrize(
-    ("annotations", "wish"),
+    ("annotations", "request"),
     [
-        ({}, FloatingWish("net", subnet="pool-*")),
-        ({OPENSTACK + "floating-network-id": "other"}, FloatingWish("other")),
-        ({OPENSTACK + "floating-subnet-tags": "!a,b"}, FloatingWish("net", subnet_tags="!a,b")),
-        ({"fairlead.io/floating-subnet-id": "one"}, FloatingWish("net", subnet_id="one")),
-        ({OPENSTACK + "keep-floatingip": "true"}, FloatingWish("net", subnet="pool-*", keep=True)),
-        ({"fairlead.io/keep-address": "true"}, FloatingWish("net", subnet="pool-*", keep=True)),
+        ({}, FloatingIpRequest("net", subnet="pool-*")),
+        ({OPENSTACK + "floating-network-id": "other"}, FloatingIpRequest("other")),
+        (
+            {OPENSTACK + "floating-subnet-tags": "!a,b"},
+            FloatingIpRequest("net", subnet_tags="!a,b"),
+        ),
+        ({"fairlead.io/floating-subnet-id": "one"}, FloatingIpRequest("net", subnet_id="one")),
+        (
+            {OPENSTACK + "keep-floatingip": "true"},
+            FloatingIpRequest("net", subnet="pool-*", keep=True),
+        ),
+        (
+            {"fairlead.io/keep-address": "true"},
+            FloatingIpRequest("net", subnet="pool-*", keep=True),
+        ),
         (
             {OPENSTACK + "load-balancer-address": "203.0.113.9"},
-            FloatingWish("net", subnet="pool-*", again="203.0.113.9"),
+            FloatingIpRequest("net", subnet="pool-*", reuse_address="203.0.113.9"),
         ),
         ({INTERNAL: "true"}, None),
-        ({INTERNAL: "false"}, FloatingWish("net", subnet="pool-*")),
+        ({INTERNAL: "false"}, FloatingIpRequest("net", subnet="pool-*")),
         ({"fairlead.io/internal": "true"}, None),
     ],
 )
 def test_annotations_and_configuration(
-    annotations: dict[str, str], wish: FloatingWish | None
+    annotations: dict[str, str], request: FloatingIpRequest | None
 ) -> None:
-    assert read(annotations) == (wish, [])
+    assert read(annotations) == (request, [])
 
 
 def test_an_address_is_asked_for_by_the_service() -> None:
     found, _ = read({}, "203.0.113.9")
-    assert found == FloatingWish("net", "203.0.113.9", subnet="pool-*")
+    assert found == FloatingIpRequest("net", "203.0.113.9", subnet="pool-*")
 
 
 def test_what_has_no_effect_is_told() -> None:

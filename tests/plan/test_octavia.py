@@ -24,7 +24,7 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import (
     ExistingLoadBalancer,
-    FloatingWish,
+    FloatingIpRequest,
     LoadBalancer,
     OctaviaChecks,
     OctaviaPlace,
@@ -327,7 +327,7 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
             "subnet",
             "sixth",
         )
-        assert found.settings.floating == FloatingWish("outside")
+        assert found.settings.floating == FloatingIpRequest("outside")
         assert told(found) == []
     found = planned(both, slices, nodes, with_both)
     assert isinstance(found.settings, OctaviaSettings)
@@ -375,7 +375,7 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
             floating_network_id=network,
             floating_subnet_tags="big",
         )
-        assert found.floating == FloatingWish("outer", subnet="pool-*")
+        assert found.floating == FloatingIpRequest("outer", subnet="pool-*")
     assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
@@ -383,7 +383,7 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
         floating_network_id="general",
         floating_subnet_tags="big",
     )
-    assert found.floating == FloatingWish("general", subnet_tags="big")
+    assert found.floating == FloatingIpRequest("general", subnet_tags="big")
     found, notes = read(
         {OURS + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes"
     )

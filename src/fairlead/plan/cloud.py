@@ -16,7 +16,7 @@ from fairlead.errors import Refused
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
-    FloatingWish,
+    FloatingIpRequest,
     LoadBalancer,
     OctaviaSettings,
     ServiceKey,
@@ -106,7 +106,7 @@ def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None)
 
 
 def _addresses(
-    existing: ExistingLoadBalancer, request: FloatingWish | None, families: Collection[Family]
+    existing: ExistingLoadBalancer, request: FloatingIpRequest | None, families: Collection[Family]
 ) -> tuple[str, ...]:
     """Return the addresses at which clients reach the load balancer. Empty: the VIP is unknown, or
     the requested floating IP, which has to be the first address, is not attached yet."""

@@ -8,7 +8,7 @@ none."""
 
 from collections.abc import Mapping
 
-from fairlead.model import Family, Finding, FloatingWish
+from fairlead.model import Family, Finding, FloatingIpRequest
 from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, found
 from fairlead.sections import OctaviaConfig
@@ -25,7 +25,7 @@ def floating_of(
     config: OctaviaConfig,
     family: Family,
     address: str,
-) -> FloatingWish | None:
+) -> FloatingIpRequest | None:
     """Return the request for a floating IP; None if the load balancer gets none. Findings about
     annotations without effect are added to `reader.notes`. `family`: the family of the load
     balancer. `address`: the address that the Service requests; it becomes the floating IP."""
@@ -58,12 +58,12 @@ def floating_of(
                 strict=True,
             )
         )
-    return FloatingWish(
+    return FloatingIpRequest(
         network_id=reader.read(
             "floating-network-id", lambda text: text, "", config.floating_network_id
         ),
         address=address,
-        again=annotations.get(REPORT, "").strip(),
+        reuse_address=annotations.get(REPORT, "").strip(),
         keep=keep,
         subnet_id=subnet["floating-subnet-id"],
         subnet=subnet["floating-subnet"],

@@ -11,7 +11,7 @@ from tests.openstack.fixtures import Fronts
 from tests.openstack.front import Front
 
 from fairlead.kube.events import Recorder
-from fairlead.model import FloatingWish, OctaviaPlace, OctaviaSettings
+from fairlead.model import FloatingIpRequest, OctaviaPlace, OctaviaSettings
 
 Fields = dict[str, Any]
 
@@ -37,10 +37,11 @@ class CloudSite(Site):
         }
         return settings(**given | fields)
 
-    def outside(self, provider: str = "ovn", **wish: Any) -> OctaviaSettings:
+    def outside(self, provider: str = "ovn", **request: Any) -> OctaviaSettings:
         """Return settings with a floating IP."""
         return self.settings(
-            provider, floating=FloatingWish(**{"network_id": self.at.external_network, **wish})
+            provider,
+            floating=FloatingIpRequest(**{"network_id": self.at.external_network, **request}),
         )
 
     def make_floating(self, **fields: object) -> Any:

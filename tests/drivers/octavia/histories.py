@@ -21,7 +21,7 @@ from tests.openstack.octavia import Octavia
 
 from fairlead.errors import FairleadError
 from fairlead.model import (
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
@@ -124,7 +124,7 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
         return step
     octavia = step.wanted.settings
     assert isinstance(octavia, OctaviaSettings)
-    floating = chance.choice((None, *[FloatingWish(site.at.external_network)] * 3))
+    floating = chance.choice((None, *[FloatingIpRequest(site.at.external_network)] * 3))
     listeners = tuple(
         msgspec.structs.replace(
             each,

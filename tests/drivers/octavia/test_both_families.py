@@ -13,7 +13,7 @@ from tests.openstack.cloud import NODES, PROJECT
 from fairlead.drivers.octavia.changes import Blocked
 from fairlead.model import (
     ExistingLoadBalancer,
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
@@ -67,12 +67,12 @@ async def test_one_load_balancer_has_an_address_of_each(
 
     def wanted(*names: str) -> LoadBalancer:
         both = (*listeners(80, *names), *listeners(53, *names, protocol="UDP"))
-        place, wish = (
+        place, request = (
             OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6),
-            FloatingWish(site.at.external_network),
+            FloatingIpRequest(site.at.external_network),
         )
         return service(
-            *both, octavia=site.settings(provider, place=place, floating=wish, secured=True)
+            *both, octavia=site.settings(provider, place=place, floating=request, secured=True)
         )
 
     await site.bring(wanted("node1"))

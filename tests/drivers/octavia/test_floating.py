@@ -16,11 +16,11 @@ from fairlead.drivers.octavia.attach import subnet_matches
 from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.model import FloatingWish, LoadBalancer
+from fairlead.model import FloatingIpRequest, LoadBalancer
 
 
-def outside(site: CloudSite, **wish: Any) -> LoadBalancer:
-    return service(listener(80), octavia=site.outside(**wish))
+def outside(site: CloudSite, **request: Any) -> LoadBalancer:
+    return service(listener(80), octavia=site.outside(**request))
 
 
 async def shown(site: CloudSite, wanted: LoadBalancer) -> tuple[str, ...]:
@@ -289,7 +289,7 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
 
 
 @pytest.mark.parametrize(
-    ("name", "tags", "wish", "described"),
+    ("name", "tags", "request", "described"),
     [
         ("pool-1", [], {"subnet": "pool-*"}, True),
         ("pool-1", [], {"subnet": "!pool-*"}, False),
@@ -303,6 +303,9 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
     ],
 )
 def test_subnets_are_described_as_to_occm(
-    name: str, tags: list[str], wish: dict[str, Any], described: bool
+    name: str, tags: list[str], request: dict[str, Any], described: bool
 ) -> None:
-    assert subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described
+    assert (
+        subnet_matches(Subnet("id", name, tuple(tags)), FloatingIpRequest("net", **request))
+        == described
+    )

@@ -9,7 +9,7 @@ from typing import Literal
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
-    FloatingWish,
+    FloatingIpRequest,
     OctaviaPlace,
     Provider,
     ServiceKey,
@@ -107,7 +107,7 @@ class BalancerSpec(Value, frozen=True):
     elsewhere: SharedOrAdopted | None = None
     existing: ExistingLoadBalancer | None = None
     """The load balancer that was known when the Service was planned."""
-    floating: FloatingWish | None = None
+    floating: FloatingIpRequest | None = None
     rules: tuple[Rule, ...] | None = None
     """None: security groups are not managed."""
     families: tuple[Family, ...] = ("IPv4",)

@@ -28,8 +28,8 @@ def at_work(key: ServiceKey, balancer: BalancerState, look_s: float) -> Blocked:
 
 def not_located(wanted: BalancerSpec) -> Blocked:
     """The Service requests another load balancer than the last search was for."""
-    wish = wanted.elsewhere
-    what = "its own" if wish is None else wish.id or " or ".join(wish.names)
+    requested = wanted.elsewhere
+    what = "its own" if requested is None else requested.id or " or ".join(requested.names)
     message = f"waiting for the search for the Service's load balancer: {what}"
     return Blocked(wanted.service, Outcome("waiting", message))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.drivers.octavia.balancers import FloatingIp, Rule
 from fairlead.drivers.octavia.paths import NETWORK, url_of
-from fairlead.model import FloatingWish, Outcome, ServiceKey
+from fairlead.model import FloatingIpRequest, Outcome, ServiceKey
 
 
 class ExpectedListeners(msgspec.Struct, frozen=True):
@@ -69,13 +69,13 @@ class AttachFloatingIp(msgspec.Struct, frozen=True):
     service: ServiceKey
     balancer_id: str
     port_id: str
-    wish: FloatingWish
+    request: FloatingIpRequest
     unattached_ips: Sequence[FloatingIp] = ()
     instead: FloatingIp | None = None
     shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        which = self.wish.address or f"of network {self.wish.network_id}"
+        which = self.request.address or f"of network {self.request.network_id}"
         return (
             f"POST or PUT /floatingips (floating IP {which} for load balancer {self.balancer_id}) "
             f"for Service {self.service}"

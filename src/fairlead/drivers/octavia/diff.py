@@ -91,14 +91,14 @@ def chosen(
 
 
 def is_located(
-    found: Found, uid: str, addresses: Sequence[str], wish: SharedOrAdopted | None
+    found: Found, uid: str, addresses: Sequence[str], requested: SharedOrAdopted | None
 ) -> bool:
     """Return whether the load balancer that the Service requests is known: the last search was for
     this request and its result still exists, or no search is necessary."""
     keep = chosen(found.balancers, uid, addresses, found.located_id)
     if keep is None and found.located_id:
         return False
-    return wish == found.located_for or (keep is not None and _is_at(keep, wish))
+    return requested == found.located_for or (keep is not None and _is_at(keep, requested))
 
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
@@ -153,12 +153,12 @@ def _is_other(wanted: BalancerSpec, balancer: BalancerState) -> bool:
     return lacks or provider_of(balancer.provider) != wanted.provider
 
 
-def _is_at(balancer: BalancerState, wish: SharedOrAdopted | None) -> bool:
+def _is_at(balancer: BalancerState, requested: SharedOrAdopted | None) -> bool:
     """Return whether the load balancer is the requested one, as far as this is known without a
     search."""
-    if wish is None:
+    if requested is None:
         return balancer.ownership == "own"
-    return balancer.id == wish.id or (not wish.id and balancer.ownership == "own")
+    return balancer.id == requested.id or (not requested.id and balancer.ownership == "own")
 
 
 def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
