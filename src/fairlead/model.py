@@ -318,7 +318,7 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     """The type of the health monitor by the protocol of the port. Ports of other protocols have no
     health monitor."""
     member_subnet_id: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     node_selector: str = ""
     """The label selector of the nodes that may be members."""
     all_nodes: tuple[Protocol, ...] = ()

@@ -520,9 +520,9 @@ def test_an_id_that_is_none_is_refused(
         make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia
     )
     assert isinstance(found.settings, OctaviaSettings)
-    assert found.settings.elsewhere is not None
-    assert found.settings.elsewhere.id == id_
-    assert found.settings.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
+    assert found.settings.shared_or_adopted is not None
+    assert found.settings.shared_or_adopted.id == id_
+    assert found.settings.shared_or_adopted.names[0].startswith("kube_service_kubernetes_default_")
 
 
 def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(

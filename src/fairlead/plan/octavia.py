@@ -81,7 +81,7 @@ class OctaviaRequest(NamedTuple):
     restricted: bool
     """The Service has source ranges."""
     address: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     family: Family = "IPv4"
     """The family of the first address; IPv4 if the load balancer has both families."""
     address_v6: str = ""
@@ -174,7 +174,7 @@ def settings_of(
         checks=checks,
         asking=asking,
         member_subnet_id=_text(reader, "member-subnet-id", config.member_subnet_id),
-        elsewhere=request.elsewhere,
+        shared_or_adopted=request.shared_or_adopted,
         node_selector=reader.read("node-selector", read_selector, ALLOWED, config.node_selector),
         all_nodes=_all_nodes(reader, config, request.protocols, asking),
         floating=floating,
@@ -410,7 +410,9 @@ def _place(
             second = config.subnet_id_v6
         elif request.family == "IPv6" and config.subnet_id_v6:
             own["subnet-id"] = config.subnet_id_v6
-    if not any(own.values()) and not (request.elsewhere is not None and request.elsewhere.id):
+    if not any(own.values()) and not (
+        request.shared_or_adopted is not None and request.shared_or_adopted.id
+    ):
         raise Refused(
             "neither the configuration nor the Service says where the load balancer gets its "
             "address",

@@ -22,12 +22,12 @@ from fairlead.model import (
 )
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import AddressRequest, address_request_of
-from fairlead.plan.elsewhere import elsewhere_of
 from fairlead.plan.octavia import OctaviaRequest, settings_of, why_single_family
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
 from fairlead.plan.selection import selected
 from fairlead.plan.service import health_monitor_of, source_ranges
+from fairlead.plan.shared_or_adopted import shared_or_adopted_of
 from fairlead.plan.terms import ServiceContext, Terms, without_node_port
 from fairlead.sections import OctaviaConfig
 
@@ -133,7 +133,7 @@ def _request(
         sorted({port.protocol for port in served}),
         bool(source_ranges(service)),
         requested.get(families[0], ""),
-        elsewhere_of(service, octavia),
+        shared_or_adopted_of(service, octavia),
         families[0],
         requested.get("IPv6", ""),
         both=len(families) > 1,

@@ -167,8 +167,8 @@ class Site:
         if wanted is None:
             return None
         asked = wanted.settings
-        elsewhere = asked.elsewhere if isinstance(asked, OctaviaSettings) else None
-        return Claimant(wanted.uid, wanted.addresses, elsewhere)
+        shared_or_adopted = asked.shared_or_adopted if isinstance(asked, OctaviaSettings) else None
+        return Claimant(wanted.uid, wanted.addresses, shared_or_adopted)
 
     def _clock(self) -> float:
         return time.monotonic() + self.later_s

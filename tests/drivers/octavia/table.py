@@ -246,7 +246,7 @@ class Planner:
             return f"no effect: {_plain(notes[0].partition('no effect: ')[2], wish)}"
         if notes := [str(note) for note in asked.notes if note.code == SKIPPED]:
             return f"when it is made; to a live one it is told: {notes[0]}"
-        if asked.settings.elsewhere != base.settings.elsewhere:
+        if asked.settings.shared_or_adopted != base.settings.shared_or_adopted:
             return "the Service moves to that load balancer"
         owner = Owner("cluster", "test")
         (before,), (after,) = (specs_of({WEB: each}, owner).values() for each in (base, asked))

@@ -19,13 +19,17 @@ NAMES = (occm.NAME, "auidweb")
 TAKE = SharedOrAdopted(names=NAMES)
 
 
-def like_occm(elsewhere: SharedOrAdopted | None = TAKE, **fields: object) -> OctaviaSettings:
-    return settings(elsewhere=elsewhere, asking=(("TCP", "TCP"),), **fields)
+def like_occm(
+    shared_or_adopted: SharedOrAdopted | None = TAKE, **fields: object
+) -> OctaviaSettings:
+    return settings(shared_or_adopted=shared_or_adopted, asking=(("TCP", "TCP"),), **fields)
 
 
-def wanted(*numbers: int, elsewhere: SharedOrAdopted | None = TAKE) -> LoadBalancer:
+def wanted(*numbers: int, shared_or_adopted: SharedOrAdopted | None = TAKE) -> LoadBalancer:
     nodes = [member(number) for number in numbers or (1, 2)]
-    return service(listener(80, *nodes), listener(443, *nodes), octavia=like_occm(elsewhere))
+    return service(
+        listener(80, *nodes), listener(443, *nodes), octavia=like_occm(shared_or_adopted)
+    )
 
 
 async def before(site: Site, id_: str) -> BalancerState:
@@ -58,7 +62,7 @@ async def test_it_is_taken_over_as_it_is(site: Site, heard: Heard) -> None:
     await site.driver.read(None)
     site.forget()
     assert await site.bring(wanted()) == []
-    assert await site.bring(wanted(1, 3, elsewhere=None)) == []
+    assert await site.bring(wanted(1, 3, shared_or_adopted=None)) == []
     assert site.writes == ["PUT pools/_/members"] * 2
     assert balancers(site) == [id_]
     await site.bring()
@@ -72,7 +76,7 @@ async def test_what_fits_stays_and_the_rest_is_changed_in_place(site: Site) -> N
     asked = service(
         listener(80, member(1, 2)),
         listener(8080),
-        octavia=settings(elsewhere=TAKE, client_ms=600_000),
+        octavia=settings(shared_or_adopted=TAKE, client_ms=600_000),
     )
     await site.bring(asked)
     tree = await site.tree()
@@ -99,7 +103,7 @@ async def test_a_load_balancer_that_is_not_wished_for_is_left_alone(site: Site) 
     )
     clients.settled(client, theirs)
     site.anew()
-    await site.bring(wanted(elsewhere=None))
+    await site.bring(wanted(shared_or_adopted=None))
     assert (await site.tree()).id != theirs
     await site.bring()
     assert balancers(site) == [theirs]
@@ -111,7 +115,7 @@ async def test_two_of_one_name_are_told(site: Site) -> None:
     first, second = occm.make(client, ()), occm.make(client, ())
     with pytest.raises(Refused, match="all have the name"):
         await site.once(wanted())
-    asked = wanted(elsewhere=SharedOrAdopted(second, NAMES))
+    asked = wanted(shared_or_adopted=SharedOrAdopted(second, NAMES))
     await site.bring(asked)
     assert (await site.tree()).id == second
     assert sorted(balancers(site)) == sorted([first, second])

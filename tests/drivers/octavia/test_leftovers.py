@@ -47,7 +47,9 @@ class Place:
         self.site.owner = Owner(of or self.uid, "test")
         self.site.anew()
         key = ServiceKey("default", name)
-        octavia = settings(elsewhere=SharedOrAdopted(on) if on else None, checks=None, asking=())
+        octavia = settings(
+            shared_or_adopted=SharedOrAdopted(on) if on else None, checks=None, asking=()
+        )
         wanted: LoadBalancer = msgspec.structs.replace(
             service(listener(port), uid=uid, octavia=octavia), service=key
         )

@@ -157,7 +157,7 @@ async def test_monitors_that_are_taken_over_are_made_anew_once_for_the_floating_
     take = SharedOrAdopted(names=(occm.NAME,))
     wanted = service(
         *(listener(port, *nodes("node1")) for port in (80, 443)),
-        octavia=msgspec.structs.replace(site.outside(), elsewhere=take),
+        octavia=msgspec.structs.replace(site.outside(), shared_or_adopted=take),
     )
     site.forget()
     await site.bring(wanted)

@@ -24,7 +24,7 @@ A_WHILE_S = 5.0
 def mail(octavia: OctaviaSettings, on: str = "", **fields: Any) -> LoadBalancer:
     """Return the guest Service. `on`: the load balancer that it is to share."""
     if on:
-        octavia = msgspec.structs.replace(octavia, elsewhere=SharedOrAdopted(on))
+        octavia = msgspec.structs.replace(octavia, shared_or_adopted=SharedOrAdopted(on))
     made = service(
         listener(25, Member("node1", NODES["node1"], 1, "active")),
         octavia=octavia,

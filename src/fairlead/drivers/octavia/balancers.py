@@ -89,9 +89,9 @@ class FoundRule(Value, frozen=True):
 
 class BalancerSpec(Value, frozen=True):
     """The desired state for one Service. `addresses`: the addresses that the Service shows, to be
-    requested again. `why`: why the load balancer has this provider, for users. `elsewhere`: the
-    shared or adopted load balancer that the Service is to be on; None: a load balancer made for it.
-    """
+    requested again. `why`: why the load balancer has this provider, for users. `shared_or_adopted`:
+    the shared or adopted load balancer that the Service is to be on; None: a load balancer made for
+    it."""
 
     service: ServiceKey
     uid: str
@@ -104,7 +104,7 @@ class BalancerSpec(Value, frozen=True):
     listeners: tuple[Listener, ...]
     addresses: tuple[str, ...] = ()
     why: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     existing: ExistingLoadBalancer | None = None
     """The load balancer that was known when the Service was planned."""
     floating: FloatingIpRequest | None = None

@@ -28,7 +28,7 @@ def at_work(key: ServiceKey, balancer: BalancerState, look_s: float) -> Blocked:
 
 def not_located(wanted: BalancerSpec) -> Blocked:
     """The Service requests another load balancer than the last search was for."""
-    requested = wanted.elsewhere
+    requested = wanted.shared_or_adopted
     what = "its own" if requested is None else requested.id or " or ".join(requested.names)
     message = f"waiting for the search for the Service's load balancer: {what}"
     return Blocked(wanted.service, Outcome("waiting", message))

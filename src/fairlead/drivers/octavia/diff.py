@@ -111,7 +111,7 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
             *security.all_rules_of(key, found),
             *floating.delete_unattached(key, found.unattached_ips),
         ]
-    if not is_located(found, wanted.uid, wanted.addresses, wanted.elsewhere):
+    if not is_located(found, wanted.uid, wanted.addresses, wanted.shared_or_adopted):
         return [not_located(wanted)]
     keep = chosen(found.balancers, wanted.uid, wanted.addresses, found.located_id)
     if keep is not None and keep.ownership == "guest":

@@ -247,7 +247,9 @@ class OctaviaDriver(Component):
         self, key: ServiceKey, claimant: Claimant, balancers: Sequence[BalancerState]
     ) -> bool:
         found = self._locator.with_result(key, Found(tuple(balancers)))
-        return differences.is_located(found, claimant.uid, claimant.held, claimant.elsewhere)
+        return differences.is_located(
+            found, claimant.uid, claimant.held, claimant.shared_or_adopted
+        )
 
     async def _apply_one(self, key: ServiceKey, changes: Sequence[Change]) -> Outcome:
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)

@@ -54,7 +54,7 @@ class Locator:
 
     async def locate(self, key: ServiceKey, claimant: Claimant) -> None:
         """Find the load balancer that the Service requests. Raise Refused if it cannot be used."""
-        requested = claimant.elsewhere
+        requested = claimant.shared_or_adopted
         self._results.pop(key, None)
         if requested is None:
             return

@@ -59,7 +59,7 @@ def _state(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Bal
         families=_families(intent),
         addresses=settings.held,
         why=settings.why,
-        elsewhere=settings.elsewhere,
+        shared_or_adopted=settings.shared_or_adopted,
         existing=settings.existing,
         floating=settings.floating,
         rules=_rules(intent, settings) if settings.secured else None,

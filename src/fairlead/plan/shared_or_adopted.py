@@ -20,7 +20,7 @@ _LEGACY = 32
 """Maximum length of a name in the format of old versions."""
 
 
-def elsewhere_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
+def shared_or_adopted_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
     """Return the load balancer that the Service shares or adopts; None: it gets one of its own.
     Raise Refused for an invalid id."""
     name, text = found(service.metadata.annotations, names_of(LOAD_BALANCER_ID))
