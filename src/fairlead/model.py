@@ -211,7 +211,7 @@ class ProxySettings(Value, frozen=True, tag="proxy"):
 Provider = Literal["amphora", "ovn"]
 """The Octavia provider that runs a load balancer: a virtual machine with HAProxy, or OVN."""
 OctaviaMethod = Literal["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"]
-OctaviaAsking = Literal["HTTP", "TCP", "UDP-CONNECT"]
+OctaviaMonitorType = Literal["HTTP", "TCP", "UDP-CONNECT"]
 
 
 class OctaviaChecks(Value, frozen=True):
@@ -314,7 +314,7 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     inspect_ms: int | None = None
     connection_limit: int = -1
     checks: OctaviaChecks | None = None
-    asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
+    monitor_types: tuple[tuple[Protocol, OctaviaMonitorType], ...] = ()
     """The type of the health monitor by the protocol of the port. Ports of other protocols have no
     health monitor."""
     member_subnet_id: str = ""

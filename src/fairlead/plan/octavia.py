@@ -17,9 +17,9 @@ from fairlead.errors import Refused
 from fairlead.model import (
     Family,
     Finding,
-    OctaviaAsking,
     OctaviaChecks,
     OctaviaMethod,
+    OctaviaMonitorType,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
@@ -54,7 +54,7 @@ _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "ovn": "ovn",
 }
 MEMBERS = {"ready": False, "all": True}
-DETECTING_MONITORS: frozenset[OctaviaAsking] = frozenset({"HTTP", "TCP"})
+DETECTING_MONITORS: frozenset[OctaviaMonitorType] = frozenset({"HTTP", "TCP"})
 """The types of health monitor that detect nodes without ready pods."""
 _SETTINGS = (
     "proxy-protocol",
@@ -151,7 +151,7 @@ def settings_of(
         )
     if provider == "amphora" and request.local:
         reader.notes += _client_hidden(request.protocols, header, forwarded_for and not header)
-    checks, asking = _checks(reader, provider, request, config)
+    checks, monitor_types = _checks(reader, provider, request, config)
     floating = floating_of(reader, annotations, config, request.family, request.address)
     settings = OctaviaSettings(
         provider=provider,
@@ -172,11 +172,11 @@ def settings_of(
         inspect_ms=_time_ms(reader, "timeout-tcp-inspect", lacking),
         connection_limit=-1 if "connection-limit" in lacking else limit or -1,
         checks=checks,
-        asking=asking,
+        monitor_types=monitor_types,
         member_subnet_id=_text(reader, "member-subnet-id", config.member_subnet_id),
         shared_or_adopted=request.shared_or_adopted,
         node_selector=reader.read("node-selector", read_selector, ALLOWED, config.node_selector),
-        all_nodes=_all_nodes(reader, config, request.protocols, asking),
+        all_nodes=_all_nodes(reader, config, request.protocols, monitor_types),
         floating=floating,
         secured=config.manage_security_groups,
     )
@@ -240,7 +240,7 @@ def _all_nodes(
     reader: AnnotationReader,
     config: OctaviaConfig,
     protocols: Sequence[Protocol],
-    asking: Iterable[tuple[Protocol, OctaviaAsking]],
+    monitor_types: Iterable[tuple[Protocol, OctaviaMonitorType]],
 ) -> tuple[Protocol, ...]:
     """Return the protocols of the listeners of which every node is a member.
 
@@ -248,7 +248,7 @@ def _all_nodes(
     a node drops packets for pods that it does not have, and sends no ICMP error."""
     if not reader.choice("members", MEMBERS, config.members == "all"):
         return ()
-    detected = {protocol for protocol, type_ in asking if type_ in DETECTING_MONITORS}
+    detected = {protocol for protocol, type_ in monitor_types if type_ in DETECTING_MONITORS}
     if unknown := [protocol for protocol in protocols if protocol not in detected]:
         name = reader.given("members") or "octavia.members: all"
         message = (
@@ -367,7 +367,7 @@ def _client_hidden(
 
 def _checks(
     reader: AnnotationReader, provider: Provider, request: OctaviaRequest, config: OctaviaConfig
-) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaAsking], ...]]:
+) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaMonitorType], ...]]:
     """Return the parameters of the health monitors, and the type of monitor by protocol.
 
     A node reports on its health port that it has no ready pods; only provider amphora can probe
@@ -386,10 +386,12 @@ def _checks(
         return None, ()
     if provider == "amphora" and request.local and request.health_port:
         return checks, tuple((protocol, "HTTP") for protocol in request.protocols)
-    asking: list[tuple[Protocol, OctaviaAsking]] = [("TCP", "TCP")] * ("TCP" in request.protocols)
+    monitor_types: list[tuple[Protocol, OctaviaMonitorType]] = [("TCP", "TCP")] * (
+        "TCP" in request.protocols
+    )
     if "UDP" in request.protocols and (by_name or reader.given("enable-health-monitor")):
-        asking.append(("UDP", "UDP-CONNECT"))
-    return (checks, tuple(asking)) if asking else (None, ())
+        monitor_types.append(("UDP", "UDP-CONNECT"))
+    return (checks, tuple(monitor_types)) if monitor_types else (None, ())
 
 
 def _place(

@@ -27,12 +27,12 @@ class CloudSite(Site):
         """A client whose calls are not counted."""
 
     def settings(self, provider: str = "ovn", **fields: object) -> OctaviaSettings:
-        asking = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
+        monitor_types = (("TCP", "TCP" if provider == "ovn" else "HTTP"),)
         method = "SOURCE_IP_PORT" if provider == "ovn" else "ROUND_ROBIN"
         given: Fields = {
             "provider": provider,
             "place": OctaviaPlace(self.at.subnet),
-            "asking": asking,
+            "monitor_types": monitor_types,
             "method": method,
         }
         return settings(**given | fields)

@@ -25,8 +25,8 @@ from fairlead.model import (
     Listener,
     LoadBalancer,
     Member,
-    OctaviaAsking,
     OctaviaChecks,
+    OctaviaMonitorType,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
@@ -37,7 +37,7 @@ EDITS = 2
 NUMBERS = range(1, 5)
 """The addresses of nodes."""
 
-ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
+MONITOR_TYPES: tuple[tuple[tuple[Protocol, OctaviaMonitorType], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
     (("TCP", "TCP"),),
     (("TCP", "TCP"), ("UDP", "UDP-CONNECT")),
@@ -150,7 +150,7 @@ def _at_cloud(one: Member) -> str:
 
 def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
     """Return the Service with one or two random edits."""
-    octavia, asking = before.settings, chance.choice(ASKING)
+    octavia, monitor_types = before.settings, chance.choice(MONITOR_TYPES)
     assert isinstance(octavia, OctaviaSettings)
     edits: list[Mapping[str, object]] = [
         {"listeners": tuple(sorted(_listeners(chance)))},
@@ -178,10 +178,12 @@ def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
         {"settings": msgspec.structs.replace(octavia, client_ms=None)},
         {
             "settings": msgspec.structs.replace(
-                octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking
+                octavia,
+                checks=OctaviaChecks(fall=chance.randint(2, 4)),
+                monitor_types=monitor_types,
             )
         },
-        {"settings": msgspec.structs.replace(octavia, checks=None, asking=())},
+        {"settings": msgspec.structs.replace(octavia, checks=None, monitor_types=())},
         {
             "affinity_timeout_s": chance.choice((0, 600)),
             "source_ranges": chance.choice(((), ("10.0.0.0/8",))),

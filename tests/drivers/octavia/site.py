@@ -61,7 +61,7 @@ def settings(**fields: object) -> OctaviaSettings:
         "provider": "amphora",
         "place": OctaviaPlace(SUBNET),
         "checks": CHECKS,
-        "asking": (("TCP", "HTTP"),),
+        "monitor_types": (("TCP", "HTTP"),),
     } | fields
     return OctaviaSettings(**given)  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ TAKE = SharedOrAdopted(names=NAMES)
 def like_occm(
     shared_or_adopted: SharedOrAdopted | None = TAKE, **fields: object
 ) -> OctaviaSettings:
-    return settings(shared_or_adopted=shared_or_adopted, asking=(("TCP", "TCP"),), **fields)
+    return settings(shared_or_adopted=shared_or_adopted, monitor_types=(("TCP", "TCP"),), **fields)
 
 
 def wanted(*numbers: int, shared_or_adopted: SharedOrAdopted | None = TAKE) -> LoadBalancer:

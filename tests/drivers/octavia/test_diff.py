@@ -158,7 +158,7 @@ def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
     """The Service is planned again although no write is left, because the next drivers rely on the
     plan."""
     (wanted,) = specs_of(
-        {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
+        {WEB: service(octavia=settings(checks=None, monitor_types=()))}, Owner("cluster", "test")
     ).values()
     found = tree()
     bare = msgspec.structs.replace(wanted, listeners=())

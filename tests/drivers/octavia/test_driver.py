@@ -113,7 +113,9 @@ async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(
 
 async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site) -> None:
     """A write of one member contains all its settings that can change."""
-    for number, checks in enumerate((settings(), settings(asking=(("TCP", "TCP"),)), settings())):
+    for number, checks in enumerate(
+        (settings(), settings(monitor_types=(("TCP", "TCP"),)), settings())
+    ):
         site.forget()
         wanted = service(listener(80, member(1)), octavia=checks)
         assert await site.bring(wanted) == []
@@ -211,10 +213,14 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
         service(octavia=settings(checks=OTHER_CHECKS)),
         ["PUT pools/_", "PUT healthmonitors/_"],
     ),
-    ("checks of the node port", service(octavia=settings(asking=(("TCP", "TCP"),))), RENEWED),
+    (
+        "checks of the node port",
+        service(octavia=settings(monitor_types=(("TCP", "TCP"),))),
+        RENEWED,
+    ),
     (
         "no checks",
-        service(octavia=settings(checks=None, asking=())),
+        service(octavia=settings(checks=None, monitor_types=())),
         ["DELETE healthmonitors/_"],
     ),
     (

@@ -62,7 +62,7 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
 
 
 async def test_members_that_nobody_asks_are_in_no_doubt(site: Site) -> None:
-    await site.bring(service(octavia=settings(checks=None, asking=())))
+    await site.bring(service(octavia=settings(checks=None, monitor_types=())))
     lines = await status(site)
     assert not any("are ready, but" in line for line in lines)
     assert any("10.1.0.1:30080=1 NO_MONITOR" in line for line in lines)

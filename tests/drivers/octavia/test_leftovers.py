@@ -48,7 +48,7 @@ class Place:
         self.site.anew()
         key = ServiceKey("default", name)
         octavia = settings(
-            shared_or_adopted=SharedOrAdopted(on) if on else None, checks=None, asking=()
+            shared_or_adopted=SharedOrAdopted(on) if on else None, checks=None, monitor_types=()
         )
         wanted: LoadBalancer = msgspec.structs.replace(
             service(listener(port), uid=uid, octavia=octavia), service=key

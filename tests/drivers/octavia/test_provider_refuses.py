@@ -14,7 +14,7 @@ from tests.openstack.cloud import Cloud
 from tests.openstack.fixtures import Fronts
 
 from fairlead.errors import Refused
-from fairlead.model import LoadBalancer, OctaviaAsking, OctaviaPlace
+from fairlead.model import LoadBalancer, OctaviaMonitorType, OctaviaPlace
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def ovn(fronts: Fronts, tmp_path: Path, heard: Heard) -> Iterator[Site]:
     site.cloud.close()
 
 
-def web(cloud: Cloud, asking: OctaviaAsking, *, port: int = 80) -> LoadBalancer:
+def web(cloud: Cloud, monitor_type: OctaviaMonitorType, *, port: int = 80) -> LoadBalancer:
     place = OctaviaPlace(cloud.subnet)
     octavia = settings(
-        provider="ovn", method="SOURCE_IP_PORT", place=place, asking=(("TCP", asking),)
+        provider="ovn", method="SOURCE_IP_PORT", place=place, monitor_types=(("TCP", monitor_type),)
     )
     return service(listener(port), octavia=octavia)
 

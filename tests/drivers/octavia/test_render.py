@@ -53,7 +53,7 @@ def test_affinity_is_said_as_each_provider_understands_it() -> None:
 def test_provider_ovn_is_told_of_no_weight_and_of_nobody_without() -> None:
     wanted = service(
         listener(80, member(1, 3), member(2, 0)),
-        octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)),
+        octavia=settings(provider="ovn", monitor_types=(("TCP", "TCP"),)),
     )
     (found,) = tree(wanted).listeners
     assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [

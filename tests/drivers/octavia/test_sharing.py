@@ -15,7 +15,9 @@ MAIL = ServiceKey("default", "mail")
 
 
 def guest(id_: str, *ports: int, uid: str = "uid-mail", **fields: object) -> LoadBalancer:
-    octavia = settings(shared_or_adopted=SharedOrAdopted(id_), asking=(("TCP", "TCP"),), **fields)
+    octavia = settings(
+        shared_or_adopted=SharedOrAdopted(id_), monitor_types=(("TCP", "TCP"),), **fields
+    )
     made = service(
         *(listener(port, member(1)) for port in ports or (25,)), octavia=octavia, uid=uid
     )

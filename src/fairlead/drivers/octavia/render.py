@@ -152,7 +152,7 @@ def _algorithm(
 
 
 def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Monitor | None:
-    type_, checks = dict(settings.asking).get(wanted.protocol), settings.checks
+    type_, checks = dict(settings.monitor_types).get(wanted.protocol), settings.checks
     if type_ is None or checks is None:
         return None
     delay_s = max(checks.delay_s, MIN_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
