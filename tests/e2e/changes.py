@@ -47,7 +47,7 @@ class Change(NamedTuple):
     delete: tuple[tuple[str, str], ...] = ()
 
 
-class Wanted:
+class DesiredState:
     """The state that has been requested so far, and the choice of the next change."""
 
     def __init__(self, random: Random) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from tests.e2e.changes import NODES as NODE_NAMES
-from tests.e2e.changes import Change, Wanted, pod
+from tests.e2e.changes import Change, DesiredState, pod
 from tests.e2e.oracle import (
     EXCLUDE_LABEL,
     Cluster,
@@ -60,7 +60,7 @@ class Run:
     def __init__(self, site: Site, client: Client, seed: int) -> None:
         self.site = site
         self.client = client
-        self.wanted = Wanted(random.Random(seed))
+        self.wanted = DesiredState(random.Random(seed))
         self.random = random.Random(seed + 1)
         self.prober = Prober(site, lambda: read_cluster(client))
         self.kept: list[Probe] = []

@@ -26,7 +26,7 @@ from fairlead.state import State
 FIELD_MANAGER = "fairlead-pools"
 
 
-class Wanted(NamedTuple):
+class DesiredPool(NamedTuple):
     """The desired state of the pool with this uid."""
 
     uid: str
@@ -38,7 +38,7 @@ class ShowPool(NamedTuple):
     key in its loop."""
 
     service: str
-    wanted: Wanted
+    wanted: DesiredPool
 
     def __str__(self) -> str:
         return f"update the status of AddressPool {self.service}"
@@ -58,11 +58,11 @@ class PoolDriver(Component):
         self._recorder = recorder
         self._fence = fence
 
-    def render(self, intents: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
+    def render(self, intents: Mapping[str, DesiredPool]) -> Mapping[str, DesiredPool]:
         return intents
 
     def diff(
-        self, desired: Mapping[str, Wanted], actual: Mapping[str, AddressPool]
+        self, desired: Mapping[str, DesiredPool], actual: Mapping[str, AddressPool]
     ) -> Sequence[ShowPool]:
         """Return a step for each pool that exists and differs. A pool that is gone needs no
         step."""

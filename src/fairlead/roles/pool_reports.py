@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fairlead.drivers import Component
-from fairlead.drivers.pools import PoolDriver, Wanted
+from fairlead.drivers.pools import DesiredPool, PoolDriver
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.plan.keeping import KeepLimits
@@ -31,7 +31,7 @@ class PoolStates(Component):
 
     def __init__(self, state: State, ledger: Ledger, limits: KeepLimits) -> None:
         self.has_synced = asyncio.Event()
-        self.services: dict[str, Wanted] = {}
+        self.services: dict[str, DesiredPool] = {}
         """The desired state of each pool by its name. The field is called `services` in every
         source."""
         self.subscribers = Subscribers[str]()
@@ -44,7 +44,7 @@ class PoolStates(Component):
         """Signal that the ledger may have changed."""
         self._news.set()
 
-    def plan(self, keys: Collection[str]) -> Mapping[str, Wanted]:
+    def plan(self, keys: Collection[str]) -> Mapping[str, DesiredPool]:
         return {name: self.services[name] for name in keys if name in self.services}
 
     async def run(self) -> None:
@@ -56,7 +56,7 @@ class PoolStates(Component):
             before, self.services = (
                 self.services,
                 {
-                    name: Wanted(self._state.pools[name].metadata.uid, each)
+                    name: DesiredPool(self._state.pools[name].metadata.uid, each)
                     for name, each in states.items()
                 },
             )
