@@ -56,7 +56,7 @@ from fairlead.lab.kubeapiserver import find_program
 from fairlead.lab.process import Process
 from fairlead.lab.settings import kubeconfig
 from fairlead.probe.burst import LINGER_NONE
-from fairlead.roles.answering import command as answering_command
+from fairlead.roles.health_check_server import command as health_check_server_command
 
 OURS, THEIRS = "fairlead node", "kube-proxy"
 SAMPLE = 100
@@ -135,7 +135,7 @@ def cpu_s(pid: int) -> float:
 def busy(pid: int) -> bool:
     """Whether the process has a child that exists only for one job, such as kube-proxy's `nft`. The
     process that answers health checks for `fairlead node` is permanent and does not count."""
-    answering = "\0".join(answering_command())
+    answering = "\0".join(health_check_server_command())
     return any(
         answering not in line for each in with_children(pid)[1:] if (line := proc(each, "cmdline"))
     )

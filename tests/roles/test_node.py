@@ -16,7 +16,7 @@ from fairlead.kube.objects import Node, ObjectKey, Service, ServiceStatus
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
-from fairlead.roles.answering import command
+from fairlead.roles.health_check_server import command
 from fairlead.roles.node import (
     SYNC_FAILED,
     HostAddresses,

@@ -5,8 +5,8 @@ In: NodeService values with a `health_check`. Out: listening ports that answer a
 see `health_answers`; and the health of the node proxy on port 10256 (`/healthz`, `/livez`;
 KEP-3836).
 
-A separate process answers (`roles/answering`), so that no health check waits for a plan, and no
-flood of health checks delays a plan. The role sends the process every change, and every
+A separate process answers (`roles/health_check_server`), so that no health check waits for a plan,
+and no flood of health checks delays a plan. The role sends the process every change, and every
 STATE_INTERVAL_S whether the node proxy is in step with the plan. A process that ends is started
 again.
 
@@ -157,7 +157,7 @@ class HealthPortDriver(Component):
         """Set up a driver without ports.
 
         - `healthy`: whether the node proxy is in step with the plan.
-        - `command`: starts the answering process, see `roles/answering`.
+        - `command`: starts the answering process, see `roles/health_check_server`.
         - `node_eligible`: whether the node may get new traffic, because it is neither being deleted
           nor tainted by the autoscaler.
         - `proxy_port`: the port for the health of the node proxy; 0 for none. It is open at every

@@ -11,10 +11,10 @@ Invariants: there is one probe in flight per node address, not per Service. A no
 is `down` after two time-outs (0.3 s) plus at most one interval. A failure on our own side does not
 count against a node.
 
-The monitor runs in its own process (`roles/probing`); the driver in the gateway's loop is `prober`.
-A thousand nodes, each probed ten times a second, must cost a small part of a CPU core. Therefore
-one task serves all nodes, a few hundred times a second, connections are kept open, and new targets
-are probed at a limited rate."""
+The monitor runs in its own process (`roles/prober_process`); the driver in the gateway's loop is
+`prober`. A thousand nodes, each probed ten times a second, must cost a small part of a CPU core.
+Therefore one task serves all nodes, a few hundred times a second, connections are kept open, and
+new targets are probed at a limited rate."""
 
 import asyncio
 import heapq

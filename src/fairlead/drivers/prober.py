@@ -46,9 +46,9 @@ class Prober(Component):
         command: Sequence[str],
         prepare: Callable[[Collection[str]], Awaitable[None]] | None = None,
     ) -> None:
-        """`command` starts the process, see `roles/probing`. `prepare` is called with the addresses
-        of nodes before they are probed, so that all probes, including the first, take the path of
-        forwarded packets."""
+        """`command` starts the process, see `roles/prober_process`. `prepare` is called with the
+        addresses of nodes before they are probed, so that all probes, including the first, take the
+        path of forwarded packets."""
         self._observe = observe
         self._prepare = prepare
         self._command = command

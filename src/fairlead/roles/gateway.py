@@ -54,7 +54,7 @@ from fairlead.roles.host import HostSettings
 from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
-from fairlead.roles.probing import command as probing_command
+from fairlead.roles.prober_process import command as prober_command
 from fairlead.roles.process import SOURCES, Feed, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.roles.returned import watch_returned
@@ -208,7 +208,7 @@ def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCach
     """Return the prober and the loop that keeps the probes equal to the plan. This loop reports no
     outcomes; the loop that forwards reports them."""
     section, paths = config.gateway, plane.probe_paths
-    command = probing_command(
+    command = prober_command(
         section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
     )
     prober = Prober(state.observe, command, paths.add)

@@ -39,8 +39,8 @@ from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop, Pace
-from fairlead.roles.answering import command as answering_command
 from fairlead.roles.components import Task, remove_components, run_components
+from fairlead.roles.health_check_server import command as health_check_server_command
 from fairlead.roles.host import HostSettings
 from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, freshness_of
@@ -279,7 +279,7 @@ def drivers_of(
     health = HealthPortDriver(
         node_name=node_name,
         healthy=proxy.healthy,
-        command=answering_command(),
+        command=health_check_server_command(),
         node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         addresses=answering() if chosen else EVERYWHERE,
         requeue=state.subscribers.mark,

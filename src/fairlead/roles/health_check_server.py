@@ -1,5 +1,5 @@
-"""The process that answers health checks for a node: `python -m fairlead.roles.answering`, started
-by `drivers/healthport`.
+"""The process that answers health checks for a node. `drivers/healthport` starts it as
+`python -m fairlead.roles.health_check_server`.
 
 In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket,
 and answers on the health ports. It is a separate process, so that no health check waits for a plan,
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 16
 
 def command() -> Sequence[str]:
     """The command that starts this process; Python loads no modules from the working directory."""
-    return sys.executable, "-P", "-m", "fairlead.roles.answering"
+    return sys.executable, "-P", "-m", "fairlead.roles.health_check_server"
 
 
 def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
