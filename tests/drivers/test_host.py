@@ -33,10 +33,10 @@ def here() -> Iterator[None]:
 
 def test_only_values_that_do_harm_are_found_and_settings_that_are_not_there_do_none() -> None:
     values = {"a": "1", "b": "0"}
-    needs = [
+    requirements = [
         SysctlRequirement(name, lambda value: value == "1", "2", f"why {name}") for name in "abc"
     ]
-    assert harmful_settings(needs, values.get) == (HarmfulSetting(needs[0], "1"),)
+    assert harmful_settings(requirements, values.get) == (HarmfulSetting(requirements[0], "1"),)
 
 
 def test_without_consent_nothing_is_changed_and_the_remedy_is_named(tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ class HostSettings(Component):
         self._view.host = lambda: self._host.findings
         while True:
             try:
-                needs = [
-                    need
+                requirements = [
+                    requirement
                     for component in self._view.components
-                    for need in await component.requirements()
+                    for requirement in await component.requirements()
                 ]
-                self._host.check(needs)
+                self._host.check(requirements)
             except FairleadError as problem:
                 log.warning("cannot check the settings of the host", problem=str(problem))
             await asyncio.sleep(LOOK_S)

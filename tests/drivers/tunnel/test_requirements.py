@@ -120,8 +120,8 @@ def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
     ],
 )
 def test_the_greater_of_both_values_counts(own: str, everywhere: str, harmful: bool) -> None:
-    (need,) = requirements_of(["front"], ["back"], everywhere=everywhere)
-    assert need.harmful(own) is harmful
+    (requirement,) = requirements_of(["front"], ["back"], everywhere=everywhere)
+    assert requirement.harmful(own) is harmful
 
 
 def test_without_a_default_route_nothing_is_known() -> None:

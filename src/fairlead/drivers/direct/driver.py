@@ -36,7 +36,7 @@ from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.host_network.host_network import Node
 from fairlead.drivers.direct.host_network.networks import Limits, Networks
 from fairlead.drivers.direct.host_network.next_hops import Rules
-from fairlead.drivers.direct.host_network.requirements import needs_of
+from fairlead.drivers.direct.host_network.requirements import requirements_of
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
@@ -305,7 +305,7 @@ class DirectDriver(Component):
     async def requirements(self) -> tuple[SysctlRequirement, ...]:
         """Return the sysctls that the data plane needs with its present next hops."""
         _, _, networks = self._opened()
-        return needs_of(networks.next_hops)
+        return requirements_of(networks.next_hops)
 
     async def set_cluster_nodes(self, cluster: Collection[Node]) -> None:
         """Set the names and addresses of all nodes of the cluster. If this host is a node itself,
