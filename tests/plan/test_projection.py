@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.kube.watch_events import Item
 from fairlead.plan.cluster import plan_controller, plan_node
@@ -201,7 +201,7 @@ def test_plans_of_what_is_kept_are_those_of_all(
 
 
 def test_a_change_of_what_is_not_kept_is_none() -> None:
-    mirror: Mirror[Node] = Mirror(of_node)
+    cache: ObjectCache[Node] = ObjectCache(of_node)
     for version, labels in enumerate(
         [
             {"zone": "a"},
@@ -212,8 +212,8 @@ def test_a_change_of_what_is_not_kept_is_none() -> None:
         node = msgspec.convert(
             {"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node
         )
-        mirror.process(Item(ObjectKey("", "node1"), str(version), node))
-        assert len(mirror.take()) == (0 if version == 1 else 1)
+        cache.process(Item(ObjectKey("", "node1"), str(version), node))
+        assert len(cache.take()) == (0 if version == 1 else 1)
 
 
 def test_what_is_no_address_is_none_of_a_nodes() -> None:
