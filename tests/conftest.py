@@ -78,7 +78,7 @@ NICE = 5
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
 NEEDED = "needs a program that is not there"
-MOST_PROCESSES = 6
+MAX_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
 HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
@@ -207,7 +207,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `-n auto`."""
     # One for each processor. A lab consists of many processes; with three labs on two processors,
     # processes did not answer in time.
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     if config.getoption("check"):
         return processes
     config.stash[_quiet] = f"gw{processes}"

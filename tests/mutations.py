@@ -191,7 +191,7 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/net/maglev.py",
-        "    if skip % SMALLEST == 0:\n        skip += 2\n",
+        "    if skip % MIN_SIZE == 0:\n        skip += 2\n",
         "",
         _MAGLEV,
     ),
@@ -203,8 +203,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/net/maglev.py",
-        "    if len(members) > MOST_NODES:",
-        "    if len(members) >= MOST_NODES:",
+        "    if len(members) > MAX_NODES:",
+        "    if len(members) >= MAX_NODES:",
         _MAGLEV,
     ),
     Mutation(

@@ -37,7 +37,7 @@ ENDINGS: st.SearchStrategy[Ending] = st.sampled_from(
     ("well", "well", "well", "lost before", "lost after")
 )
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-MOST_STEPS = 1_000
+MAX_STEPS = 1_000
 
 
 @st.composite
@@ -255,7 +255,7 @@ class Race(RuleBasedStateMachine):
     async def _settle(self) -> None:
         for racer in self.racers:
             racer.audit()
-        for number in range(MOST_STEPS):
+        for number in range(MAX_STEPS):
             racer = self.racers[number % 2]
             await racer.see(1_000)
             await racer.step("well", number)

@@ -30,7 +30,7 @@ DEADLINE_S = 60.0
 ADDRESS, ADDRESS6 = "203.0.113.5", "2001:db8:f::5"
 URL, URL6 = f"https://{ADDRESS}:6443", f"https://[{ADDRESS6}]:6443"
 PORTS = (7443, 7444)
-MOST_LINES = 10
+MAX_LINES = 10
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -187,7 +187,7 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         assert await asked(site, token, times=4)
         await until("nobody's connections", lambda: has_open(gateway, 0, 0))
         lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        while 0 in (held := await gateway.open_connections()) and len(lines) < MOST_LINES:
+        while 0 in (held := await gateway.open_connections()) and len(lines) < MAX_LINES:
             lines.append(await site.connect("client1", ADDRESS, 6443))
             await asyncio.sleep(0.1)
         assert all(held), held

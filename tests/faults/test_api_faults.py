@@ -30,7 +30,7 @@ MOST = 150
 """The maximum number of requests while the server fails, without the Lease. Back-off begins at 0.2
 s and doubles, so that in 3 s each of nine reflectors, and each Service, makes about eight requests;
 a few of them two at a time."""
-MOST_ANNOTATION_BYTES = 256 << 10
+MAX_ANNOTATION_BYTES = 256 << 10
 """The limit of a real server for all annotations of an object."""
 ENDPOINTS = 1000
 
@@ -221,7 +221,7 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
     async with trial(tmp_path) as one:
         one.start()
         await one.make_endpoints()
-        history = "x" * (MOST_ANNOTATION_BYTES - 1024)
+        history = "x" * (MAX_ANNOTATION_BYTES - 1024)
         big = service("big", 80, **{"example.com/history": history})
         await one.client.create(SERVICES, big, namespace="default")
         pods = [

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fairlead.kube.events import LONGEST_MESSAGE
+from fairlead.kube.events import MAX_MESSAGE_LENGTH
 from fairlead.model import HealthMonitor, Member, Verdict
 from fairlead.plan.members import (
     HEALTH_CHECKS_FAILING,
@@ -79,4 +79,4 @@ def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
         "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new "
         "connections"
     ) in str(note)
-    assert "allow IP protocols 4 and 41" in str(note)[:LONGEST_MESSAGE]
+    assert "allow IP protocols 4 and 41" in str(note)[:MAX_MESSAGE_LENGTH]

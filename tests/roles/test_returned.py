@@ -7,7 +7,7 @@ from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.pins import OBJECT
-from fairlead.kube.events import LONGEST_MESSAGE, RECOVERED
+from fairlead.kube.events import MAX_MESSAGE_LENGTH, RECOVERED
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
@@ -63,7 +63,7 @@ def test_the_message_names_the_checks_for_any_number_of_nodes() -> None:
     gone."""
     many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
     assert "worker-004.rack-7.example.net and 95 more came back" in many
-    assert "service.kubernetes.io/service-proxy-name" in many[:LONGEST_MESSAGE]
+    assert "service.kubernetes.io/service-proxy-name" in many[:MAX_MESSAGE_LENGTH]
     assert "packets that were sent to nodes came back" in message("gw1", [])
 
 

@@ -20,7 +20,7 @@ from fairlead.lab import namespace
 from fairlead.lab.ports import free_port
 from fairlead.model import Outcome, ServiceKey
 from fairlead.web import View, serve
-from fairlead.web.connections import ACCEPTS, MOST, MOST_FROM_ONE, Connections
+from fairlead.web.connections import ACCEPTS, MAX_CONNECTIONS, MAX_FROM_ONE, Connections
 from fairlead.web.server import is_among, is_local
 
 WRONG_UNITS = re.compile(
@@ -266,10 +266,10 @@ async def test_connections_are_bounded_and_a_new_one_is_always_accepted() -> Non
         for count in range(ACCEPTS, len(callers) + len(crowd) + ACCEPTS, ACCEPTS):
             connections.accept(listener)
             assert len(made) <= count
-            while connections.count < min(MOST_FROM_ONE, len(made)):
+            while connections.count < min(MAX_FROM_ONE, len(made)):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
-        assert connections.count <= MOST
+        assert connections.count <= MAX_CONNECTIONS
         newest = caller(listener, "127.0.3.1")
         newest.send(b"x" * 100_000)
         connections.accept(listener)

@@ -33,7 +33,7 @@ GOOD_AFTER_DOWN = 2
 """Good answers in a row after which a target that was `down` is `up`."""
 STABLE_S = 60.0
 """Previous failures of a target are forgotten after it has been up for this time."""
-FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
+FIRST_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
 """The trial period after the second recent failure, and the longest trial period."""
 MAX_IN_TURN = 4
 """Up to this number, all targets of a node are probed in turn. With more targets, one of them
@@ -88,9 +88,7 @@ class Record:
     def trial_s(self) -> float:
         """How long the target has to answer well before it is up again."""
         return (
-            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), LONGEST_TRIAL_S)
-            if self.failures > 1
-            else 0.0
+            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), MAX_TRIAL_S) if self.failures > 1 else 0.0
         )
 
 

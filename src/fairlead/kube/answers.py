@@ -11,7 +11,7 @@ import msgspec
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 
 EXPIRED = 410
-LONGEST_MESSAGE = 500
+MAX_MESSAGE_LENGTH = 500
 TERMINATING = "NamespaceTerminating"
 """The cause by which the API marks this kind of 403 (k8s.io/api/core/v1,
 NamespaceTerminatingCause)."""
@@ -107,7 +107,7 @@ def read_status(body: bytes) -> Status:
     try:
         return STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Status(message=body.decode(errors="replace").strip()[:LONGEST_MESSAGE])
+        return Status(message=body.decode(errors="replace").strip()[:MAX_MESSAGE_LENGTH])
 
 
 def failure(

@@ -22,7 +22,7 @@ from fairlead.net.address import join_host_port, socket_family
 from fairlead.net.httpanswer import REFUSED, SILENT, Answer
 
 WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
-LONGEST_ANSWER_BYTES = 16384
+MAX_ANSWER_BYTES = 16384
 
 PROBE_MARK = 0x1071
 """SO_MARK of probes that take the path of forwarded packets.
@@ -174,7 +174,7 @@ class ProbeConnection:
             self.close()
             return
         self._received += chunk
-        ended = not chunk or len(self._received) >= LONGEST_ANSWER_BYTES
+        ended = not chunk or len(self._received) >= MAX_ANSWER_BYTES
         if ended and not self._received:
             self._on_close(
                 ConnectionResetError(errno.ECONNRESET, "the server closed the connection")

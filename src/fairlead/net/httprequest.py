@@ -3,13 +3,13 @@
 In: received bytes. Out: a request with its length, or the status for an invalid one; the bytes of
 an answer.
 Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a
-length. A request whose body has no length (chunked), or is longer than LONGEST_BYTES, is answered
+length. A request whose body has no length (chunked), or is longer than MAX_BYTES, is answered
 without reading its body, and the connection is closed."""
 
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
-LONGEST_BYTES = 8192
+MAX_BYTES = 8192
 """Limit of a request: its head, and its body if the body is read."""
 
 END_OF_HEAD = b"\r\n\r\n"
@@ -50,7 +50,7 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     if end < 0:
         return (
             "incomplete"
-            if len(received) < LONGEST_BYTES
+            if len(received) < MAX_BYTES
             else HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         )
     first, *rest = received[:end].decode("latin-1").split("\r\n")
@@ -70,8 +70,8 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     # Converting a number with many digits takes long, and such a body exceeds the limit anyway.
     if (
         "transfer-encoding" in fields
-        or len(length) > len(str(LONGEST_BYTES))
-        or head + int(length) > LONGEST_BYTES
+        or len(length) > len(str(MAX_BYTES))
+        or head + int(length) > MAX_BYTES
     ):
         return Received(request, head, keep=False)
     if len(received) < head + int(length):

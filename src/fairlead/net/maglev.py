@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 from fairlead.errors import Refused
 
-SMALLEST = 1021
+MIN_SIZE = 1021
 DOUBLINGS = 6
 SLOTS_PER_WEIGHT = 100
-MOST_NODES = 4096
-SMALL = 2 * SMALLEST
+MAX_NODES = 4096
+SMALL = 2 * MIN_SIZE
 SMALL_CACHED = 16384
 _OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
 _EMPTY = 0xFFFF
@@ -67,16 +67,16 @@ def table_size(total_weight: int) -> int:
     """Return the number of slots for this sum of weights: 1,021 doubled until there are 100 per
     unit, at most 65,344."""
     for doubling in range(DOUBLINGS):
-        if SMALLEST << doubling >= SLOTS_PER_WEIGHT * total_weight:
-            return SMALLEST << doubling
-    return SMALLEST << DOUBLINGS
+        if MIN_SIZE << doubling >= SLOTS_PER_WEIGHT * total_weight:
+            return MIN_SIZE << doubling
+    return MIN_SIZE << DOUBLINGS
 
 
 def sizes_down_from(size: int) -> Iterator[int]:
     """Yield the table sizes from this one down to the smallest, each half of the previous one. For
     0, the empty table, yield 0."""
     yield size
-    while size > SMALLEST:
+    while size > MIN_SIZE:
         size //= 2
         yield size
 
@@ -102,7 +102,7 @@ def walk(name: str, size: int) -> tuple[int, int]:
     every slot. Both depend on the name and the size alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
-    if skip % SMALLEST == 0:
+    if skip % MIN_SIZE == 0:
         skip += 2
     return int.from_bytes(digest[:8], "little") % size, skip
 
@@ -262,10 +262,10 @@ def _compute(weights: Weights, size: int = 0) -> Table:
     members = _members(weights)
     if not members:
         return EMPTY
-    if len(members) > MOST_NODES:
+    if len(members) > MAX_NODES:
         raise Refused(
             f"{len(members)} nodes for one listener",
-            fix=f"at most {MOST_NODES} nodes can share one",
+            fix=f"at most {MAX_NODES} nodes can share one",
         )
     given = walks(members, size)
     return _named(members, given, fill_in_c(given))

@@ -18,7 +18,7 @@ from ipaddress import ip_address, ip_network
 from typing import NamedTuple, TypeVar
 
 DEFAULT_ROUTE = "default-route"
-LONGEST_NAME = 15
+MAX_NAME_LENGTH = 15
 """IFNAMSIZ of Linux, without the terminating zero byte."""
 _WILDCARDS = frozenset("*?[")
 _SHOWN = 20
@@ -86,9 +86,9 @@ def check(selector: str) -> None:
     """Raise ValueError for a selector that cannot choose any interface."""
     if "/" in selector:
         ip_network(selector)
-    elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
+    elif is_name(selector) and (len(selector) > MAX_NAME_LENGTH or any(map(str.isspace, selector))):
         raise ValueError(
-            f"{selector!r} is not an interface name: a name has at most {LONGEST_NAME} "
+            f"{selector!r} is not an interface name: a name has at most {MAX_NAME_LENGTH} "
             "characters and no space"
         )
     elif _is_address(selector):

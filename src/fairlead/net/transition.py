@@ -33,7 +33,7 @@ from functools import cache
 from itertools import chain, repeat, starmap
 from typing import NamedTuple
 
-from fairlead.net.maglev import SMALLEST, Table, at, library
+from fairlead.net.maglev import MIN_SIZE, Table, at, library
 
 NONE = 0xFFFF
 TRACKED = 0xFFFE
@@ -288,7 +288,7 @@ def _condense(slots: "array[int]") -> "array[int]":
     """Return the shortest equivalent table; an empty one if all slots are NONE."""
     if slots.tobytes() == b"\xff" * (2 * len(slots)):
         return array("H")
-    while len(slots) > SMALLEST and slots[0::2] == slots[1::2]:
+    while len(slots) > MIN_SIZE and slots[0::2] == slots[1::2]:
         slots = slots[0::2]
     return slots
 

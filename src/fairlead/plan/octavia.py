@@ -37,8 +37,8 @@ from fairlead.sections import OctaviaConfig
 CLIENT_HIDDEN = "ClientAddressHidden"
 PROVIDER = "octavia-provider"
 PLACES = ("subnet-id", "network-id", "port-id")
-MOST_CONNECTIONS = 1_000_000
-SHORTEST_UDP_DELAY_S = 3
+MAX_CONNECTIONS = 1_000_000
+MIN_UDP_DELAY_S = 3
 """The shortest interval of a UDP-CONNECT monitor (Octavia's `min_health_monitor_delay`)."""
 
 _METHODS: Mapping[str, OctaviaMethod] = {
@@ -119,7 +119,7 @@ def settings_of(
     config = _of_class(reader, config)
     header = reader.choice("proxy-protocol", HEADERS, "")
     forwarded_for = reader.choice("x-forwarded-for", SWITCHES, False)
-    limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, -1)
+    limit = reader.number("connection-limit", -1, MAX_CONNECTIONS, -1)
     method: OctaviaMethod | None = reader.choice("lb-method", {**_METHODS}, None)
     off = {
         "proxy-protocol": not header,

@@ -18,12 +18,12 @@ from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
 from fairlead.plan.keeping import KeepLimits
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import FAMILIES, MOST
+from fairlead.plan.pools import FAMILIES, MAX_COUNT
 
 READY = "Ready"
 STRANDED = "Stranded"
-MOST_NAMES = 5
-MOST_NAMESPACES = 100
+MAX_NAMES = 5
+MAX_NAMESPACES = 100
 """The maximum number of namespaces in `status.kept`, as in `deploy/crds`."""
 
 
@@ -71,7 +71,7 @@ def _with_kept(
 ) -> PoolState:
     """Add the kept addresses by namespace, most addresses first. Times that are not known yet are
     omitted."""
-    most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MOST_NAMESPACES]
+    most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MAX_NAMESPACES]
     entries = []
     for namespace in most:
         since = min((each for each in kept[namespace] if each), default="")
@@ -104,7 +104,7 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
 
 
 def _counts(counts: Mapping[Family, int]) -> tuple[int, int]:
-    first, second = (max(0, min(MOST, counts[family])) for family in FAMILIES)
+    first, second = (max(0, min(MAX_COUNT, counts[family])) for family in FAMILIES)
     return first, second
 
 
@@ -125,8 +125,8 @@ def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
             STRANDED, "False", "None", "every address that was assigned from it is still in it"
         )
     held = sorted(f"{address} (Service {key})" for address, key in left)
-    names = ", ".join(held[:MOST_NAMES]) + (
-        f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else ""
+    names = ", ".join(held[:MAX_NAMES]) + (
+        f" and {len(held) - MAX_NAMES} more" if len(held) > MAX_NAMES else ""
     )
     message = (
         f"{names}: assigned from this pool and no longer in it; these Services keep them, and no "

@@ -22,7 +22,7 @@ from fairlead.model import Family, Finding
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 FAMILIES: tuple[Family, ...] = ("IPv4", "IPv6")
-MOST = 2**63 - 1
+MAX_COUNT = 2**63 - 1
 """The maximum of a count: the status has counts of type int64."""
 
 INVALID = "InvalidAddresses"

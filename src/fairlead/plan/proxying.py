@@ -37,7 +37,7 @@ PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 """Code of a Finding: class proxy cannot serve some ports. With the domain as prefix, it is also the
 error of such a port in the status."""
-MOST_CONNECTIONS = 1_000_000
+MAX_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
@@ -119,7 +119,7 @@ def settings_of(
     header = reader.choice("proxy-protocol", HEADERS, default.header)
     forwarded_for = reader.choice("x-forwarded-for", SWITCHES, default.forwarded_for)
     method = reader.choice("lb-method", _METHODS, default.method)
-    limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, default.connection_limit)
+    limit = reader.number("connection-limit", -1, MAX_CONNECTIONS, default.connection_limit)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (

@@ -23,7 +23,7 @@ owns fields of the Service."""
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
-LONGEST_AFFINITY_S = 86_400
+MAX_AFFINITY_S = 86_400
 """The longest session affinity that the API server accepts."""
 
 
@@ -58,7 +58,7 @@ def affinity_timeout_s(service: Service) -> int:
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config
-    return min(max(config.client_ip.timeout_seconds, 0), LONGEST_AFFINITY_S) if config else 10800
+    return min(max(config.client_ip.timeout_seconds, 0), MAX_AFFINITY_S) if config else 10800
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from fairlead.model import SharedOrAdopted
 from fairlead.plan.annotations import LOAD_BALANCER_ID, found, names_of, quoted
 from fairlead.sections import OctaviaConfig
 
-_LONGEST = 255
+_MAX_NAME_LENGTH = 255
 """Maximum length of a name."""
-_LEGACY = 32
+_MAX_OLD_NAME_LENGTH = 32
 """Maximum length of a name in the format of old versions."""
 
 
@@ -42,4 +42,6 @@ def names_of_occm(service: Service, cluster: str) -> tuple[str, ...]:
     current one, and the one of old versions. `cluster`: the cluster name that it is configured
     with."""
     name = f"kube_service_{cluster}_{service.metadata.namespace}_{service.metadata.name}"
-    return name[:_LONGEST], f"a{service.metadata.uid.replace('-', '')}"[:_LEGACY]
+    return name[:_MAX_NAME_LENGTH], f"a{service.metadata.uid.replace('-', '')}"[
+        :_MAX_OLD_NAME_LENGTH
+    ]

@@ -33,7 +33,7 @@ import msgspec
 from fairlead.probe.exchange import Answer, Malformed
 from fairlead.probe.flow import Flow, Target
 
-MOST_OPENING = 128
+MAX_OPENING = 128
 """The maximum number of flows that are being opened at a time when many are missing."""
 RETRANSMIT_S = 1.0
 """A new UDP flow without an answer repeats its request once after this time, as TCP would."""
@@ -49,7 +49,7 @@ socket was closed, so a new socket that happened to get the same port would cont
 perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
-MOST_RECORDED = 1000
+MAX_RECORDED = 1000
 _FAILURES = (OSError, Malformed, EOFError)
 
 
@@ -167,7 +167,7 @@ class Crowd:
         for target in self._targets if now_s >= self._next_fill_s else ():
             while (
                 self._open[target] + self._opening[target] < target.open
-                and self._opening.total() < MOST_OPENING
+                and self._opening.total() < MAX_OPENING
             ):
                 self._start(target, now_s)
 
@@ -314,7 +314,7 @@ class Crowd:
         self._next_fill_s = time.monotonic() + PAUSE_S
 
     def _record_trouble(self, target: Target, begun_s: float, what: str) -> None:
-        if len(noted := self.counts[target].trouble) < MOST_RECORDED:
+        if len(noted := self.counts[target].trouble) < MAX_RECORDED:
             noted.append((begun_s, what))
 
     def _record_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
@@ -322,7 +322,7 @@ class Crowd:
         pod, node = (known.pod, known.node) if known else ("", "")
         by_cause = count.broken.setdefault(pod, {})
         by_cause[why] = by_cause.get(why, 0) + 1
-        if len(count.breaks) < MOST_RECORDED:
+        if len(count.breaks) < MAX_RECORDED:
             client, port, *_ = flow.socket.getsockname()
             times = flow.begun_s, time.monotonic(), flow.requests
             count.breaks.append(Break(client, port, *times, pod, node, why, answered_by))

@@ -30,8 +30,8 @@ from fairlead.kube.lease_object import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,
-    LONGEST_REASON,
-    MOST_NAMED,
+    MAX_NAMED,
+    MAX_REASON_LENGTH,
     SELECTOR,
     Presence,
     presence_of,
@@ -109,8 +109,8 @@ class GatewayLeases:
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
             # A gateway keeps to these limits, but any client with its token can write more.
-            for each in presence.not_served[:MOST_NAMED]:
-                name, reason = presence.name[:LONGEST_REASON], each.message[:LONGEST_REASON]
+            for each in presence.not_served[:MAX_NAMED]:
+                name, reason = presence.name[:MAX_REASON_LENGTH], each.message[:MAX_REASON_LENGTH]
                 refusals.setdefault(each.key, {})[name] = reason
         return Gateways(frozenset(presence.name for presence in alive), refusals)
 

@@ -35,9 +35,9 @@ from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     FIELD_MANAGER,
-    LONGEST_REASON,
-    MOST_LISTED,
-    MOST_NAMED,
+    MAX_LISTED,
+    MAX_NAMED,
+    MAX_REASON_LENGTH,
     NotServed,
     Presence,
     Warned,
@@ -174,9 +174,9 @@ class Announcer:
             interfaces=tuple(self._interfaces()),
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
-            not_served=tuple(not_served[:MOST_NAMED]),
+            not_served=tuple(not_served[:MAX_NAMED]),
             stale={name: round(age_s) for name, age_s in stale.items()},
-            warned=tuple(self._warned())[:MOST_LISTED],
+            warned=tuple(self._warned())[:MAX_LISTED],
         )
 
     def _not_served(self) -> Sequence[NotServed]:
@@ -191,7 +191,7 @@ class Announcer:
         refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
         failed = sorted(refused | (unavailable & self._unavailable))
         self._unavailable = unavailable
-        reasons = (outcomes[key].message[:LONGEST_REASON] for key in failed[:MOST_LISTED])
+        reasons = (outcomes[key].message[:MAX_REASON_LENGTH] for key in failed[:MAX_LISTED])
         return [
             NotServed(str(key), reason)
             for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)

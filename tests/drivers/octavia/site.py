@@ -43,7 +43,7 @@ SUBNET = "0f1a7c1e-0000-4000-8000-000000000001"
 QUICK = Pace(first_s=0.1, last_s=1.0, patience_s=180.0)
 """The interval between polls. A poll costs Octavia a tenth of the work that is waited for."""
 CHECKS = OctaviaChecks()
-MOST_PASSES = 60
+MAX_PASSES = 60
 Seen = dict[ServiceKey, ExistingLoadBalancer | None]
 
 
@@ -201,7 +201,7 @@ class Site:
     async def bring(self, *services: LoadBalancer, key: ServiceKey = WEB) -> list[str]:
         """Make passes until the Service is done. Return the messages of the earlier passes."""
         told: list[str] = []
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             try:
                 outcomes = await self.once(*services, key=key)
             except Conflict as error:

@@ -43,7 +43,7 @@ from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.address import is_ipv6, pack_address
 from fairlead.net.bpf import Map
-from fairlead.net.maglev import SMALLEST
+from fairlead.net.maglev import MIN_SIZE
 from fairlead.net.transition import Slots
 
 log = structlog.get_logger()
@@ -410,7 +410,7 @@ class ListenerMaps:
                 service.namespace, changing=service in self._mirror.of_service
             ):
                 raise listeners.refusal(service)
-        return max(old.record.current_size, SMALLEST) if old else -1
+        return max(old.record.current_size, MIN_SIZE) if old else -1
 
     def _retained_numbers(
         self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, converging: bool

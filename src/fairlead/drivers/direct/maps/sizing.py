@@ -36,7 +36,7 @@ def claim(record: ListenerRecord) -> int:
     """Return the number of chunks that a listener is charged for: two tables of its present size,
     because a change needs the second one; two tables of the smallest size if it has none, because
     members may return; or its present two tables, if they are larger."""
-    current = chunks(max(record.current_size, maglev.SMALLEST))
+    current = chunks(max(record.current_size, maglev.MIN_SIZE))
     return current + max(current, chunks(record.previous_size))
 
 
@@ -52,7 +52,7 @@ def fittings(
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
     for size in maglev.sizes_down_from(wanted):
         needed, part = (
-            (2 * chunks(size), PART) if size > maglev.SMALLEST else (2 * chunks(maglev.SMALLEST), 1)
+            (2 * chunks(size), PART) if size > maglev.MIN_SIZE else (2 * chunks(maglev.MIN_SIZE), 1)
         )
         if size > granted and part * needed > available:
             continue
