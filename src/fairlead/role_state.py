@@ -50,7 +50,7 @@ class ResourceState(Value, frozen=True):
     """The usage of a resource, and its limit."""
 
     used: int
-    most: int
+    limit: int
 
 
 class DrainState(Value, frozen=True):
