@@ -31,7 +31,7 @@ class Paced(msgspec.Struct, frozen=True):
     pace_per_s: float
     median_ms: float
     p99_ms: float
-    most_ms: float
+    max_ms: float
     cpu_share: float
     """Share of one core."""
 

@@ -425,5 +425,5 @@ def _allow_descriptors() -> None:
     """Raise the limit of file descriptors to the hard limit. Each probed node takes up to
     `MAX_IN_TURN` of them. The default soft limit of 1,024 exists for the sake of select(2), which
     is not used here."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

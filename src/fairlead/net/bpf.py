@@ -117,13 +117,13 @@ def address_of(buffer: "ctypes.Array[ctypes.c_char]") -> int:
     return ctypes.addressof(buffer)
 
 
-def runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of consecutive numbers, as (first, count), with at most `most` numbers each.
+def runs(numbers: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
+    """Yield runs of consecutive numbers, as (first, count), with at most `max_length` numbers each.
 
     `numbers` is sorted."""
     first, count = 0, 0
     for number in numbers:
-        if count and (number != first + count or count == most):
+        if count and (number != first + count or count == max_length):
             yield first, count
             count = 0
         if not count:

@@ -71,9 +71,9 @@ def _with_kept(
 ) -> PoolState:
     """Add the kept addresses by namespace, most addresses first. Times that are not known yet are
     omitted."""
-    most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MAX_NAMESPACES]
+    listed = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MAX_NAMESPACES]
     entries = []
-    for namespace in most:
+    for namespace in listed:
         since = min((each for each in kept[namespace] if each), default="")
         entries.append(KeptAddresses(namespace, len(kept[namespace]), since, limits.until(since)))
     return msgspec.structs.replace(

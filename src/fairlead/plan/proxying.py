@@ -216,11 +216,11 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Finding:
     return Finding(PROXY_HEADER_SWITCHED, f"{change}: {order}", severity="info", remedy=remedy)
 
 
-def ended(connections: int, most: int) -> Finding:
+def ended(connections: int, max_workers: int) -> Finding:
     """Return the Finding about connections that ended because HAProxy stopped their old worker: at
-    most `most` old workers are kept after reloads."""
+    most `max_workers` old workers are kept after reloads."""
     ended = "1 connection was" if connections == 1 else f"{connections} connections were"
-    why = f"HAProxy keeps at most {most} of its old workers after reloads"
+    why = f"HAProxy keeps at most {max_workers} of its old workers after reloads"
     return Finding(
         OLD_CONNECTIONS_ENDED,
         f"{ended} ended, the oldest of this gateway: {why} (gateway.proxyOldWorkers)",

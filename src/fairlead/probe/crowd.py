@@ -119,8 +119,8 @@ class Crowd:
         self._next_new_s = 0.0
         self._next_fill_s = 0.0
         self.counts: defaultdict[Target, Count] = defaultdict(Count)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
     @property
     def complete(self) -> bool:

@@ -78,8 +78,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Each port needs a descriptor; the usual soft limit exists only for programs that use
     # select(2).
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     with socket.socket(fileno=sys.stdin.fileno()) as role:
         serve(role)
 

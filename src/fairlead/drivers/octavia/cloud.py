@@ -66,9 +66,9 @@ class Cloud:
         """Held while a load balancer is created. Octavia keeps a project's quotas locked until it
         has accepted a load balancer with everything below it. Concurrent creations would block each
         other, and all but one would be rejected after a minute."""
-        most = max(int(config.calls_per_s), 1)
-        self._window_s = most / config.calls_per_s
-        self._turns_s: deque[float] = deque(maxlen=most)
+        max_calls = max(int(config.calls_per_s), 1)
+        self._window_s = max_calls / config.calls_per_s
+        self._turns_s: deque[float] = deque(maxlen=max_calls)
         """The start times of the last calls, as many as are allowed within the window."""
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class ProxyCollector(Collector):
             "Connections of all Services in the current HAProxy worker",
             worker.connections,
         )
-        most = GaugeMetricFamily(
+        limit = GaugeMetricFamily(
             "fairlead_proxy_worker_connections_limit",
             "Maximum number of connections of this worker; further ones wait",
             worker.limit,
@@ -73,7 +73,7 @@ class ProxyCollector(Collector):
             octets.add_metric([str(key), "out"], counted.bytes_out)
             refused.add_metric([str(key)], counted.refused)
             failed.add_metric([str(key)], counted.failed)
-        return [connections, opened, octets, refused, failed, deaths, used, most]
+        return [connections, opened, octets, refused, failed, deaths, used, limit]
 
 
 class ApiServersCollector(Collector):
