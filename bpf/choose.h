@@ -133,7 +133,7 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 	struct entry entry = { .key = *key, .node = node };
 
 	if (config && config->flags & REPORT_ENTRIES &&
-	    bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
+	    bpf_ringbuf_output(&flow_reports, &entry, sizeof(entry), 0))
 		count(REPORTS_LOST);
 }
 

@@ -61,7 +61,7 @@ struct {
 	__uint(max_entries, 2 * NODES);
 	__type(key, __u32);
 	__type(value, struct next_hop);
-} ways SEC(".maps");
+} next_hops SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -139,7 +139,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
-} news SEC(".maps");
+} flow_reports SEC(".maps");
 
 /* Scratch space of packet.h. */
 struct {
@@ -254,7 +254,7 @@ static __always_inline bool is_node(void)
 static __always_inline const struct next_hop *next_hop_to(__u32 node, bool ipv6)
 {
 	__u32 index = 2 * node + ipv6;
-	const struct next_hop *hop = bpf_map_lookup_elem(&ways, &index);
+	const struct next_hop *hop = bpf_map_lookup_elem(&next_hops, &index);
 
 	return hop && hop->kind != UNREACHABLE ? hop : 0;
 }

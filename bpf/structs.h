@@ -239,7 +239,7 @@ struct node_name {
 /* This host is a node of the cluster: packets that have passed a gateway are meant for it, and
  * stay here. */
 #define IS_NODE 1
-#define REPORT_ENTRIES 2 /* User space reads the reports in `news`. */
+#define REPORT_ENTRIES 2 /* User space reads the reports in `flow_reports`. */
 
 struct settings {
 	__u32 inserts_per_s; /* for each CPU and each table of open or closing flows */

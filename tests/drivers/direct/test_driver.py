@@ -46,8 +46,8 @@ SET_NODE1 = [
 def way_to_node1() -> NextHop:
     """Return the IPv4 next hop of the first node, from the pinned map."""
     (layout,) = PINS.glob("layout-*")
-    with Map.open(layout / "ways") as ways:
-        return unpack_next_hop(ways.lookup(INDEX.pack(0)) or b"")
+    with Map.open(layout / "next_hops") as next_hops:
+        return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
 
 def refuses() -> bool:

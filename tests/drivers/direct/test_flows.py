@@ -438,7 +438,7 @@ def test_packets_of_an_unchanged_slot_pass_while_entries_are_copied(forwarder: F
 
 def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder) -> None:
     forwarder.set_settings(flags=REPORT_ENTRIES)
-    ring = RingBuffer(forwarder.maps["news"])
+    ring = RingBuffer(forwarder.maps["flow_reports"])
 
     def reported() -> list[tuple[int, int]]:
         return [
@@ -468,7 +468,7 @@ def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder
 
 def test_udp_entries_that_follow_from_the_tables_are_not_reported(forwarder: Forwarder) -> None:
     forwarder.set_settings(flags=REPORT_ENTRIES)
-    ring = RingBuffer(forwarder.maps["news"])
+    ring = RingBuffer(forwarder.maps["flow_reports"])
     forwarder.serve({"node1": 1}, protocol="UDP")
     forwarder.run(udp())
     forwarder.run(udp())
@@ -482,7 +482,7 @@ def test_a_stale_entry_of_a_peer_moves_no_udp_flow_of_an_unchanged_slot(
     """The peer has not seen the present flow with these ports, which was sent to its node by the
     table."""
     forwarder.set_settings(flags=REPORT_ENTRIES)
-    ring = RingBuffer(forwarder.maps["news"])
+    ring = RingBuffer(forwarder.maps["flow_reports"])
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
     forwarder.run(udp())
     forwarder.run(udp())

@@ -2,10 +2,9 @@
 hops, VLAN tags.
 
 In: the kernel's state and events, the nodes in the maps, the nodes of the cluster. Out: up-to-date
-maps `ways`, `tags` and `settings`, and attached programs. Invariant: each method brings everything
-that it is responsible for to the present state, even if earlier events were missed. This module
-knows nothing of Services.
-"""
+maps `next_hops`, `tags` and `settings`, and attached programs. Invariant: each method brings
+everything that it is responsible for to the present state, even if earlier events were missed. This
+module knows nothing of Services."""
 
 import asyncio
 import time

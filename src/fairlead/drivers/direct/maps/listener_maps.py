@@ -99,7 +99,7 @@ class ListenerMaps:
         self._unused_checked_s = -math.inf
         self._ranges = Ranges(maps["ranges"], self.quotas.ranges)
         self._retained_nodes = RetainedNodes(maps["retained_nodes"], self.quotas.retained)
-        self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
+        self.nodes = Nodes(maps["next_hops"], maps["node_names"], maps["node_statistics"])
         self._surveyor = Surveyor(
             maps, self._memory, self.nodes, self._ranges, self._retained_nodes, clock
         )

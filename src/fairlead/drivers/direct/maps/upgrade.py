@@ -34,7 +34,7 @@ DESCRIPTION = "description"
 
 _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
-_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
+_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "flow_reports", "walks"})
 """Maps whose content is meaningful only for a moment."""
 _ARENA, _LISTENERS = "arena", "listeners"
 _ONE_PACKET_PREFIX = "new_"

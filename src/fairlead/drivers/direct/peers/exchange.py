@@ -57,7 +57,7 @@ class Exchange:
 
     def __init__(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
         self._tables, self._maps = tables, maps
-        self._ring = RingBuffer(maps["news"])
+        self._ring = RingBuffer(maps["flow_reports"])
         self.descriptor = self._ring.descriptor
         """Readable while the program has reported new entries."""
         self.received = 0
