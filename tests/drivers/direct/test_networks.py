@@ -47,7 +47,7 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
 
 
 @pytest.mark.parametrize(
-    ("address", "route", "rules", "way"),
+    ("address", "route", "rules", "hop"),
     [
         ("192.0.2.21", ON_LINK, Rules(), NextHop(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1500)),
         (
@@ -100,13 +100,13 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
         ),
     ],
 )
-def test_next_hops(address: str, route: Route, rules: Rules, way: NextHop) -> None:
-    assert next_hop_to("node", address, route, CARD, rules) == way
+def test_next_hops(address: str, route: Route, rules: Rules, hop: NextHop) -> None:
+    assert next_hop_to("node", address, route, CARD, rules) == hop
 
 
 def test_a_vlan_is_named_for_xdp() -> None:
-    way = next_hop_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
-    assert way == NextHop(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
+    hop = next_hop_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
+    assert hop == NextHop(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
 
 
 @pytest.mark.parametrize(
@@ -185,17 +185,17 @@ def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
     async def scenario() -> None:
         ip("neighbour", "add", "192.0.2.21", "lladdr", "02:00:00:00:00:21", "dev", "eth0")
         around = HostNetwork(Rules())
-        (way,) = around.find_next_hops([("near", "192.0.2.21")]).values()
-        assert isinstance(way, NextHop)
-        assert way.mac == bytes(6)
-        around.xdp_interfaces = frozenset({way.interface})
-        assert around.with_mac(way).mac == b"\2\0\0\0\0\x21"
+        (hop,) = around.find_next_hops([("near", "192.0.2.21")]).values()
+        assert isinstance(hop, NextHop)
+        assert hop.mac == bytes(6)
+        around.xdp_interfaces = frozenset({hop.interface})
+        assert around.with_mac(hop).mac == b"\2\0\0\0\0\x21"
         ip("neighbour", "replace", "192.0.2.21", "lladdr", "02:00:00:00:00:22", "dev", "eth0")
         changes = await around.next_changes()
         while not changes.neighbours:
             changes = await around.next_changes()
-        assert changes.neighbours == {(way.interface, "192.0.2.21")}
-        assert around.with_mac(way).mac == b"\2\0\0\0\0\x22"
+        assert changes.neighbours == {(hop.interface, "192.0.2.21")}
+        assert around.with_mac(hop).mac == b"\2\0\0\0\0\x22"
         around.close()
 
     run(scenario)
@@ -211,20 +211,20 @@ def test_a_neighbour_that_does_not_answer_is_not_resolved_again_at_once(run: Run
             closing(HostNetwork(Rules(), clock=lambda: now_s)) as around,
             arp_socket("eth0-end") as asked,
         ):
-            (way,) = (
+            (hop,) = (
                 each
                 for each in around.find_next_hops([("dead", "192.0.2.21")]).values()
                 if isinstance(each, NextHop)
             )
-            around.xdp_interfaces = frozenset({way.interface})
+            around.xdp_interfaces = frozenset({hop.interface})
             following = asyncio.create_task(follow(around))
             for _ in range(2):
                 for _ in range(10):  # as for ten changes of the networks
-                    around.with_mac(way)
-                    while state_of(way.next_hop) != ["FAILED"]:
+                    around.with_mac(hop)
+                    while state_of(hop.next_hop) != ["FAILED"]:
                         await asyncio.sleep(0.01)
                     await asyncio.sleep(0.01)
-                assert requests(asked, way.next_hop) == 1
+                assert requests(asked, hop.next_hop) == 1
                 now_s += RETRY_S
             following.cancel()
 
@@ -311,13 +311,13 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
     """Without an audit, the driver follows another route, another MTU, the loss of the route and a
     new route."""
 
-    def way() -> NextHop:
+    def hop() -> NextHop:
         (layout,) = PINS.glob("layout-*")
         with Map.open(layout / "next_hops") as next_hops:
             return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
     async def until(wanted: NextHop) -> None:
-        while way()._replace(own_mac=bytes(6), mac=bytes(6)) != wanted:
+        while hop()._replace(own_mac=bytes(6), mac=bytes(6)) != wanted:
             await asyncio.sleep(0.01)
 
     async def scenario() -> None:
