@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 async def test_each_event_has_its_effect() -> None:
     found = await many.measure(Size(services=8, endpoints=2, nodes=4), 1)
     assert found.gateway_mib > found.haproxy_mib > found.haproxy_alone_mib / 2 > 0
-    report = Report(ways(), 8, 4, (found,))
+    report = Report(paths(), 8, 4, (found,))
     assert all(
         len(effects_ms(report, name)) == 1 and min(effects_ms(report, name)) > 0 for name in EFFECTS
     )
@@ -41,18 +41,18 @@ async def test_each_event_has_its_effect() -> None:
     assert not list(bpffs.ROOT.glob(f"flt-bench-{os.getpid()}*"))
 
 
-def ways() -> lab.Report:
+def paths() -> lab.Report:
     """Where class proxy is half as fast as all others, and takes twice the CPU."""
     others, ours = Figure(1000.0, 10.0, 1.0, 3.0), Figure(500.0, 20.0, 2.0, 6.0)
     one = {
-        way: dict.fromkeys(("requests", "upload"), ours if way == "proxy" else others)
-        for way in THROUGH_HAPROXY
+        path: dict.fromkeys(("requests", "upload"), ours if path == "proxy" else others)
+        for path in THROUGH_HAPROXY
     }
     return lab.Report("198.51.100.10", {}, (one, one))
 
 
 def test_tables_show_ratios() -> None:
-    report = Report(ways(), 0, 0, ())
+    report = Report(paths(), 0, 0, ())
     rows = ratio_rows(report)
     assert rows[:4] == [
         (
