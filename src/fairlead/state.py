@@ -212,9 +212,9 @@ class State:
         then by path."""
         shown: dict[str, dict[str, Verdict]] = {}
         for (address, _, routed), verdict in sorted(self._verdicts.items()):
-            ways = shown.setdefault(address, {})
-            way = "route" if routed else self.tunnels.get(address, "route")
-            ways[way] = max(verdict, ways.get(way, verdict), key=_WORSE.index)
+            paths = shown.setdefault(address, {})
+            path = "route" if routed else self.tunnels.get(address, "route")
+            paths[path] = max(verdict, paths.get(path, verdict), key=_WORSE.index)
         return shown
 
     def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:

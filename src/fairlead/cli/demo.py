@@ -73,16 +73,16 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
 def _table(report: "Report") -> None:
     rows = [
         (
-            way.way,
-            f"{way.answered} of {way.requests}",
-            "yes" if way.client_address_kept else "no",
-            f"{way.busiest_pod_over_fair:.2f}",
+            setup.setup,
+            f"{setup.answered} of {setup.requests}",
+            "yes" if setup.client_address_kept else "no",
+            f"{setup.busiest_pod_over_fair:.2f}",
             *(
                 f"{event.failed} / {event.broken} / {event.longest_gap_ms} ms"
-                for event in (way.pod_moved, way.node_killed)
+                for event in (setup.pod_moved, setup.node_killed)
             ),
         )
-        for way in report.ways
+        for setup in report.setups
     ]
     draw(
         ("SETUP", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"),

@@ -345,9 +345,9 @@ class Probes(Component):
         }
         return ProbesState(
             tuple(
-                ProbedNode(names.get(address, ""), address, way, verdict)
-                for address, ways in self._state.probed().items()
-                for way, verdict in ways.items()
+                ProbedNode(names.get(address, ""), address, path, verdict)
+                for address, paths in self._state.probed().items()
+                for path, verdict in paths.items()
             )
         )
 
