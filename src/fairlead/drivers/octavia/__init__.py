@@ -12,7 +12,7 @@ with floating IPs and a security group through Neutron's.
   carries an Outcome (`blocked`).
 * `apply` makes the writes, each after Octavia has finished the previous one (`writer`, `apply`,
   `attach`, `security_group`, `attempts`), and reads the result. It never compares: the next pass
-  of the loop does. The result is kept until it is invalidated (`memory`).
+  of the loop does. The result is kept until it is invalidated (`state_cache`).
 
 `cloud` makes the calls (`paths`, `failures`). `health` reports the operating status of members.
 `leftovers` and `network_leftovers` serve `fairlead octavia gc`.

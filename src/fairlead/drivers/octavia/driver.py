@@ -34,10 +34,10 @@ from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.health import healths
 from fairlead.drivers.octavia.locate import Locator
 from fairlead.drivers.octavia.marks import Owner
-from fairlead.drivers.octavia.memory import Memory, Rounds
 from fairlead.drivers.octavia.network import Network
 from fairlead.drivers.octavia.read import read_all, read_one, settled
 from fairlead.drivers.octavia.render import specs_of
+from fairlead.drivers.octavia.state_cache import RecentWrites, StateCache
 from fairlead.drivers.octavia.writer import Writer
 from fairlead.errors import FairleadError
 from fairlead.kube.events import Recorder
@@ -92,15 +92,15 @@ class OctaviaDriver(Component):
         self._locator = Locator(cloud, owner, recorder)
         self._attempts = Attempts(clock)
         self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
-        self._memory = Memory(clock)
-        self._rounds = Rounds()
+        self._cache = StateCache(clock)
+        self._recent_writes = RecentWrites()
         self._at_work_since_s: dict[ServiceKey, float] = {}
         """The time at which Octavia was first seen working on a load balancer of the Service."""
 
     @property
     def read_incomplete(self) -> bool:
         """True until Octavia has been read as a whole."""
-        return not self._memory.whole
+        return not self._cache.is_complete
 
     def render(
         self, intents: Mapping[ServiceKey, LoadBalancer]
@@ -120,13 +120,13 @@ class OctaviaDriver(Component):
         or adopt cannot be used."""
         if keys is None:
             await self._read_all()
-            return {key: self._found(key) for key in self._memory.known}
+            return {key: self._found(key) for key in self._cache.known}
         for key in keys:
             if await self._needs_look(key):
                 await self._look(key)
             self._tell(key)
         return {
-            key: msgspec.structs.replace(self._found(key), after=self._rounds.read(key))
+            key: msgspec.structs.replace(self._found(key), after=self._recent_writes.read(key))
             for key in keys
         }
 
@@ -143,7 +143,7 @@ class OctaviaDriver(Component):
 
     def knows(self, key: ServiceKey) -> bool:
         """Return whether objects of the Service are known that must be deleted together with it."""
-        found = self._memory.known.get(key, NOTHING)
+        found = self._cache.known.get(key, NOTHING)
         return bool(found.balancers or found.rules) or any(
             not each.kept for each in found.unattached_ips
         )
@@ -152,46 +152,46 @@ class OctaviaDriver(Component):
         """Return the known addresses of the Service's load balancers."""
         return {
             address
-            for balancer in self._memory.known.get(key, NOTHING).balancers
+            for balancer in self._cache.known.get(key, NOTHING).balancers
             for address in balancer.shown
         }
 
     def health(self) -> list[LoadBalancerHealth]:
         """Return the operating status of all load balancers, as it was last read. May be called
         from any thread."""
-        return healths(self._memory.known.copy(), self._memory.ages_s())
+        return healths(self._cache.known.copy(), self._cache.ages_s())
 
     def status(self) -> OctaviaState:
         """Return the state of this driver for `/state`. May be called from any thread."""
         return OctaviaState(tuple(self.health()))
 
     async def _read_all(self) -> None:
-        self._memory.begin()
+        self._cache.begin()
         try:
             found = await self._network.with_all(await read_all(self._cloud, self._owner))
         except FairleadError as error:
-            if self._memory.whole:
+            if self._cache.is_complete:
                 raise
             # At the start, each Service reports the problem itself, when its own pass fails.
             log.warning("Octavia cannot be read", problem=str(error))
             return
-        before = self._memory.known
-        for key in self._memory.store_all(found):
+        before = self._cache.known
+        for key in self._cache.store_all(found):
             self._locator.remember(key, found[key].balancers)
-        for key in before.keys() | self._memory.known.keys():
+        for key in before.keys() | self._cache.known.keys():
             self._tell(key)
 
     async def _needs_look(self, key: ServiceKey) -> bool:
         """Return whether the Service must be read from Octavia. For a load balancer on which
         Octavia is working, only its status is read."""
-        known, claimant = self._memory.known.get(key), self._claimant_of(key)
+        known, claimant = self._cache.known.get(key), self._claimant_of(key)
         if claimant is None:
             self._attempts.forget(key)
         at_work = [each.id for each in known.balancers if each.is_pending] if known else []
         if at_work:
             statuses = [await settled(self._cloud, id_) for id_ in at_work]
             return not all(status.startswith("PENDING") for status in statuses)
-        if self._memory.is_invalid(key):
+        if self._cache.is_invalid(key):
             return True
         if claimant is None:
             return False
@@ -213,7 +213,7 @@ class OctaviaDriver(Component):
         if claimant is not None and not self._is_located(key, claimant, balancers):
             await self._locator.locate(key, claimant)
             balancers = await self._locator.add_to(key, own)
-        self._memory.store(key, await self._network.with_one(key, balancers))
+        self._cache.store(key, await self._network.with_one(key, balancers))
         self._tell(key)
 
     def _tell(self, key: ServiceKey) -> None:
@@ -225,7 +225,7 @@ class OctaviaDriver(Component):
         self._observe(key, differences.existing_of(balancer) if balancer is not None else None)
 
     def _found(self, key: ServiceKey) -> Found:
-        found = self._locator.with_result(key, self._memory.known.get(key, NOTHING))
+        found = self._locator.with_result(key, self._cache.known.get(key, NOTHING))
         found = msgspec.structs.replace(found, covers=self._network.covers)
         if any(balancer.is_pending for balancer in found.balancers):
             since_s = self._at_work_since_s.setdefault(key, self._clock())
@@ -237,7 +237,7 @@ class OctaviaDriver(Component):
 
     def _chosen(self, key: ServiceKey, claimant: Claimant) -> BalancerState | None:
         return differences.chosen(
-            self._memory.known.get(key, NOTHING).balancers,
+            self._cache.known.get(key, NOTHING).balancers,
             claimant.uid,
             claimant.held,
             self._locator.id_for(key, claimant.uid),
@@ -255,12 +255,12 @@ class OctaviaDriver(Component):
         blocked = next((each.outcome for each in changes if isinstance(each, Blocked)), None)
         writes = [each for each in changes if not isinstance(each, Blocked)]
         if blocked is not None and blocked.state == "unavailable":
-            self._memory.invalidate(key)  # other users may remove the obstacle
-            self._rounds.end(key)
+            self._cache.invalidate(key)  # other users may remove the obstacle
+            self._recent_writes.end(key)
         if not writes:
             assert blocked is not None
             return blocked
-        self._memory.invalidate(key)
+        self._cache.invalidate(key)
         try:
             await self._writer.carry_out(key, writes)
         except StillWorking:
@@ -273,7 +273,7 @@ class OctaviaDriver(Component):
             self._forget(key)
             return DONE
         await self._look(key)
-        self._rounds.add(key, tuple(writes))
+        self._recent_writes.add(key, tuple(writes))
         self._announce(key, writes)
         message = f"the load balancer is compared with the plan again, after {writes[-1]}"
         return blocked or Outcome("waiting", message, again_s=AGAIN_S)
@@ -283,7 +283,7 @@ class OctaviaDriver(Component):
         that was recreated meanwhile is read again."""
         calls = [each for each in writes if isinstance(each, Call)]
         left = {each.balancer_id for each in calls if each.ends or each.leaves}
-        known = {balancer.id for balancer in self._memory.known.get(key, NOTHING).balancers}
+        known = {balancer.id for balancer in self._cache.known.get(key, NOTHING).balancers}
         return (
             self._claimant_of(key) is None
             and known <= left
@@ -291,8 +291,8 @@ class OctaviaDriver(Component):
         )
 
     def _forget(self, key: ServiceKey) -> None:
-        self._memory.store(key, None)
-        self._rounds.end(key)
+        self._cache.store(key, None)
+        self._recent_writes.end(key)
         self._locator.forget(key)
         self._attempts.forget(key)
         self._observe(key, None)
