@@ -255,7 +255,7 @@ class Found(Value, frozen=True):
     there should be one. `attempts`: how often a failed load balancer was repaired or recreated
     since it last worked. `located_for`: the shared or adopted load balancer that was last searched
     for; `located_id`: the id of the result; empty: none was found. `after`: the writes that were
-    made immediately before this state was read. `look_s`: while Octavia works on a load balancer,
+    made immediately before this state was read. `reread_s`: while Octavia works on a load balancer,
     the seconds until the next poll."""
 
     balancers: tuple[BalancerState, ...]
@@ -263,7 +263,7 @@ class Found(Value, frozen=True):
     located_for: SharedOrAdopted | None = None
     located_id: str = ""
     after: tuple[object, ...] = ()
-    look_s: float = 1.0
+    reread_s: float = 1.0
     covers: bool = False
     """True if monitors that provider ovn creates also check members for floating IPs that are
     attached later."""

@@ -21,9 +21,9 @@ def planned_for_another(wanted: BalancerSpec, balancer: BalancerState) -> Blocke
     return Blocked(wanted.service, Outcome("waiting", message))
 
 
-def at_work(key: ServiceKey, balancer: BalancerState, look_s: float) -> Blocked:
+def in_progress(key: ServiceKey, balancer: BalancerState, reread_s: float) -> Blocked:
     message = f"Octavia is working on load balancer {balancer.id} ({balancer.status})"
-    return Blocked(key, Outcome("waiting", message, again_s=look_s))
+    return Blocked(key, Outcome("waiting", message, again_s=reread_s))
 
 
 def not_located(wanted: BalancerSpec) -> Blocked:

@@ -32,8 +32,8 @@ from fairlead.drivers.octavia.balancers import (
     transport,
 )
 from fairlead.drivers.octavia.blocked import (
-    at_work,
     given_up,
+    in_progress,
     not_located,
     obstacle,
     planned_for_another,
@@ -103,7 +103,7 @@ def is_located(
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
     if pending := [balancer for balancer in found.balancers if balancer.is_pending]:
-        return [at_work(key, balancer, found.look_s) for balancer in pending]
+        return [in_progress(key, balancer, found.reread_s) for balancer in pending]
     if wanted is None:
         gone: list[Change] = [step for balancer in found.balancers for step in _leave(balancer)]
         return [

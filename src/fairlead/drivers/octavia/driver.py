@@ -94,7 +94,7 @@ class OctaviaDriver(Component):
         self._writer = Writer(cloud, self._network, self._attempts, self._schedule, fence)
         self._cache = StateCache(clock)
         self._recent_writes = RecentWrites()
-        self._at_work_since_s: dict[ServiceKey, float] = {}
+        self._pending_since_s: dict[ServiceKey, float] = {}
         """The time at which Octavia was first seen working on a load balancer of the Service."""
 
     @property
@@ -122,9 +122,9 @@ class OctaviaDriver(Component):
             await self._read_all()
             return {key: self._found(key) for key in self._cache.known}
         for key in keys:
-            if await self._needs_look(key):
-                await self._look(key)
-            self._tell(key)
+            if await self._needs_read(key):
+                await self._read_service(key)
+            self._report(key)
         return {
             key: msgspec.structs.replace(self._found(key), after=self._recent_writes.read(key))
             for key in keys
@@ -179,17 +179,17 @@ class OctaviaDriver(Component):
         for key in self._cache.store_all(found):
             self._locator.remember(key, found[key].balancers)
         for key in before.keys() | self._cache.known.keys():
-            self._tell(key)
+            self._report(key)
 
-    async def _needs_look(self, key: ServiceKey) -> bool:
+    async def _needs_read(self, key: ServiceKey) -> bool:
         """Return whether the Service must be read from Octavia. For a load balancer on which
         Octavia is working, only its status is read."""
         known, claimant = self._cache.known.get(key), self._claimant_of(key)
         if claimant is None:
             self._attempts.forget(key)
-        at_work = [each.id for each in known.balancers if each.is_pending] if known else []
-        if at_work:
-            statuses = [await settled(self._cloud, id_) for id_ in at_work]
+        in_progress = [each.id for each in known.balancers if each.is_pending] if known else []
+        if in_progress:
+            statuses = [await settled(self._cloud, id_) for id_ in in_progress]
             return not all(status.startswith("PENDING") for status in statuses)
         if self._cache.is_invalid(key):
             return True
@@ -204,7 +204,7 @@ class OctaviaDriver(Component):
             or not self._is_located(key, claimant, known.balancers)
         )
 
-    async def _look(self, key: ServiceKey) -> None:
+    async def _read_service(self, key: ServiceKey) -> None:
         """Read the Service from Octavia. Raise Refused if a load balancer that it requests to share
         or adopt cannot be used."""
         own = await read_one(self._cloud, self._owner, key)
@@ -214,9 +214,9 @@ class OctaviaDriver(Component):
             await self._locator.locate(key, claimant)
             balancers = await self._locator.add_to(key, own)
         self._cache.store(key, await self._network.with_one(key, balancers))
-        self._tell(key)
+        self._report(key)
 
-    def _tell(self, key: ServiceKey) -> None:
+    def _report(self, key: ServiceKey) -> None:
         """Report the Service's load balancer to the plan."""
         claimant = self._claimant_of(key)
         balancer = self._chosen(key, claimant) if claimant is not None else None
@@ -228,11 +228,11 @@ class OctaviaDriver(Component):
         found = self._locator.with_result(key, self._cache.known.get(key, NOTHING))
         found = msgspec.structs.replace(found, covers=self._network.covers)
         if any(balancer.is_pending for balancer in found.balancers):
-            since_s = self._at_work_since_s.setdefault(key, self._clock())
-            look_s = self._schedule.next_s(self._clock() - since_s)
-            found = msgspec.structs.replace(found, look_s=look_s)
+            since_s = self._pending_since_s.setdefault(key, self._clock())
+            reread_s = self._schedule.next_s(self._clock() - since_s)
+            found = msgspec.structs.replace(found, reread_s=reread_s)
         else:
-            self._at_work_since_s.pop(key, None)
+            self._pending_since_s.pop(key, None)
         return self._attempts.with_number(key, found)
 
     def _chosen(self, key: ServiceKey, claimant: Claimant) -> BalancerState | None:
@@ -272,7 +272,7 @@ class OctaviaDriver(Component):
         if blocked is None and self._deletes_everything(key, writes):
             self._forget(key)
             return DONE
-        await self._look(key)
+        await self._read_service(key)
         self._recent_writes.add(key, tuple(writes))
         self._announce(key, writes)
         message = f"the load balancer is compared with the plan again, after {writes[-1]}"
