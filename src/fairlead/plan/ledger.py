@@ -127,7 +127,7 @@ class Ledger:
         before = {key: self.result(key) for key in facts}
         batch = set(facts)
         for key, each in facts.items():
-            batch |= self._learn(key, each)
+            batch |= self._store_facts(key, each)
         for key in sorted(batch, key=lambda key: self._records[key].order):
             before.setdefault(key, self.result(key))
             self._draft_held(key)
@@ -145,7 +145,7 @@ class Ledger:
             if _comparable(self.result(key)) != _comparable(result)
         }
 
-    def _learn(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
+    def _store_facts(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
         """Store the facts of a Service. Return the other Services whose assignments may no
         longer be valid."""
         record = self._records.setdefault(key, _Record())

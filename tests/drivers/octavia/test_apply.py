@@ -13,8 +13,8 @@ def test_looks_become_rarer_and_first_come_when_it_may_be_done() -> None:
         1.0,
         PACE.last_s,
     ]
-    schedule.learn("PUT", 4.0)
-    schedule.learn("PUT", 3.0)
+    schedule.record("PUT", 4.0)
+    schedule.record("PUT", 3.0)
     assert schedule.first_s("PUT") == FIRST_POLL_FRACTION * 3.0
     assert schedule.first_s("POST") == PACE.first_s, "another kind of write"
 
@@ -22,10 +22,10 @@ def test_looks_become_rarer_and_first_come_when_it_may_be_done() -> None:
 def test_one_that_took_long_makes_nobody_wait_for_long() -> None:
     schedule = PollSchedule(PACE)
     for took_s in (60.0, 90.0):
-        schedule.learn("POST", took_s)
+        schedule.record("POST", took_s)
     assert schedule.first_s("POST") == PACE.last_s
-    schedule.learn("POST", 0.1)
+    schedule.record("POST", 0.1)
     assert schedule.first_s("POST") == PACE.first_s
     for _ in range(WAITS_KEPT):
-        schedule.learn("POST", 2.0)
+        schedule.record("POST", 2.0)
     assert schedule.first_s("POST") == FIRST_POLL_FRACTION * 2.0, "what was long ago counts no more"

@@ -63,7 +63,7 @@ class PollSchedule:
     def next_s(self, elapsed_s: float) -> float:
         return min(max(elapsed_s * (self.pace.growth - 1), self.pace.first_s), self.pace.last_s)
 
-    def learn(self, kind: str, took_s: float) -> None:
+    def record(self, kind: str, took_s: float) -> None:
         self._took_s[kind].append(took_s)
 
 
@@ -114,7 +114,7 @@ async def wait_settled(
         status = await settled(cloud, balancer_id)
         if not status.startswith("PENDING"):
             if kind:
-                schedule.learn(kind, asked_s - begun_s)
+                schedule.record(kind, asked_s - begun_s)
             return status
         if clock() - begun_s > schedule.pace.patience_s:
             raise StillWorking

@@ -78,7 +78,7 @@ class Network:
 
     async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Read everything of this cluster."""
-        await self._learn()
+        await self._read_api_version()
         own = await all_floating(self._cloud, self._owner) if self._floats else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
         if self._secures:
@@ -92,7 +92,7 @@ class Network:
 
     async def with_one(self, key: ServiceKey, balancers: Sequence[BalancerState]) -> Found | None:
         """Read everything of one Service; None if it has no objects."""
-        await self._learn()
+        await self._read_api_version()
         ports = {balancer.port_id for balancer in balancers} - {""}
         own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
         whole: States = {key: balancers} if balancers else {}
@@ -119,21 +119,25 @@ class Network:
                     await attach.attach(self._cloud, self._owner, step)
                 case AddRules():
                     async with self._group:
-                        useless = await security_group.add_rules(self._cloud, self._owner, step)
+                        why_no_effect = await security_group.add_rules(
+                            self._cloud, self._owner, step
+                        )
                         self._processed |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
-                    if useless:
-                        message = f"source ranges have no effect: {useless} to its node ports"
+                    if why_no_effect:
+                        message = f"source ranges have no effect: {why_no_effect} to its node ports"
                         self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
                 case DeleteRules():
                     async with self._group:
                         # After an error the group or its ports may have been changed as well.
-                        went = True
+                        changed = True
                         try:
-                            went = await security_group.delete_rules(self._cloud, self._owner, step)
+                            changed = await security_group.delete_rules(
+                                self._cloud, self._owner, step
+                            )
                         finally:
-                            if went:
+                            if changed:
                                 self._secured = self._processed = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:
@@ -165,7 +169,7 @@ class Network:
         self._opened = frozenset()
         self._idle_reported_with = min(balancers, default=None)
 
-    async def _learn(self) -> None:
+    async def _read_api_version(self) -> None:
         """Read the API version, unless it is known. A failure is ignored, because only provider ovn
         needs the version, and other load balancers must not wait for it."""
         if self._floats and self._covers is None:
