@@ -145,8 +145,8 @@ async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[BalancerState]:
     """Read the present state of the leftover, because another deletion may have changed the same
     load balancer. The list is empty if the leftover is gone."""
     if leftover.uid:
-        whose = leftover.balancer.service, leftover.uid
-        found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, whose)
+        identity = leftover.balancer.service, leftover.uid
+        found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, identity)
         return [balancer for balancer in found if balancer.uid == leftover.uid]
     if await listeners_on(cloud, leftover.load_balancer):
         raise Conflict(

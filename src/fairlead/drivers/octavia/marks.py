@@ -48,7 +48,7 @@ class Owner(Value, frozen=True):
         """The tags of a load balancer and its parts."""
         return tuple(sorted((self.tag, service_tag(service), _UID + uid)))
 
-    def whose(self, tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
+    def identity(self, tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
         """Return the Service of this cluster to which the tags belong, with its uid; None without
         such a mark."""
         tags = tuple(tags)
@@ -96,8 +96,8 @@ def service_tag(service: ServiceKey) -> str:
 
 def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
     """Return the Service to which the tags belong, with its uid; None without such a mark."""
-    told = dict(tag.split("=", 1) for tag in tags if tag.startswith((_SERVICE, _UID)))
-    key, uid = told.get(_SERVICE[:-1], ""), told.get(_UID[:-1], "")
+    marks = dict(tag.split("=", 1) for tag in tags if tag.startswith((_SERVICE, _UID)))
+    key, uid = marks.get(_SERVICE[:-1], ""), marks.get(_UID[:-1], "")
     return (ServiceKey.parse(key), uid) if "/" in key and uid else None
 
 
@@ -122,7 +122,7 @@ def shares_with(
     if SHARED_WITH + service.namespace in tags:
         return True
     if any(tag.startswith(ANY) for tag in tags):
-        made_for = owner.whose(tags)
+        made_for = owner.identity(tags)
         return made_for is not None and made_for[0].namespace == service.namespace
     own = f"_{service.namespace}_{service.name}"
     prefixes = [
