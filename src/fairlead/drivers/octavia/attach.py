@@ -120,7 +120,7 @@ async def _subnets(cloud: Cloud, request: FloatingIpRequest) -> list[str]:
     known = await neutron.subnets(cloud, request.network_id)
     chosen = [each.id for each in known if subnet_matches(each, request)]
     if not chosen:
-        said = " and ".join(
+        criteria = " and ".join(
             f"{what} {text!r}"
             for what, text in (("name", request.subnet), ("tags", request.subnet_tags))
             if text
@@ -130,7 +130,7 @@ async def _subnets(cloud: Cloud, request: FloatingIpRequest) -> list[str]:
             or "no subnet that is visible to this project"
         )
         raise Refused(
-            f"network {request.network_id} has no subnet with {said}; it has {names}",
+            f"network {request.network_id} has no subnet with {criteria}; it has {names}",
             fix="name a subnet by its id in floating-subnet-id",
         )
     return sorted(chosen)
@@ -164,5 +164,5 @@ def _is_tagged(tags: frozenset[str], wanted: str) -> bool:
     if not listed:
         return True
     every = "&" in listed
-    asked = {each.strip() for each in re.split("[,&]", listed) if each.strip()}
-    return (asked <= tags if every else bool(asked & tags)) == is_wanted
+    requested_tags = {each.strip() for each in re.split("[,&]", listed) if each.strip()}
+    return (requested_tags <= tags if every else bool(requested_tags & tags)) == is_wanted

@@ -28,7 +28,7 @@ class _Refusal(NamedTuple):
     """A rejected creation of a load balancer."""
 
     body: object
-    said: Refused
+    refusal: Refused
     at_s: float
 
 
@@ -60,8 +60,8 @@ class Attempts:
         """Reset the count: the load balancer is as planned, or deleted."""
         self._made.pop(key, None)
 
-    def refused(self, creation: Call, said: Refused) -> None:
-        self._refusals[creation.service] = _Refusal(creation.body, said, self._clock())
+    def refused(self, creation: Call, refusal: Refused) -> None:
+        self._refusals[creation.service] = _Refusal(creation.body, refusal, self._clock())
 
     def stop_if_refused(self, creation: Call) -> None:
         """Raise the earlier Refused if Octavia has rejected the same creation within
@@ -73,4 +73,4 @@ class Attempts:
             and self._clock() - no.at_s < GIVEN_UP_RETRY_S
         ):
             self._refusals[creation.service] = no
-            raise no.said
+            raise no.refusal

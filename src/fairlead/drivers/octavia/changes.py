@@ -21,7 +21,7 @@ class ExpectedListeners(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One write. `path`: below /lbaas, or a path of Neutron. `words`: the object, for messages.
+    """One write. `path`: below /lbaas, or a path of Neutron. `subject`: the object, for messages.
     `balancer_id`: the load balancer that the write locks; empty: the write creates one.
 
     saves: the name that stands for the id of the created object in later steps, as `$NAME`.
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     method: str
     path: str
     body: Mapping[str, object] | None
-    words: str
+    subject: str
     balancer_id: str = ""
     saves: str = ""
     ends: bool = False
@@ -48,7 +48,7 @@ class Call(msgspec.Struct, frozen=True):
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.method} {url_of(self.path)} ({self.words}) for Service {self.service}"
+        return f"{self.method} {url_of(self.path)} ({self.subject}) for Service {self.service}"
 
     @property
     def at_neutron(self) -> bool:

@@ -151,16 +151,16 @@ def _error(method: str, path: str, answer: Answer) -> FairleadError:
 def error_of(method: str, path: str, answer: Answer) -> FairleadError:
     """Return the error for an answer with an error status. 400 and 501 mean that the request is
     wrong, and 500 may mean this; other statuses are problems of the cloud."""
-    said = _text(answer.body)
-    message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {said}"
+    text = _text(answer.body)
+    message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {text}"
     match answer.status:
-        case 409 if any(sign in said for sign in BUSY):
+        case 409 if any(sign in text for sign in BUSY):
             return Busy(message)
         case 404:
             return Conflict(message)
-        case 403 if QUOTA in said:
+        case 403 if QUOTA in text:
             return Unavailable(message, fix="raise the project's quota, or delete unused objects")
-        case 403 if POLICY in said:
+        case 403 if POLICY in text:
             return Refused(message, fix=NO_RIGHT)
         case 400 | 403 | 501:
             return Refused(message)

@@ -149,8 +149,8 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
 def _is_other(wanted: BalancerSpec, balancer: BalancerState) -> bool:
     """Return whether no write can turn this load balancer into the desired one: the provider
     differs, or an address family is missing."""
-    lacks = len(wanted.families) > 1 and not set(wanted.families) <= set(balancer.families)
-    return lacks or provider_of(balancer.provider) != wanted.provider
+    lacks_family = len(wanted.families) > 1 and not set(wanted.families) <= set(balancer.families)
+    return lacks_family or provider_of(balancer.provider) != wanted.provider
 
 
 def _is_at(balancer: BalancerState, requested: SharedOrAdopted | None) -> bool:
@@ -279,26 +279,26 @@ def _expected_listeners(balancer: BalancerState) -> ExpectedListeners:
 
 
 def _create(wanted: BalancerSpec) -> Call:
-    words = f"load balancer {wanted.name} of provider {wanted.provider}"
+    subject = f"load balancer {wanted.name} of provider {wanted.provider}"
     return Call(
         wanted.service,
         "POST",
         "loadbalancers",
         {"loadbalancer": bodies.load_balancer(wanted)},
-        words,
+        subject,
         why=wanted.why,
     )
 
 
 def _delete(key: ServiceKey, balancer: BalancerState, state: str = "") -> Call:
-    words = f"load balancer {balancer.address}{state}"
+    subject = f"load balancer {balancer.address}{state}"
     path = f"loadbalancers/{balancer.id}?cascade=true"
     return Call(
         key,
         "DELETE",
         path,
         None,
-        words,
+        subject,
         balancer.id,
         ends=True,
         expected_listeners=_expected_listeners(balancer),
@@ -345,14 +345,14 @@ def _balancer_steps(wanted: BalancerSpec, balancer: BalancerState) -> list[Chang
     ):
         body |= {"name": wanted.name, "description": wanted.description}
     if body:
-        words = "its name and marks"
+        subject = "its name and marks"
         steps.append(
             Call(
                 wanted.service,
                 "PUT",
                 f"loadbalancers/{balancer.id}",
                 {"loadbalancer": body},
-                words,
+                subject,
                 balancer.id,
             )
         )

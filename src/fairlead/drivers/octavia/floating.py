@@ -51,10 +51,12 @@ def steps(
         ]
     mine: list[Change] = []
     if _is_of_occm(current, key) or (current.service == key and current.kept != request.keep):
-        words = f"mark floating IP {current.address} as {'kept' if request.keep else 'not kept'}"
+        subject = f"mark floating IP {current.address} as {'kept' if request.keep else 'not kept'}"
         body = {"floatingip": {"description": wanted.network_mark(request.keep)}}
         mine.append(
-            Call(key, "PUT", path_of(current), body, words, balancer.id, revision=current.revision)
+            Call(
+                key, "PUT", path_of(current), body, subject, balancer.id, revision=current.revision
+            )
         )
     return [*mine, *delete_unattached(key, unattached)]
 
@@ -83,11 +85,11 @@ def uncovered(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
         monitor = pool.monitor
         if monitor is None or not {COVERS_ALL, COVERS + one.address}.isdisjoint(monitor.tags):
             continue
-        words = f"monitor of pool {pool.name}, for floating IP {one.address}"
+        subject = f"monitor of pool {pool.name}, for floating IP {one.address}"
         tags = [*(tag for tag in monitor.tags if not tag.startswith(COVERS)), *wanted.covering]
         body = {"healthmonitor": bodies.monitor(monitor.monitor, tags) | {"pool_id": pool.id}}
-        steps.append(Call(key, "DELETE", f"{MONITORS}/{monitor.id}", None, words, balancer.id))
-        steps.append(Call(key, "POST", MONITORS, body, words, balancer.id))
+        steps.append(Call(key, "DELETE", f"{MONITORS}/{monitor.id}", None, subject, balancer.id))
+        steps.append(Call(key, "POST", MONITORS, body, subject, balancer.id))
     return steps
 
 
@@ -121,9 +123,9 @@ def detach_all(key: ServiceKey, balancer: BalancerState) -> list[Change]:
 def _part(key: ServiceKey, one: FloatingIp) -> Call:
     if one.service == key and not one.kept:
         return _delete(key, one)
-    words = f"detach floating IP {one.address}"
+    subject = f"detach floating IP {one.address}"
     return Call(
-        key, "PUT", path_of(one), {"floatingip": {"port_id": None}}, words, revision=one.revision
+        key, "PUT", path_of(one), {"floatingip": {"port_id": None}}, subject, revision=one.revision
     )
 
 

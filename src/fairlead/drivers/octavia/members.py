@@ -28,7 +28,7 @@ def members_step(
     both = [(each, there[_place(each)].member) for each in wanted if _place(each) in there]
     changed = [each for each, old in both if _mutable_settings(each) != _mutable_settings(old)]
     broken = len(there) < len(found.members) or any(each.status == ERROR for each in found.members)
-    path, words = f"pools/{found.id}/members", f"of pool {found.name}"
+    path, subject = f"pools/{found.id}/members", f"of pool {found.name}"
     match new, changed, gone, broken:
         case [], [], [], False:
             return None
@@ -38,7 +38,7 @@ def members_step(
                 "POST",
                 path,
                 {"member": bodies.member(one)},
-                f"member {one.address} {words}",
+                f"member {one.address} {subject}",
                 balancer.id,
             )
         case [], [one], [], False:
@@ -48,7 +48,7 @@ def members_step(
                 "PUT",
                 path,
                 {"member": bodies.member_settings(one)},
-                f"member {one.address} {words}",
+                f"member {one.address} {subject}",
                 balancer.id,
             )
         case [], [], [old], False:
@@ -57,10 +57,10 @@ def members_step(
                 "DELETE",
                 f"{path}/{old.id}",
                 None,
-                f"member {old.member.address} {words}",
+                f"member {old.member.address} {subject}",
                 balancer.id,
             )
-    return Call(key, "PUT", path, bodies.members(wanted), f"members {words}", balancer.id)
+    return Call(key, "PUT", path, bodies.members(wanted), f"members {subject}", balancer.id)
 
 
 def _place(member: Member) -> tuple[str, int]:

@@ -180,14 +180,14 @@ class Network:
         whole = [balancer for own in balancers.values() for balancer in own]
         known: dict[tuple[str, str], tuple[str, ...]] = {}
         for provider in ("amphora", "ovn"):
-            asked = {
+            subnet_ids = {
                 id_
                 for balancer in whole
                 if provider_of(balancer.provider) == provider
                 for id_ in _subnets(balancer)
             }
             for id_, sources in (
-                await security_group.sources_of(self._cloud, asked, provider)
+                await security_group.sources_of(self._cloud, subnet_ids, provider)
             ).items():
                 known[provider, id_] = sources
 

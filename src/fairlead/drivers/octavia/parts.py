@@ -150,10 +150,10 @@ def _listener_steps(
         "loadbalancer_id": balancer.id,
         "default_pool_id": pool_id,
     }
-    words = f"listener {listener.protocol}/{listener.port}"
+    subject = f"listener {listener.protocol}/{listener.port}"
     return [
         *steps,
-        Call(wanted.service, "POST", "listeners", {"listener": body}, words, balancer.id),
+        Call(wanted.service, "POST", "listeners", {"listener": body}, subject, balancer.id),
     ]
 
 
@@ -199,9 +199,9 @@ def _new_pool(wanted: BalancerSpec, balancer: BalancerState, listener: Listener)
         )
     ]
     if pool.members:
-        path, words = f"pools/${name}/members", f"members of pool {name}"
+        path, subject = f"pools/${name}/members", f"members of pool {name}"
         steps.append(
-            Call(wanted.service, "PUT", path, bodies.members(pool.members), words, balancer.id)
+            Call(wanted.service, "PUT", path, bodies.members(pool.members), subject, balancer.id)
         )
     if pool.monitor is not None:
         monitor = bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": f"${name}"}
@@ -243,9 +243,11 @@ def _pool_steps(
     if monitor is not None and (
         pool.monitor is None or _must_recreate(wanted, pool.monitor, monitor)
     ):
-        words = f"monitor of pool {name}"
+        subject = f"monitor of pool {name}"
         steps.append(
-            Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, balancer.id)
+            Call(
+                wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, subject, balancer.id
+            )
         )
         monitor = None
     # The port for health checks is a field of the members, so they are written before the monitor.
@@ -310,11 +312,11 @@ def _listener_update(
     found: FoundListener,
     pool_id: str,
 ) -> list[Change]:
-    asked = {EXPLICIT + name for name, _ in listener.timeouts}
+    explicit = {EXPLICIT + name for name, _ in listener.timeouts}
     stale = {
         tag.removeprefix(EXPLICIT)
         for tag in found.tags
-        if tag.startswith(EXPLICIT) and tag not in asked
+        if tag.startswith(EXPLICIT) and tag not in explicit
     }
     foreign = [
         tag for tag in found.tags if tag not in wanted.child_tags and not tag.startswith(EXPLICIT)
@@ -337,14 +339,14 @@ def _listener_update(
         changed["default_pool_id"] = pool_id
     if not changed:
         return []
-    words = f"listener {listener.protocol}/{listener.port}"
+    subject = f"listener {listener.protocol}/{listener.port}"
     return [
         Call(
             wanted.service,
             "PUT",
             f"listeners/{found.id}",
             {"listener": changed},
-            words,
+            subject,
             balancer.id,
         )
     ]

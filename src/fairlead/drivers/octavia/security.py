@@ -73,8 +73,8 @@ def all_rules_of(key: ServiceKey, found: Found) -> list[Change]:
 def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
     """Return the rules, with the load balancer's own sources in place of empty sources."""
     own = [each for each in rules if not each.source]
-    said = {each for each in rules if each.source}
-    return said | {
+    with_source = {each for each in rules if each.source}
+    return with_source | {
         msgspec.structs.replace(each, source=source) for each in own for source in balancer.sources
     }
 
