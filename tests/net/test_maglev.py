@@ -48,8 +48,8 @@ def test_how_far_the_share_of_a_node_with_one_pod_may_be_off() -> None:
 
 @given(WEIGHTS)
 def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
-    walks = maglev.walks(sorted(weights.items()))
-    assert maglev.fill_in_c(walks) == maglev.fill_in_python(walks)
+    permutations = maglev.permutations(sorted(weights.items()))
+    assert maglev.fill_in_c(permutations) == maglev.fill_in_python(permutations)
 
 
 @given(st.lists(st.dictionaries(NAMES, st.integers(1, 3), max_size=6), max_size=10))
@@ -62,7 +62,7 @@ def test_tables_that_are_filled_together_equal_the_reference(
         names = tuple(name for name, _ in weights)
         assert maglev.table(weights) == (
             names,
-            maglev.fill_in_python(maglev.walks(weights)).tobytes(),
+            maglev.fill_in_python(maglev.permutations(weights)).tobytes(),
         )
 
 
@@ -96,7 +96,7 @@ def test_sizes_divide_one_another(total: int) -> None:
 @given(NAMES, st.integers(0, 6))
 def test_every_walk_visits_every_slot(name: str, doubling: int) -> None:
     size = maglev.MIN_SIZE << doubling
-    offset, skip = maglev.walk(name, size)
+    offset, skip = maglev.permutation(name, size)
     assert len({(offset + i * skip) % size for i in range(size)}) == size
 
 

@@ -52,8 +52,9 @@ Weights = tuple[tuple[str, int], ...]
 Members = list[tuple[str, int]]
 
 
-class Walks(NamedTuple):
-    """The input of a fill: for each node its walk (offset and skip), its weight, and its number of
+class Permutations(NamedTuple):
+    """The input of a fill: for each node its permutation of the
+    slots (offset and skip), its weight, and its number of
     slots."""
 
     size: int
@@ -97,9 +98,9 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
 
 
 @lru_cache(maxsize=32768)
-def walk(name: str, size: int) -> tuple[int, int]:
-    """Return the first slot of a node's walk over the table, and its stride, with which it visits
-    every slot. Both depend on the name and the size alone."""
+def permutation(name: str, size: int) -> tuple[int, int]:
+    """Return a node's permutation of the slots: its first slot, and its stride, with which it
+    visits every slot. Both depend on the name and the size alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
     if skip % MIN_SIZE == 0:
@@ -107,14 +108,14 @@ def walk(name: str, size: int) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little") % size, skip
 
 
-def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
+def permutations(members: Sequence[tuple[str, int]], size: int = 0) -> Permutations:
     """Return the input of a fill for these (name, weight) pairs.
 
     `size`: number of slots; 0: the size that the weights require."""
     weights = [weight for _, weight in members]
     size = size or table_size(sum(weights))
-    each_walk = [walk(name, size) for name, _ in members]
-    return Walks(
+    each_walk = [permutation(name, size) for name, _ in members]
+    return Permutations(
         size,
         [offset for offset, _ in each_walk],
         [skip for _, skip in each_walk],
@@ -123,22 +124,22 @@ def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
     )
 
 
-def fill_in_python(given: Walks) -> "array[int]":
+def fill_in_python(fill: Permutations) -> "array[int]":
     """Fill a table. This is the reference implementation, to which the one in C is compared."""
-    slots = array("H", [_EMPTY]) * given.size
-    at, left = list(given.offsets), list(given.quotas)
+    slots = array("H", [_EMPTY]) * fill.size
+    at, left = list(fill.offsets), list(fill.quotas)
     credit = [0] * len(at)
-    greatest = max(given.weights)
+    greatest = max(fill.weights)
     filled = 0
-    while filled < given.size:
-        for i, weight in enumerate(given.weights):
+    while filled < fill.size:
+        for i, weight in enumerate(fill.weights):
             # A node with the greatest weight takes a slot in every round, others in proportion.
             credit[i] += weight
             if credit[i] < greatest or not left[i]:
                 continue
             credit[i] -= greatest
             while slots[at[i]] != _EMPTY:
-                at[i] = (at[i] + given.skips[i]) % given.size
+                at[i] = (at[i] + fill.skips[i]) % fill.size
             slots[at[i]] = i
             left[i] -= 1
             filled += 1
@@ -165,15 +166,15 @@ def at(numbers: "array[int]") -> ctypes.c_void_p:
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 
-def fill_in_c(given: Walks) -> "array[int]":
+def fill_in_c(fill: Permutations) -> "array[int]":
     """Fill a table with the compiled implementation. Raise Refused if it has not been built."""
-    slots, count = array("H", bytes(2 * given.size)), len(given.weights)
+    slots, count = array("H", bytes(2 * fill.size)), len(fill.weights)
     # One array of four columns and plain numbers: creating an argument object for each column would
     # take longer than the fill itself.
-    columns = array("I", [*given.offsets, *given.skips, *given.weights, *given.quotas])
+    columns = array("I", [*fill.offsets, *fill.skips, *fill.weights, *fill.quotas])
     address, _ = columns.buffer_info()
     places = [address + 4 * count * column for column in range(4)]
-    if _filling()(count, *places, given.size, slots.buffer_info()[0]) != 0:
+    if _filling()(count, *places, fill.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
 
@@ -216,22 +217,22 @@ def prepare(many: Iterable[Weights]) -> None:
         for weights in many
         if weights not in _small and (members := _small_members(weights))
     }
-    given = [walks(members) for members in missing.values()]
-    columns = array("I", chain.from_iterable(column for each in given for column in each[1:]))
+    fills = [permutations(members) for members in missing.values()]
+    columns = array("I", chain.from_iterable(column for each in fills for column in each[1:]))
     counts, sizes = (
-        array("I", [len(each.weights) for each in given]),
-        array("I", [each.size for each in given]),
+        array("I", [len(each.weights) for each in fills]),
+        array("I", [each.size for each in fills]),
     )
     slots = array("H", bytes(2 * sum(sizes)))
     if (
         _filling_all()(
-            len(given), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
+            len(fills), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
         )
         != 0
     ):
         raise MemoryError("filling Maglev tables")
     end = 0
-    for (weights, members), each in zip(missing.items(), given, strict=True):
+    for (weights, members), each in zip(missing.items(), fills, strict=True):
         begin, end = end, end + each.size
         _small[weights] = _named(members, each, slots[begin:end])
 
@@ -267,18 +268,18 @@ def _compute(weights: Weights, size: int = 0) -> Table:
             f"{len(members)} nodes for one listener",
             fix=f"at most {MAX_NODES} nodes can share one",
         )
-    given = walks(members, size)
-    return _named(members, given, fill_in_c(given))
+    fill = permutations(members, size)
+    return _named(members, fill, fill_in_c(fill))
 
 
-def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
+def _named(members: Members, fill: Permutations, slots: "array[int]") -> Table:
     """Return the table with the names of the nodes that have slots.
 
     A node whose share is less than half a slot may have none, and names without slots would make
     equal tables compare as different."""
     names = [name for name, _ in members]
-    if 0 in given.quotas:
-        has_slot = [quota > 0 for quota in given.quotas]
+    if 0 in fill.quotas:
+        has_slot = [quota > 0 for quota in fill.quotas]
         place = [sum(has_slot[:i]) for i in range(len(members))]
         slots = array("H", (place[i] for i in slots))
         names = list(compress(names, has_slot))
