@@ -53,9 +53,8 @@ Members = list[tuple[str, int]]
 
 
 class Permutations(NamedTuple):
-    """The input of a fill: for each node its permutation of the
-    slots (offset and skip), its weight, and its number of
-    slots."""
+    """The input of a fill: for each node its permutation of the slots (offset and skip), its
+    weight, and its number of slots."""
 
     size: int
     offsets: Sequence[int]
