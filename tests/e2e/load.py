@@ -30,7 +30,7 @@ CLIENT, GATEWAY = "client1", "gw1"
 NAME = "web"
 OPEN_CONNECTIONS = 30
 DEADLINE_S = 60.0
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 
 _numbers = itertools.count(1)
 
@@ -43,7 +43,7 @@ async def until(
     while not (answer := await condition()):
         if time.monotonic() > end_s:
             raise AssertionError(f"{what}: not within {deadline_s:g} s, last seen: {answer!r}")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 class Load:

@@ -35,7 +35,7 @@ from fairlead.lab.site import Site
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
 """The first and the last time-out for an answer; a lost packet is repeated as a new one."""
 SILENCE_S = 0.2
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 AT_ONCE = 48
 _sctp_ports = itertools.cycle(range(20_000, 60_000))
 
@@ -139,7 +139,7 @@ class Prober:
                     "\n\n".join(complaints[:5]) + f"\n\n({len(complaints)} such in all)"
                 )
             patience_s = min(2 * patience_s, LAST_ANSWER_S)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
         speaks = (expected.answers and expected.must_answer) or expected.otherwise == "refused"

@@ -9,7 +9,7 @@ import openstack
 from openstack.connection import Connection
 from openstack.exceptions import ConflictException, NotFoundException
 
-LOOK_S, RARELY_S = 0.05, 0.4
+CHECK_INTERVAL_S, RARELY_S = 0.05, 0.4
 """The first and the last interval between polls. A poll costs Octavia a tenth of the work that is
 waited for."""
 SETTLES_WITHIN_S = 180.0
@@ -56,7 +56,7 @@ def settled(client: Connection, balancer: str) -> str:
 
 def until(holds: Callable[[], bool]) -> None:
     """Wait until the condition holds. Raise AssertionError after some minutes."""
-    late, pause_s = time.monotonic() + SETTLES_WITHIN_S, LOOK_S
+    late, pause_s = time.monotonic() + SETTLES_WITHIN_S, CHECK_INTERVAL_S
     while not holds():
         assert time.monotonic() < late
         time.sleep(pause_s)

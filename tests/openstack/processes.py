@@ -19,7 +19,7 @@ from fairlead.errors import Unavailable
 from fairlead.lab.process import POD_NICE, set_nice
 
 START_TIMEOUT_S = 120.0
-LOOK_S = 0.02
+CHECK_INTERVAL_S = 0.02
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", "--kill-child")
 
 
@@ -100,7 +100,7 @@ class Started:
                 )
                 said = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
                 raise Unavailable(f"{self.name} {how}; its log says:\n{said}")
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
 
 
 def run(

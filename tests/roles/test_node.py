@@ -346,18 +346,18 @@ def ip(*words: str) -> None:
 @pytest.mark.root
 async def test_the_hosts_addresses_of_some_networks(here: None) -> None:
     found = HostAddresses(["192.0.2.0/25", "2001:db8::/64", "127.0.0.0/8", "fe80::/10"])
-    assert not await found.look()
+    assert not await found.refresh()
     for family, address in (
         ("-4", "192.0.2.7/24"),
         ("-4", "192.0.2.200/24"),
         ("-6", "2001:db8::7/64"),
     ):
         ip(family, "address", "add", address, "dev", "lo")
-    assert await found.look()
+    assert await found.refresh()
     assert found() == ("192.0.2.7", "2001:db8::7")
-    assert not await found.look()
+    assert not await found.refresh()
     ip("address", "del", "192.0.2.7/24", "dev", "lo")
-    assert await found.look()
+    assert await found.refresh()
     assert found() == ("2001:db8::7",)
 
 

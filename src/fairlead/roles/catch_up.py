@@ -25,7 +25,7 @@ log = structlog.get_logger()
 WATCH_S = 1.0
 """The time for the watch to deliver what is in the list. After it, a new list is read, because a
 Service may have been deleted meanwhile."""
-LOOK_S = WATCH_S / 50
+CHECK_INTERVAL_S = WATCH_S / 50
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
@@ -40,7 +40,7 @@ async def catch_up(client: Client, state: State, keep: Callable[[Service], Servi
             fresh = await readable(client, keep)
             async with asyncio.timeout(WATCH_S):
                 while fresh := [service for service in fresh if behind(state, service)]:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_INTERVAL_S)
             return
         except TimeoutError:
             log.info(

@@ -16,7 +16,7 @@ from fairlead.web import View
 
 log = structlog.get_logger()
 
-LOOK_S = 60.0
+CHECK_INTERVAL_S = 60.0
 """The interval of the check."""
 
 
@@ -42,7 +42,7 @@ class HostSettings(Component):
                 self._host.check(requirements)
             except FairleadError as problem:
                 log.warning("cannot check the settings of the host", problem=str(problem))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def remove(self) -> Sequence[str]:
         return [f"Fairlead's value of the setting {each}" for each in self._host.restore()]

@@ -55,7 +55,7 @@ ANSWER_S = 5.0
 RETRY_S = 2.0
 """The delay after a renewal without an answer, unless the interval of renewals is shorter."""
 CLEAN_UP_S = 5.0
-LOOK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 
 
 class Announcer:
@@ -112,7 +112,7 @@ class Announcer:
                     time.monotonic() < until_s
                     and (self._view.ready, self._view.working) == announced
                 ):
-                    await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
+                    await asyncio.sleep(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))

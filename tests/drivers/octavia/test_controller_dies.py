@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.test_cuts import Cuts
-from tests.faults.trial import LOOK_S, Trial, trial
+from tests.faults.trial import CHECK_INTERVAL_S, Trial, trial
 from tests.openstack.cloud import NODES as ADDRESSES
 
 from fairlead.kube.answers import NotFound
@@ -104,7 +104,7 @@ class Killing:
                     assert len(site.floating) <= 1
                     self._killed = False
                     one.start()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_INTERVAL_S)
         assert cuts.lost == step.writes, one.log.read_text()[-3000:]
         assert self._at_octavia() == step.ports
         assert len(site.everything()) == len(site.floating) == bool(step.ports)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 0.01
+CHECK_INTERVAL_S = 0.01
 
 
 def can_fail(directory: Path) -> None:
@@ -33,7 +33,7 @@ def _ask_first(work: Callable[..., Any], directory: Path, step: str) -> Callable
 
     def asked(*arguments: Any, **named: Any) -> Any:
         while hold.exists():
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
         with suppress(FileNotFoundError):
             time.sleep(float(slow.read_text()))
         if fail.exists():
