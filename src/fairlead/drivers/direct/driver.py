@@ -454,8 +454,8 @@ class DirectDriver(Component):
         """Retry the Services that wait for a resource of which some was released: at once, and
         again after RESOURCE_RETRY_S, when the grace period of released memory is over. Do nothing
         while the second retry is pending."""
-        if self._resource_retry is None and (relieved := tables.quotas.take_retriable()):
-            self._requeue(relieved)
+        if self._resource_retry is None and (retriable := tables.quotas.take_retriable()):
+            self._requeue(retriable)
             self._resource_retry = asyncio.get_running_loop().call_later(
                 RESOURCE_RETRY_S, self._retry_all_waiting, tables
             )

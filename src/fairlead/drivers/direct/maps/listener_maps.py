@@ -34,7 +34,7 @@ from fairlead.drivers.direct.maps.records import (
     unpack_listener_key,
 )
 from fairlead.drivers.direct.maps.retained_nodes import RetainedNodes
-from fairlead.drivers.direct.maps.sizing import Fitting, claim, fittings
+from fairlead.drivers.direct.maps.sizing import SlotsChoice, claim, slots_choices
 from fairlead.drivers.direct.maps.source_ranges import Ranges
 from fairlead.drivers.direct.maps.survey import NO_OWNER, Baseline, Survey, Surveyor
 from fairlead.drivers.direct.maps.table_allocator import TableAllocator
@@ -361,27 +361,27 @@ class ListenerMaps:
             self._available_chunks(change.service, old),
         )
         owner, why = (change.service, change.uid), None
-        for fitting in fittings(change, old and old.slots, available, granted):
+        for choice in slots_choices(change, old and old.slots, available, granted):
             retained_nodes = self._retained_numbers(
                 key,
-                fitting.slots,
+                choice.slots,
                 (*listener.retained_nodes, *listener.departed),
                 converging=converging,
             )
             try:
                 made = self._write_tables(
-                    *(key, owner, fitting.slots, listener, idle_since, range_sets, retained_nodes),
+                    *(key, owner, choice.slots, listener, idle_since, range_sets, retained_nodes),
                     converging=converging,
-                    in_place=fitting.in_place,
+                    in_place=choice.in_place,
                 )
             except OutOfMemory as error:
                 self.quotas.memory.waiting.add(change.service)
                 why = error
                 continue
-            if fitting.slots == slots:
+            if choice.slots == slots:
                 return made
             shortfall = _describe_shortfall(
-                fitting, why or self.quotas.memory.refusal(change.service)
+                choice, why or self.quotas.memory.refusal(change.service)
             )
             return made._replace(new=made.new._replace(shortfall=shortfall))
         raise why or self.quotas.memory.refusal(change.service)
@@ -623,10 +623,10 @@ class ListenerMaps:
             self.nodes.forget_unused(self._mirror.uses, now_s)
 
 
-def _describe_shortfall(fitting: Fitting, why: OutOfMemory) -> str:
+def _describe_shortfall(choice: SlotsChoice, why: OutOfMemory) -> str:
     """Return what a listener with these slots lacks, and why. The text is the same for all
     listeners that lack the same."""
-    if fitting.in_place:
+    if choice.in_place:
         return (
             f"tables that were changed in place, so that shares may differ from the weights: {why}"
         )

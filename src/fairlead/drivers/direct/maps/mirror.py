@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from fairlead.drivers.direct.maps.quota import NO_USE, Quotas
+from fairlead.drivers.direct.maps.quota import NO_USAGE, Quotas
 from fairlead.drivers.direct.maps.records import ListenerRecord
 from fairlead.drivers.direct.maps.sizing import claim
 from fairlead.drivers.direct.spec import ActualListener, DirectActual, ListenerKey, ListenerSpec
@@ -152,10 +152,11 @@ class Mirror:
         effect.
         """
         before, after = (
-            (each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new)
+            (each.service.namespace, claim(each.record)) if each else NO_USAGE
+            for each in (old, new)
         )
         self._quotas.memory.change(before, after)
-        before, after = ((each.service.namespace, 1) if each else NO_USE for each in (old, new))
+        before, after = ((each.service.namespace, 1) if each else NO_USAGE for each in (old, new))
         self._quotas.listeners.change(before, after)
 
     def listeners_of(self, services: Iterable[ServiceKey]) -> list[InstalledListener]:

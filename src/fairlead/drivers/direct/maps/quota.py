@@ -22,10 +22,10 @@ from fairlead.model import ServiceKey
 RESERVE = 8
 """The reserve is one part in RESERVE of each resource."""
 
-Use = tuple[str, int]
+NamespaceUsage = tuple[str, int]
 """A namespace, and how much it uses."""
 
-NO_USE: Use = ("", 0)
+NO_USAGE: NamespaceUsage = ("", 0)
 
 
 class OutOfMemory(Unavailable):
@@ -58,7 +58,7 @@ class Quota:
         self._freed = False
         self._of: Counter[str] = Counter()
 
-    def change(self, before: Use, after: Use) -> None:
+    def change(self, before: NamespaceUsage, after: NamespaceUsage) -> None:
         """Record that a user of the resource now uses `after` instead of `before`."""
         self._freed |= before[1] > after[1] or (before[0] != after[0] and before[1] > 0)
         for (namespace, amount), sign in ((before, -1), (after, 1)):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 
 import structlog
 
-from fairlead.drivers.direct.maps.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.quota import NO_USAGE, Quota
 from fairlead.drivers.direct.maps.records import INDEX, RETAINED_NODE
 from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
@@ -87,5 +87,5 @@ class RetainedNodes:
         if nodes:
             self._of[index] = namespace, nodes
         self._quota.change(
-            (before[0], len(before[1])) if before else NO_USE, (namespace, len(nodes))
+            (before[0], len(before[1])) if before else NO_USAGE, (namespace, len(nodes))
         )

@@ -20,7 +20,7 @@ PART = 8
 still use. So tables become smaller before a listener gets none."""
 
 
-class Fitting(NamedTuple):
+class SlotsChoice(NamedTuple):
     """Slots that a listener may get. `in_place`: they overwrite its present slots."""
 
     slots: Slots
@@ -40,9 +40,9 @@ def claim(record: ListenerRecord) -> int:
     return current + max(current, chunks(record.previous_size))
 
 
-def fittings(
+def slots_choices(
     change: SetListener, old: Slots | None, available: int, granted: int
-) -> Iterator[Fitting]:
+) -> Iterator[SlotsChoice]:
     """Yield the choices for a listener that has the slots `old`, or is new (None).
 
     `available`: the chunks that it may use. `granted`: the table size that it may have
@@ -57,14 +57,14 @@ def fittings(
         if size > granted and part * needed > available:
             continue
         if size == wanted:
-            yield Fitting(change.slots)
+            yield SlotsChoice(change.slots)
         # Without weights no node can be reached, and there is no smaller table.
         elif change.listener.weights:
-            yield Fitting(
+            yield SlotsChoice(
                 next_slots(change.listener, before, maglev.table_of(change.listener.weights, size))
             )
     if old and (has or (old.previous and not wanted)):
-        yield Fitting(_overwriting_slots(change, old, has), in_place=True)
+        yield SlotsChoice(_overwriting_slots(change, old, has), in_place=True)
 
 
 def _overwriting_slots(change: SetListener, old: Slots, size: int) -> Slots:
