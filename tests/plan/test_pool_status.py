@@ -8,13 +8,13 @@ from fairlead.config import PoolConfig
 from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import ServiceKey
 from fairlead.plan.addresses import AddressRequest, Facts, HeldAddress
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
 
 A = ServiceKey("default", "a")
-LIMITS = KeepLimits(10, 30)
+LIMITS = KeptAddressLimits(10, 30)
 PORTS = frozenset({"TCP/80"})
 
 
@@ -83,7 +83,7 @@ def test_what_namespaces_keep_is_shown_with_its_times() -> None:
         KeptAddresses("shop", 2, "2026-01-02T00:00:00Z", "2026-02-01T00:00:00Z"),
         KeptAddresses("default", 1),
     )
-    [endless] = pool_states(ledger, {"main": main}, KeepLimits(10, 0)).values()
+    [endless] = pool_states(ledger, {"main": main}, KeptAddressLimits(10, 0)).values()
     assert [each.until for each in endless.kept] == ["", ""]
     ledger.assign({names[address]: Facts() for address in names})
     [state] = pool_states(ledger, {"main": main}, LIMITS).values()

@@ -59,13 +59,13 @@ class Held(msgspec.Struct, frozen=True):
     """The grants that name a Service.
 
     - `published`: the version of the Service; None if there is no Service of this name.
-    - `lapsed`: why addresses are no longer kept for it, by address.
-    - `undated`: kept addresses without a record of since when they are kept."""
+    - `expired`: why addresses are no longer kept for it, by address.
+    - `without_date`: kept addresses without a record of since when they are kept."""
 
     published: PublishedVersion | None
     grants: tuple[AddressGrant, ...]
-    lapsed: Mapping[str, str] = {}
-    undated: frozenset[str] = frozenset()
+    expired: Mapping[str, str] = {}
+    without_date: frozenset[str] = frozenset()
 
 
 class AddHolder(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class RemoveHolder(msgspec.Struct, frozen=True):
         return f"revoke the grant of {self.address} to Service {self.service}"
 
 
-class FreeKept(msgspec.Struct, frozen=True):
+class FreeKeptAddress(msgspec.Struct, frozen=True):
     """Free an address that is kept for a deleted Service."""
 
     service: ServiceKey
@@ -102,7 +102,7 @@ class FreeKept(msgspec.Struct, frozen=True):
         return f"stop keeping {self.address} for Service {self.service}: {self.why}"
 
 
-class DateKept(msgspec.Struct, frozen=True):
+class RecordKeptSince(msgspec.Struct, frozen=True):
     """Record the present time as the time since which an address is kept."""
 
     service: ServiceKey
@@ -112,7 +112,7 @@ class DateKept(msgspec.Struct, frozen=True):
         return f"record since when {self.address} is kept for Service {self.service}"
 
 
-Change = AddHolder | RemoveHolder | FreeKept | DateKept
+Change = AddHolder | RemoveHolder | FreeKeptAddress | RecordKeptSince
 
 
 class GrantDriver(Component):
@@ -127,7 +127,7 @@ class GrantDriver(Component):
         writer: ServiceWriter,
         services: ServiceCache,
         grants: GrantCache,
-        keeping: KeptAddresses,
+        kept_addresses: KeptAddresses,
         *,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
@@ -137,7 +137,7 @@ class GrantDriver(Component):
         self._writer = writer
         self._services = services
         self._grants = grants
-        self._kept = keeping
+        self._kept = kept_addresses
         self._dates_are_kept = True
         """Whether the API server stores `keptSince`. An older version of the CRD lacks the
         field."""
@@ -173,10 +173,10 @@ class GrantDriver(Component):
                     and bool(held.published.shown.get(address))
                 )
                 if locks.is_kept(known.spec, key):
-                    if address in held.lapsed:
-                        changes.append(FreeKept(key, address, held.lapsed[address]))
-                    elif address in held.undated:
-                        changes.append(DateKept(key, address))
+                    if address in held.expired:
+                        changes.append(FreeKeptAddress(key, address, held.expired[address]))
+                    elif address in held.without_date:
+                        changes.append(RecordKeptSince(key, address))
                 elif not shown:
                     changes.append(RemoveHolder(key, address))
         return changes
@@ -196,20 +196,22 @@ class GrantDriver(Component):
                 for grant in grants
                 if (holder := grant.holder(key)) and not holder.uid
             }
-            lapsed = {
+            expired = {
                 address: why
                 for address, holder in kept.items()
-                if (why := self._kept.lapsed(holder))
+                if (why := self._kept.expired(holder))
             }
-            undated = frozenset(
+            without_date = frozenset(
                 address
                 for address, holder in kept.items()
                 if self._dates_are_kept and not holder.kept_since
             )
             # Kept addresses of a deleted Service need no change unless one has lapsed or has no
             # date.
-            if grants and (service is not None or len(kept) < len(grants) or lapsed or undated):
-                held[key] = Held(published_version_of(service), grants, lapsed, undated)
+            if grants and (
+                service is not None or len(kept) < len(grants) or expired or without_date
+            ):
+                held[key] = Held(published_version_of(service), grants, expired, without_date)
             elif service is not None and key in services:
                 held[key] = Held(published_version_of(service), ())
         return held
@@ -223,9 +225,9 @@ class GrantDriver(Component):
                     await self._add_holder(change)
                 case RemoveHolder():
                     await self._remove_holder(change)
-                case FreeKept():
+                case FreeKeptAddress():
                     await self._free_kept(change)
-                case DateKept():
+                case RecordKeptSince():
                     await self._date_kept(change)
         return {}
 
@@ -314,7 +316,7 @@ class GrantDriver(Component):
                 locks.without_holder(known.spec, key, None, keep=keep, since=self._kept.since),
             )
 
-    async def _free_kept(self, change: FreeKept) -> None:
+    async def _free_kept(self, change: FreeKeptAddress) -> None:
         known = self._grants.named(grant_name(change.address))
         holder = known.holder(change.service) if known is not None else None
         if known is None or holder is None or holder.uid:
@@ -328,7 +330,7 @@ class GrantDriver(Component):
             why=change.why,
         )
 
-    async def _date_kept(self, change: DateKept) -> None:
+    async def _date_kept(self, change: RecordKeptSince) -> None:
         """Record since when the address is kept. An API server whose CRD lacks the field drops it
         without an error; in that case log a warning and do not try again."""
         known = self._grants.named(grant_name(change.address))

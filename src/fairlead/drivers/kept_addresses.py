@@ -18,7 +18,7 @@ from fairlead.kube.events import Recorder, stamp
 from fairlead.kube.objects import NAMESPACES, Namespace
 from fairlead.model import ServiceKey
 from fairlead.plan import keeping
-from fairlead.plan.keeping import NOT_KEPT, KeepLimits
+from fairlead.plan.keeping import NOT_KEPT, KeptAddressLimits
 from fairlead.state import State
 
 NAME_LABEL = "kubernetes.io/metadata.name"
@@ -37,7 +37,7 @@ class KeptAddresses:
         state: State,
         grants: GrantCache,
         recorder: Recorder,
-        limits: KeepLimits,
+        limits: KeptAddressLimits,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -54,10 +54,10 @@ class KeptAddresses:
         """The time to record for an address that is kept from now on."""
         return stamp(self._now())
 
-    def lapsed(self, holder: Holder) -> str:
+    def expired(self, holder: Holder) -> str:
         """Return why the address is no longer kept for this holder, as far as the watch shows;
         empty while it is kept."""
-        return keeping.lapsed(
+        return keeping.expired(
             holder, self._state.namespace(holder.namespace), self._limits, self._now()
         )
 
@@ -65,7 +65,7 @@ class KeptAddresses:
         """Raise Conflict if the address is still kept for this holder, according to the API
         server."""
         namespace = await self._fetch_namespace(holder.namespace)
-        if not keeping.lapsed(holder, namespace, self._limits, self._now()):
+        if not keeping.expired(holder, namespace, self._limits, self._now()):
             raise Conflict(
                 f"namespace {holder.namespace} exists, but the watch has not shown it yet"
             )

@@ -16,7 +16,7 @@ from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import Family, Finding, ServiceKey, Value
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import FAMILIES, MAX_COUNT
 
@@ -49,7 +49,7 @@ class PoolState(Value, frozen=True):
 
 
 def pool_states(
-    ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLimits
+    ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeptAddressLimits
 ) -> dict[str, PoolState]:
     """Return the states of all pools, by name."""
     kept: dict[str, dict[str, list[str]]] = {}
@@ -67,7 +67,7 @@ def pool_states(
 
 
 def _with_kept(
-    state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits
+    state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeptAddressLimits
 ) -> PoolState:
     """Add the kept addresses by namespace, most addresses first. Times that are not known yet are
     omitted."""

@@ -33,7 +33,7 @@ from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
-from fairlead.plan.keeping import limits_of
+from fairlead.plan.kept_addresses import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
@@ -254,10 +254,17 @@ def services_loop(
 ) -> Loop[ServiceKey, LoadBalancer]:
     """Return the loop that claims Services, grants addresses and publishes them."""
     grant_cache, limits = GrantCache(writing.state), limits_of(config)
-    keeping = KeptAddresses(writing.client, writing.state, grant_cache, writing.recorder, limits)
+    kept_addresses = KeptAddresses(
+        writing.client, writing.state, grant_cache, writing.recorder, limits
+    )
     claim = ClaimDriver(writing.writer, writing.newest, writing.recorder)
     grants = GrantDriver(
-        writing.client, writing.writer, writing.newest, grant_cache, keeping, fence=writing.fence
+        writing.client,
+        writing.writer,
+        writing.newest,
+        grant_cache,
+        kept_addresses,
+        fence=writing.fence,
     )
     publish = PublishDriver(
         writing.writer,

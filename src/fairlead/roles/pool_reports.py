@@ -13,7 +13,7 @@ from fairlead.drivers import Component
 from fairlead.drivers.pools import DesiredPool, PoolDriver
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import pool_states
 from fairlead.reconcile import Loop, Pace
@@ -29,7 +29,7 @@ class PoolStates(Component):
 
     name = "pool states"
 
-    def __init__(self, state: State, ledger: Ledger, limits: KeepLimits) -> None:
+    def __init__(self, state: State, ledger: Ledger, limits: KeptAddressLimits) -> None:
         self.has_synced = asyncio.Event()
         self.services: dict[str, DesiredPool] = {}
         """The desired state of each pool by its name. The field is called `services` in every
@@ -77,7 +77,7 @@ class PoolReports:
         state: State,
         ledger: Ledger,
         recorder: EventRecorder,
-        limits: KeepLimits,
+        limits: KeptAddressLimits,
         *,
         fence: Callable[[], None],
     ) -> None:
