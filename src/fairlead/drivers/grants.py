@@ -206,7 +206,7 @@ class GrantDriver(Component):
                 for address, holder in kept.items()
                 if self._dates_are_kept and not holder.kept_since
             )
-            # Kept addresses of a deleted Service need no change unless one has lapsed or has no
+            # Kept addresses of a deleted Service need no change unless one has expired or has no
             # date.
             if grants and (
                 service is not None or len(kept) < len(grants) or expired or without_date
@@ -321,7 +321,7 @@ class GrantDriver(Component):
         holder = known.holder(change.service) if known is not None else None
         if known is None or holder is None or holder.uid:
             return
-        await self._kept.check_lapsed(holder)
+        await self._kept.check_expired(holder)
         await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
         log.info(
             "address is no longer kept",

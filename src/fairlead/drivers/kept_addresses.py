@@ -61,7 +61,7 @@ class KeptAddresses:
             holder, self._state.namespace(holder.namespace), self._limits, self._now()
         )
 
-    async def check_lapsed(self, holder: Holder) -> None:
+    async def check_expired(self, holder: Holder) -> None:
         """Raise Conflict if the address is still kept for this holder, according to the API
         server."""
         namespace = await self._fetch_namespace(holder.namespace)

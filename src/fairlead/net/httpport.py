@@ -347,18 +347,18 @@ class Ports:
     def _answer(self, connection: Connection, got: Received | HTTPStatus) -> None:
         if isinstance(got, Received):
             del connection.received[: got.length]
-            answer, keep, head_only = (
+            answer, keep_alive, head_only = (
                 self._handler(connection.number, got.request),
-                got.keep,
+                got.keep_alive,
                 got.request.method == "HEAD",
             )
         else:
-            answer, keep, head_only = Answer(got, b"{}"), False, False
-        connection.ending = not keep
+            answer, keep_alive, head_only = Answer(got, b"{}"), False, False
+        connection.ending = not keep_alive
         connection.until_s = self._clock() + (
-            REQUEST_S if connection.received or not keep else IDLE_S
+            REQUEST_S if connection.received or not keep_alive else IDLE_S
         )
-        connection.unsent = written(answer, self._now(), head_only=head_only, keep=keep)
+        connection.unsent = written(answer, self._now(), head_only=head_only, keep_alive=keep_alive)
         self._by_source.touch(connection.source, connection)
         self._send(connection)
 

@@ -33,11 +33,11 @@ class Answer(NamedTuple):
 class Received(NamedTuple):
     """A complete request of `length` bytes at the beginning of the received data.
 
-    `keep`: whether the connection stays open."""
+    `keep_alive`: whether the connection stays open."""
 
     request: Request
     length: int
-    keep: bool
+    keep_alive: bool
 
 
 Incomplete = Literal["incomplete"]
@@ -73,15 +73,15 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
         or len(length) > len(str(MAX_BYTES))
         or head + int(length) > MAX_BYTES
     ):
-        return Received(request, head, keep=False)
+        return Received(request, head, keep_alive=False)
     if len(received) < head + int(length):
         return "incomplete"
     connection = fields.get("connection", "").lower()
-    keep = connection == "keep-alive" if version == "HTTP/1.0" else connection != "close"
-    return Received(request, head + int(length), keep)
+    keep_alive = connection == "keep-alive" if version == "HTTP/1.0" else connection != "close"
+    return Received(request, head + int(length), keep_alive)
 
 
-def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
+def written(answer: Answer, date: str, *, head_only: bool, keep_alive: bool) -> bytes:
     """Return the bytes of the answer. `date`: the present time in the format of RFC 9110."""
     headers = (
         ("Content-Type", "application/json"),
@@ -89,7 +89,7 @@ def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
         *answer.headers,
         ("Date", date),
         ("Content-Length", str(len(answer.body))),
-        ("Connection", "keep-alive" if keep else "close"),
+        ("Connection", "keep-alive" if keep_alive else "close"),
     )
     head = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n" + "".join(
         f"{k}: {v}\r\n" for k, v in headers

@@ -29,15 +29,17 @@ CHECK_INTERVAL_S = WATCH_S / 50
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
-async def catch_up(client: Client, state: State, keep: Callable[[Service], Service | None]) -> None:
-    """Wait until the state contains all Services in their present version, or a later one. `keep`:
-    the projection of a Service that the state stores."""
+async def catch_up(
+    client: Client, state: State, project: Callable[[Service], Service | None]
+) -> None:
+    """Wait until the state contains all Services in their present version, or a later one.
+    `project`: the projection of a Service that the state stores."""
     await state.has_synced.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
         wait_s = 0.0
         try:
-            fresh = await readable(client, keep)
+            fresh = await readable(client, project)
             async with asyncio.timeout(WATCH_S):
                 while fresh := [service for service in fresh if behind(state, service)]:
                     await asyncio.sleep(CHECK_INTERVAL_S)
@@ -54,7 +56,7 @@ async def catch_up(client: Client, state: State, keep: Callable[[Service], Servi
         await asyncio.sleep(backoff.next_s(wait_s))
 
 
-async def readable(client: Client, keep: Callable[[Service], Service | None]) -> list[Service]:
+async def readable(client: Client, project: Callable[[Service], Service | None]) -> list[Service]:
     """Return all Services that the API server has now, without Services that cannot be decoded."""
     found = []
     async for page in client.pages(SERVICES):
@@ -63,7 +65,7 @@ async def readable(client: Client, keep: Callable[[Service], Service | None]) ->
             if (
                 isinstance(item, Item)
                 and item.object is not None
-                and (kept := keep(item.object)) is not None
+                and (kept := project(item.object)) is not None
             ):
                 found.append(kept)
     return found

@@ -111,7 +111,7 @@ async def run(
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
         announcer = Announcer(client, config.presence, view, controller_name())
-        keep = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
+        projection = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
@@ -132,7 +132,7 @@ async def run(
             Task("events", recorder.run),
             Task("freshness", freshness.run),
             Task("presence", partial(announcer.run, remove_at_end=True)),
-            Feed(client, state, freshness, keep),
+            Feed(client, state, freshness, projection),
             AddressFeed(client, state, freshness),
             Task("gateways", gateways.run),
             Task("leader election", partial(elector.lead, term)),

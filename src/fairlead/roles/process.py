@@ -96,9 +96,9 @@ def freshness_of(client: Client, config: Config) -> Freshness:
 
 class Feed(Component):
     """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
-    cluster, reduced by the projection `keep`; each is registered with `freshness`. `started`: set
-    once the role has created all of its long-lived objects; if absent, once the state is complete.
-    """
+    cluster, reduced by the projection `projection`; each is registered with `freshness`. `started`:
+    set once the role has created all of its long-lived objects; if absent, once the state is
+    complete."""
 
     name = "feed"
 
@@ -107,33 +107,40 @@ class Feed(Component):
         client: Client,
         state: State,
         freshness: Freshness,
-        keep: Projection,
+        projection: Projection,
         *,
         started: asyncio.Event | None = None,
     ) -> None:
         self._client = client
         self._state = state
         self._freshness = freshness
-        self._keep = keep
+        self._projection = projection
         self._started = started or state.has_synced
 
     async def run(self) -> None:
-        client, state, keep, fresh = self._client, self._state, self._keep, self._freshness
+        client, state, projection, fresh = (
+            self._client,
+            self._state,
+            self._projection,
+            self._freshness,
+        )
         async with asyncio.TaskGroup() as group:
             start = group.create_task
-            start(_follow(client, SERVICES, state.update_services, state, fresh, keep.service))
-            if keep.slice is not None:
+            start(
+                _follow(client, SERVICES, state.update_services, state, fresh, projection.service)
+            )
+            if projection.slice is not None:
                 slices = _follow(
                     client,
                     ENDPOINT_SLICES,
                     state.update_slices,
                     state,
                     fresh,
-                    keep.slice,
+                    projection.slice,
                     label_selector=SERVED_SLICES,
                 )
                 start(slices)
-            start(_follow(client, NODES, state.update_nodes, state, fresh, keep.node))
+            start(_follow(client, NODES, state.update_nodes, state, fresh, projection.node))
             start(tune_garbage_collector(state, self._started))
 
 
@@ -204,13 +211,13 @@ async def _follow(
     update: Callable[[Mapping[ObjectKey, Any]], None],
     state: State,
     freshness: Freshness,
-    keep: Callable[[Any], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
     *,
     label_selector: str = "",
     on_absent: Callable[[], None] | None = None,
 ) -> None:
     reflector = Reflector(
-        client, resource, transform=keep, label_selector=label_selector, on_absent=on_absent
+        client, resource, transform=transform, label_selector=label_selector, on_absent=on_absent
     )
     freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():
