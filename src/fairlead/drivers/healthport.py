@@ -306,8 +306,8 @@ class HealthPortDriver(Component):
                 for key in batch
             )
             done = await self._send(self._update(opened=tuple(opened)))
-            for place, key in enumerate(batch):
-                if (number := done.problems.get(place)) is None:
+            for index, key in enumerate(batch):
+                if (number := done.problems.get(index)) is None:
                     self._served[key] = wanted[key]
                 else:
                     self._served.pop(key, None)

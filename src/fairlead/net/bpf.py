@@ -357,8 +357,8 @@ class Map(Descriptor):
                 if count > 1
                 else self.lookup(struct.pack("=I", first)) or bytes(size)
             )
-            for place in range(count):
-                yield first + place, values[place * size : (place + 1) * size]
+            for index in range(count):
+                yield first + index, values[index * size : (index + 1) * size]
 
     def _run(self, first: int, count: int) -> bytes:
         """Return the values of `count` consecutive elements of an array."""
@@ -382,7 +382,7 @@ class Map(Descriptor):
         except OSError as error:
             if error.errno in (_NOT_SUPPORTED, errno.EINVAL):  # per-CPU arrays before Linux 5.13
                 return b"".join(
-                    self.lookup(struct.pack("=I", first + place)) or b"" for place in range(count)
+                    self.lookup(struct.pack("=I", first + index)) or b"" for index in range(count)
                 )
             if error.errno != errno.ENOENT:  # ENOENT: the batch reached the end of the array
                 raise failure(error, f"reading {self.name}") from error

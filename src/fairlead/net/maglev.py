@@ -172,8 +172,8 @@ def fill_in_c(fill: Permutations) -> "array[int]":
     # take longer than the fill itself.
     columns = array("I", [*fill.offsets, *fill.skips, *fill.weights, *fill.quotas])
     address, _ = columns.buffer_info()
-    places = [address + 4 * count * column for column in range(4)]
-    if _filling()(count, *places, fill.size, slots.buffer_info()[0]) != 0:
+    pointers = [address + 4 * count * column for column in range(4)]
+    if _filling()(count, *pointers, fill.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
 
@@ -182,8 +182,8 @@ def fill_in_c(fill: Permutations) -> "array[int]":
 def _filling() -> Callable[..., int]:
     """Return `fill` of bpf/maglev.c."""
     fill = library().fill
-    number, place = ctypes.c_uint32, ctypes.c_void_p
-    fill.argtypes = (number, place, place, place, place, number, place)
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    fill.argtypes = (number, pointer, pointer, pointer, pointer, number, pointer)
     return fill
 
 
@@ -279,8 +279,8 @@ def _named(members: Members, fill: Permutations, slots: "array[int]") -> Table:
     names = [name for name, _ in members]
     if 0 in fill.quotas:
         has_slot = [quota > 0 for quota in fill.quotas]
-        place = [sum(has_slot[:i]) for i in range(len(members))]
-        slots = array("H", (place[i] for i in slots))
+        index = [sum(has_slot[:i]) for i in range(len(members))]
+        slots = array("H", (index[i] for i in slots))
         names = list(compress(names, has_slot))
     return Table(tuple(names), slots.tobytes())
 

@@ -79,13 +79,13 @@ def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bo
     """Return the new slots, computed slot by slot."""
     # Retained nodes that are in neither table count as well, because flow entries may name them.
     names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
-    place = {name: i for i, name in enumerate(names)}
+    index_of = {name: i for i, name in enumerate(names)}
     was, before = (
-        _renumber(old.current, old.nodes, place),
-        _renumber(old.previous, old.nodes, place),
+        _renumber(old.current, old.nodes, index_of),
+        _renumber(old.previous, old.nodes, index_of),
     )
-    now = _renumber(table.slots, table.nodes, place)
-    rule = _rule({place[name] for name in retained_nodes})
+    now = _renumber(table.slots, table.nodes, index_of)
+    rule = _rule({index_of[name] for name in retained_nodes})
     if before and old.previous_by_source != old.by_source:
         previous, previous_by_source = _without_current(before, rule), old.previous_by_source
     elif old.by_source != by_source and (was or before):
@@ -95,7 +95,7 @@ def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bo
         previous_by_source = old.by_source
     else:
         previous, previous_by_source = (
-            previous_in_c(was, before, now, {place[name] for name in retained_nodes}),
+            previous_in_c(was, before, now, {index_of[name] for name in retained_nodes}),
             by_source,
         )
     return _canonical(names, now, _condense(previous), by_source, previous_by_source)
@@ -140,15 +140,18 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
     moves if its node has left but may keep connections, and no table records its slot: `old` has no
     previous table, or one with fewer slots than the current table or with another hash."""
     names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
-    place = {name: i for i, name in enumerate(names)}
+    index_of = {name: i for i, name in enumerate(names)}
     was, before = (
-        _renumber(old.current, old.nodes, place),
-        _renumber(old.previous, old.nodes, place),
+        _renumber(old.current, old.nodes, index_of),
+        _renumber(old.previous, old.nodes, index_of),
     )
-    dealt, stay = _renumber(table.slots, table.nodes, place), {place[name] for name in table.nodes}
+    dealt, stay = (
+        _renumber(table.slots, table.nodes, index_of),
+        {index_of[name] for name in table.nodes},
+    )
     pairs = zip(was, dealt, strict=True) if dealt else ()
     now = array("H", (node if node in stay else new for node, new in pairs))
-    may_keep = {place[name] for name in retained_nodes}
+    may_keep = {index_of[name] for name in retained_nodes}
     if before and old.by_source == old.previous_by_source and len(before) >= len(was):
         previous = previous_in_c(was, before, now, may_keep)
     else:
@@ -169,10 +172,10 @@ def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source:
     named = nodes_in(array("H", old.previous))
     if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= retained_nodes:
         return False
-    place = {name: i for i, name in enumerate(table.nodes)}
+    index_of = {name: i for i, name in enumerate(table.nodes)}
     return (
         _renumber(
-            old.current, old.nodes, {name: place.get(name, NONE) for name in old.nodes}
+            old.current, old.nodes, {name: index_of.get(name, NONE) for name in old.nodes}
         ).tobytes()
         == table.slots
     )
@@ -234,8 +237,8 @@ def _without_current(before: "array[int]", rule: Callable[[int, int, int], int])
     return array("H", (TRACKED if each == NONE else each for each in kept))
 
 
-def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "array[int]":
-    return renumber(array("H", slots), array("H", [place[name] for name in nodes]))
+def _renumber(slots: bytes, nodes: tuple[str, ...], index_of: dict[str, int]) -> "array[int]":
+    return renumber(array("H", slots), array("H", [index_of[name] for name in nodes]))
 
 
 def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":

@@ -140,10 +140,10 @@ class Pools:
     def find(self, address: str) -> tuple[Pool, Range] | None:
         """Return the pool and the range that can assign this address; None if no pool can."""
         value = ipaddress.ip_address(address)
-        place = bisect_right(self._firsts, (value.version, int(value))) - 1
-        if place < 0:
+        index = bisect_right(self._firsts, (value.version, int(value))) - 1
+        if index < 0:
             return None
-        _, range_, pool = self._sorted[place]
+        _, range_, pool = self._sorted[index]
         if (
             range_.version != value.version
             or int(value) > range_.last

@@ -35,12 +35,12 @@ def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
     for number in update.closed:
         ports.close(number)
         health.closed(number)
-    for place, opened in enumerate(update.opened):
+    for index, opened in enumerate(update.opened):
         try:
             ports.open(opened.number, opened.addresses)
             health.opened(opened)
         except OSError as problem:
-            problems[place] = problem.errno or 0
+            problems[index] = problem.errno or 0
     health.store(update)
     return problems
 

@@ -96,7 +96,7 @@ def freshness_of(client: Client, config: Config) -> Freshness:
 
 class Feed(Component):
     """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
-    cluster, reduced by the projection `projection`; each is registered with `freshness`. `started`:
+    cluster, reduced by `projection`; each is registered with `freshness`. `started`:
     set once the role has created all of its long-lived objects; if absent, once the state is
     complete."""
 

@@ -91,7 +91,7 @@ def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -
     item that it followed."""
     present = {item_step(item, shape): item for item in live}
     steps = [item_step(item, shape) for item in wanted]
-    again = [step for place, step in enumerate(steps) if step in steps[:place]]
+    again = [step for index, step in enumerate(steps) if step in steps[:index]]
     if again:
         errors = [
             f"{format_path(path)}: duplicate entries for key {format_path((step,))}"
@@ -178,7 +178,7 @@ def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
 def _order(path: Path) -> tuple[tuple[bool, str], ...]:
     """Sort key in the order of the API's messages: at each level the fields first, then the fields
     below other fields."""
-    return tuple((place < len(path) - 1, step) for place, step in enumerate(path))
+    return tuple((index < len(path) - 1, step) for index, step in enumerate(path))
 
 
 def _format_manager(manager: Manager) -> str:

@@ -72,7 +72,7 @@ class Nodes:
         named = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
         names = {number: name for number, name in named if name}
         records = self._next_hops_map.rows(
-            2 * number + place for number in names for place in (0, 1)
+            2 * number + index for number in names for index in (0, 1)
         )
         for (at, ipv4), (_, ipv6) in zip(records, records, strict=True):
             yield names[at // 2], at // 2, (unpack_next_hop(ipv4), unpack_next_hop(ipv6))
@@ -106,8 +106,8 @@ class Nodes:
         self._set_reachable(name, False, ipv6=True)
 
     def _write(self, number: int, hops: NextHops) -> None:
-        for place, hop in enumerate(hops):
-            self._next_hops_map.update(INDEX.pack(2 * number + place), pack_next_hop(hop))
+        for index, hop in enumerate(hops):
+            self._next_hops_map.update(INDEX.pack(2 * number + index), pack_next_hop(hop))
 
     def names(self) -> dict[int, str]:
         """Return the name of each number's node."""
