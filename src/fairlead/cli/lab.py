@@ -275,11 +275,11 @@ def down(name: str, everything: bool) -> None:
     from fairlead.lab.site import demolish
 
     for each in all_labs() if everything else (name,):
-        there = each in all_labs()
+        present = each in all_labs()
         run(demolish(each))
         click.echo(
             f"Lab {each} is down."
-            if there
+            if present
             else f"Lab {each} does not exist. Labs: {', '.join(all_labs()) or 'none'}."
         )
 

@@ -153,9 +153,9 @@ class GrantDriver(Component):
         for key in sorted(desired.keys() | actual.keys()):
             wanted = desired.get(key, Granted("", ()))
             held = actual.get(key, Held(None, ()))
-            there = {grant.spec.address: grant for grant in held.grants}
+            present = {grant.spec.address: grant for grant in held.grants}
             for grant in wanted.grants:
-                known = there.pop(grant.address, None)
+                known = present.pop(grant.address, None)
                 if known is None or not locks.settled(
                     known.spec, key, wanted.uid, grant, held.published
                 ):
@@ -164,7 +164,7 @@ class GrantDriver(Component):
                     continue
                 if not locks.shows_surplus(known.spec, key, grant, held.published):
                     changes.append(RemoveHolder(key, grant.address, grant))
-            for address, known in there.items():
+            for address, known in present.items():
                 # An address that the Service still shows keeps its grant until `publish`, the next
                 # driver, has removed it from the status.
                 shown = (

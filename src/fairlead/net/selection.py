@@ -102,12 +102,12 @@ def select(
 ) -> Selection:
     """Apply the selectors to the interfaces that are present. `before`: the previous selection."""
     former = before.chosen if before is not None else {}
-    there = {each.name for each in present}
+    existing = {each.name for each in present}
     chosen = {}
     for selector in selectors:
         found = tuple(each.name for each in present if _matches(selector, each))
         if not found and (selector == DEFAULT_ROUTE or "/" in selector):
-            found = tuple(name for name in former.get(selector, ()) if name in there)
+            found = tuple(name for name in former.get(selector, ()) if name in existing)
         chosen[selector] = found
     return Selection(chosen, tuple(present))
 

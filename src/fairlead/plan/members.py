@@ -109,8 +109,8 @@ def members_of(
     leaving = [
         each.node_name or "" for each in known if each.conditions.terminating and each.serving
     ]
-    there = nodes.keys() & {each.node_name or "" for each in known}
-    admitted = {name for name in there if not excluded(nodes[name])}
+    present = nodes.keys() & {each.node_name or "" for each in known}
+    admitted = {name for name in present if not excluded(nodes[name])}
     leaving_weights = _counted(leaving, admitted)
     weights = _counted(ready, admitted) or leaving_weights
     if not weights and service.spec.external_traffic_policy != "Local" and (ready or leaving):
@@ -120,9 +120,9 @@ def members_of(
     # A TCP connection stays with a pod that becomes unready. A UDP flow does not: the node sends it
     # to another pod at once, so it must not be kept on a node where no pod serves.
     holding = (
-        there
+        present
         if port.protocol != "UDP"
-        else there & {each.node_name or "" for each in known if each.serving}
+        else present & {each.node_name or "" for each in known if each.serving}
     )
     notes, members = [], []
     for name in sorted(weights.keys() | holding):

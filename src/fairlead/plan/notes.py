@@ -141,10 +141,10 @@ def _obstacle(
         return Finding(WITHOUT_NODE, message, severity="error", remedy=remedy, blocks="Ready")
     if local and not serving:
         names = {each.node for each in chosen}
-        there = sorted(names & nodes.keys())
+        present = sorted(names & nodes.keys())
         why = (
-            f"{_listed(there)}, excluded by label or about to be deleted"
-            if there
+            f"{_listed(present)}, excluded by label or about to be deleted"
+            if present
             else f"{_listed(names)}, not in the cluster"
         )
         return _no_nodes(f"its pods are ready on {why}")

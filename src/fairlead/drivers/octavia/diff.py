@@ -53,9 +53,9 @@ def diff(
     """Return the steps of all Services, grouped by Service."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
-        there = found.get(key, Found(()))
-        own = _service_steps(key, wanted.get(key), there)
-        if (left := next((step for step in own if step in there.after), None)) is not None:
+        actual = found.get(key, Found(()))
+        own = _service_steps(key, wanted.get(key), actual)
+        if (left := next((step for step in own if step in actual.after), None)) is not None:
             message = f"Octavia accepted a write without effect: {left}"
             own = [Blocked(key, Outcome("unavailable", message))]
         steps += own

@@ -70,8 +70,8 @@ async def read_marked(cloud: Cloud, owner: Owner) -> list[BalancerState]:
     ]
     known = {balancer.id for balancer in balancers}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
-    there = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
-    return [*balancers, *(_ownerless_state(one) for one in there if ownerless(one.tags))]
+    present = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
+    return [*balancers, *(_ownerless_state(one) for one in present if ownerless(one.tags))]
 
 
 def find_leftovers(

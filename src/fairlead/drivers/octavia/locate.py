@@ -92,9 +92,9 @@ class Locator:
         unless the Service is on it already."""
         if shares_with(self._owner, found.tags, key, requested.names):
             return
-        there = await read_at(self._cloud, self._owner, found.id, (key, uid))
+        present = await read_at(self._cloud, self._owner, found.id, (key, uid))
         if not any(
-            balancer.uid == uid and (balancer.listeners or balancer.pools) for balancer in there
+            balancer.uid == uid and (balancer.listeners or balancer.pools) for balancer in present
         ):
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(

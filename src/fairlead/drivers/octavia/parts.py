@@ -60,7 +60,7 @@ def _restore_affinity(
     for listener in wanted.listeners:
         if listener.pool.affinity_s is None:
             continue
-        there = next(
+        existing = next(
             (
                 each
                 for each in balancer.listeners
@@ -69,9 +69,9 @@ def _restore_affinity(
             None,
         )
         new = pool_name(listener) in made
-        if new or there is not None:
+        if new or existing is not None:
             ids[listener.protocol] = (
-                f"${pool_name(listener)}" if new or there is None else there.pool_id,
+                f"${pool_name(listener)}" if new or existing is None else existing.pool_id,
                 listener,
             )
     return [
@@ -118,7 +118,7 @@ def _listener_steps(
 ) -> list[Change]:
     """Return the steps for one listener. The function adds the pools that stay to `used`, and the
     listeners that it deletes to `gone`."""
-    there = next(
+    existing = next(
         (
             each
             for each in balancer.listeners
@@ -126,7 +126,7 @@ def _listener_steps(
         ),
         None,
     )
-    pool = _pool_for(balancer, listener, there, used)
+    pool = _pool_for(balancer, listener, existing, used)
     steps: list[Change] = []
     if pool is not None:
         used.add(pool.id)
@@ -135,8 +135,8 @@ def _listener_steps(
     else:
         pool_id = f"${pool_name(listener)}"
         steps += _new_pool(wanted, balancer, listener)
-    if there is not None:
-        return [*steps, *_listener_update(wanted, balancer, listener, there, pool_id)]
+    if existing is not None:
+        return [*steps, *_listener_update(wanted, balancer, listener, existing, pool_id)]
     for other in balancer.listeners:
         # Each port can have one listener for all protocols that are carried over TCP.
         if (
@@ -158,12 +158,13 @@ def _listener_steps(
 
 
 def _pool_for(
-    balancer: BalancerState, listener: Listener, there: FoundListener | None, used: Iterable[str]
+    balancer: BalancerState, listener: Listener, existing: FoundListener | None, used: Iterable[str]
 ) -> FoundPool | None:
     """Return the pool of the listener if it can be changed into the desired one; otherwise a pool
     that was created for the listener and is not attached to it yet; otherwise None."""
     current = next(
-        (pool for pool in balancer.pools if there is not None and pool.id == there.pool_id), None
+        (pool for pool in balancer.pools if existing is not None and pool.id == existing.pool_id),
+        None,
     )
     if current is not None and _can_become(balancer, current, listener):
         return current

@@ -222,7 +222,7 @@ async def _states(
     for listener in parts.listeners:
         for on in listener.loadbalancers:
             listeners_of[on.id].append(listener)
-    there: dict[str, set[ServiceIdentity]] = defaultdict(set)
+    identities_on: dict[str, set[ServiceIdentity]] = defaultdict(set)
     for id_, identity in [
         *pools_of,
         *(
@@ -232,11 +232,11 @@ async def _states(
             if one.id in owned
         ),
     ]:
-        there[id_].add(identity)
+        identities_on[id_].add(identity)
     balancers = []
     for one in parts.listed:
         holder = owner.identity(one.tags)
-        for identity in {holder, *there[one.id]} - {None} if services is None else services:
+        for identity in {holder, *identities_on[one.id]} - {None} if services is None else services:
             assert identity is not None
             own = [each for each in listeners_of[one.id] if owned.get(each.id) == identity]
             # Listeners of an earlier Service of the same name do not count as ports in use, because

@@ -134,11 +134,11 @@ class ProxyDriver(Component):
     async def _ensure_routes(self) -> None:
         """Restore the routes and the shield of the present listeners, if another program changed
         them."""
-        wanted, there = self._addresses(self._specs), await localroutes.present()
-        if wanted or there:
+        wanted, present = self._addresses(self._specs), await localroutes.present()
+        if wanted or present:
             self._shield(self._specs)
-        await localroutes.add(wanted - there)
-        await localroutes.delete(there - wanted)
+        await localroutes.add(wanted - present)
+        await localroutes.delete(present - wanted)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry out the changes. A Service waits if its listeners need a reload soon after the last

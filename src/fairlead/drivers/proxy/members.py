@@ -38,9 +38,9 @@ async def set_servers(
     leaving: set[tuple[str, str]] = set()
     commands: list[str] = []
     for section, change in wanted.items():
-        there = present.get(section, {})
-        commands += await _add_and_move(path, section, listeners[section], change, there)
-        gone = there.keys() - {each.node for each in change.servers}
+        existing = present.get(section, {})
+        commands += await _add_and_move(path, section, listeners[section], change, existing)
+        gone = existing.keys() - {each.node for each in change.servers}
         commands += [f"set server {section}/{node} state maint" for node in sorted(gone)]
         leaving |= {(section, node) for node in gone}
     await runtime.execute(path, commands)
@@ -82,14 +82,14 @@ async def _add_and_move(
     section: str,
     listener: ProxyListener,
     change: SetServers,
-    there: Mapping[str, ServerState],
+    existing: Mapping[str, ServerState],
 ) -> list[str]:
     """Add missing servers and move servers to their addresses. Return the remaining commands, which
     print nothing if they succeed."""
     commands: list[str] = []
-    taken = {each.number for each in there.values()}
+    taken = {each.number for each in existing.values()}
     for server in change.servers:
-        name, found = f"{section}/{server.node}", there.get(server.node)
+        name, found = f"{section}/{server.node}", existing.get(server.node)
         if found is None:
             number = server_id(server.node, taken)
             taken.add(number)

@@ -78,8 +78,8 @@ def listing(table: str = TABLE) -> str:
     """Return the table as the kernel lists it; empty if there is none. Raise the errors of
     `Nftables.run`."""
     with Nftables() as nft:
-        there = f"table {table}" in nft.run("list tables").splitlines()
-        return nft.run(f"list table {table}") if there else ""
+        present = f"table {table}" in nft.run("list tables").splitlines()
+        return nft.run(f"list table {table}") if present else ""
 
 
 def install(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:

@@ -303,8 +303,8 @@ class TunnelDriver(Component):
         if not self._selection.names:
             fix = "check node.interfaces and node.interfacesByNode against `ip address`"
             raise Unavailable(f"{what}: {self._selection.problem}", fix=fix)
-        there = interfaces.links()
-        return [there[name] for name in self._selection.names if name in there]
+        present = interfaces.links()
+        return [present[name] for name in self._selection.names if name in present]
 
     async def _rules_present(self, published: Collection[Destination]) -> bool:
         """Whether the table in the kernel still has our number of rules, and the published
