@@ -442,7 +442,7 @@ async def test_a_haproxy_that_dies_is_started_anew(
         async with asyncio.timeout(60):
             while driver.reloads == 1:
                 await asyncio.sleep(0.02)
-        assert driver.counters.deaths() == 1
+        assert driver.counters.unexpected_exits() == 1
         assert {node for node, _, _ in await asked(8)} == {"node1", "node2"}
         follow.cancel()
         with suppress(asyncio.CancelledError):

@@ -122,7 +122,7 @@ class ApiServerBalancer(Component):
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_INTERVAL_S):
                     await (
-                        self.haproxy.died()
+                        self.haproxy.exited()
                         if self.haproxy.alive()
                         else asyncio.sleep(CHECK_INTERVAL_S)
                     )

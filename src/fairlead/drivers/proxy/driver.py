@@ -185,7 +185,7 @@ class ProxyDriver(Component):
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL_S):
-                    await (self.haproxy.died() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
+                    await (self.haproxy.exited() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
             async with self._changing:
                 if self._specs and not await self.haproxy.running():
                     await self._restart()
@@ -197,7 +197,7 @@ class ProxyDriver(Component):
 
     async def _restart(self) -> None:
         log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))
-        self.counters.died()
+        self.counters.record_unexpected_exit()
         self._leaving = set()
         try:
             await self.haproxy.run(render(self._specs, self.haproxy.paths))

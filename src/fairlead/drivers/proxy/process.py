@@ -131,7 +131,7 @@ class Haproxy:
             await _until(lambda: _gone(pid), "ending HAProxy")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def died(self) -> None:
+    async def exited(self) -> None:
         """Wait until the running master ends. Return at once if there is none."""
         pid = self._live_master()
         if pid is None:
