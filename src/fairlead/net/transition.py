@@ -145,11 +145,11 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
         _renumber(old.current, old.nodes, index_of),
         _renumber(old.previous, old.nodes, index_of),
     )
-    dealt, stay = (
+    assigned, stay = (
         _renumber(table.slots, table.nodes, index_of),
         {index_of[name] for name in table.nodes},
     )
-    pairs = zip(was, dealt, strict=True) if dealt else ()
+    pairs = zip(was, assigned, strict=True) if assigned else ()
     now = array("H", (node if node in stay else new for node, new in pairs))
     may_keep = {index_of[name] for name in retained_nodes}
     if before and old.by_source == old.previous_by_source and len(before) >= len(was):

@@ -42,7 +42,7 @@ NO_PORTS: Ports = frozenset()
 class _Record:
     """One Service in the ledger.
 
-    - `given`: the addresses that are assigned to the Service, and `ports`: its ports there. The
+    - `assigned`: the addresses that are assigned to the Service, and `ports`: its ports there. The
       Service may also hold addresses that only its facts contain.
     - `draft`: the addresses that the current evaluation has found for the Service so far.
     - `waits`: what the Service waits for.
@@ -52,7 +52,7 @@ class _Record:
         self.facts = Facts()
         self.order: Order = ("", ServiceKey("", ""))
         self.draft: dict[Family, str] = {}
-        self.given: dict[Family, str] = {}
+        self.assigned: dict[Family, str] = {}
         self.ports: Ports = NO_PORTS
         self.result: Assigned | Refused | None = None
         self.waits: set[Wait] = set()
@@ -167,7 +167,7 @@ class Ledger:
             self._queues.notify(*(("address", address) for address in record.holding))
             affected.update(*(self._holdings.of(address) for address in record.holding))
         if not isinstance(request, AddressRequest):
-            record.given, record.ports = {}, NO_PORTS
+            record.assigned, record.ports = {}, NO_PORTS
         self._refresh(key)
         for address, held in facts.held.items():
             if old.held.get(address) != held:
@@ -191,7 +191,7 @@ class Ledger:
         that wait for an address whose holder or ports changed."""
         record = self._records[key]
         holding = {address: held.ports for address, held in record.facts.held.items()}
-        for address in record.given.values():
+        for address in record.assigned.values():
             holding[address] = holding.get(address, NO_PORTS) | record.ports
         for address in record.holding.keys() - holding.keys():
             self._holdings.leave(key, address)
@@ -259,7 +259,7 @@ class Ledger:
         requested = {family_of(address): address for address in request.requested}
         record.draft = {}
         for address in sorted(
-            {*record.facts.held, *record.given.values()}, key=lambda each: _rank(record, each)
+            {*record.facts.held, *record.assigned.values()}, key=lambda each: _rank(record, each)
         ):
             family = family_of(address)
             held = record.facts.held.get(address, HeldAddress())
@@ -278,11 +278,11 @@ class Ledger:
 
         kept = {
             family: address
-            for family, address in record.given.items()
+            for family, address in record.assigned.items()
             if record.draft.get(family) == address
         }
-        if kept != record.given:
-            self._give(key, kept, record.ports)
+        if kept != record.assigned:
+            self._assign(key, kept, record.ports)
 
     def _may_keep(self, key: ServiceKey, request: AddressRequest, address: str) -> bool:
         """Return whether the Service may keep an address that is neither granted nor shown yet, or
@@ -310,9 +310,9 @@ class Ledger:
             ports &= self._free_ports(key, request, address)
         return ports
 
-    def _give(self, key: ServiceKey, given: dict[Family, str], ports: Ports) -> None:
+    def _assign(self, key: ServiceKey, assigned: dict[Family, str], ports: Ports) -> None:
         record = self._records[key]
-        record.given, record.ports = given, ports
+        record.assigned, record.ports = assigned, ports
         self._refresh(key)
 
     def _draft_requested(self, key: ServiceKey, request: AddressRequest) -> Refused | None:
@@ -418,7 +418,7 @@ class Ledger:
         else:
             record.result = self._fill(key, request, waits)
         if not isinstance(record.result, Assigned):
-            self._give(key, {}, NO_PORTS)  # it still holds the addresses in its facts
+            self._assign(key, {}, NO_PORTS)  # it still holds the addresses in its facts
         self._await(record, waits)
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
@@ -433,7 +433,7 @@ class Ledger:
         has to wait for is added to `waits`."""
         record = self._records[key]
         notes = []
-        given = dict(record.draft)
+        assigned = dict(record.draft)
         for family in request.families:
             if family in record.draft:
                 continue
@@ -446,7 +446,7 @@ class Ledger:
                 waits |= {("address", address), ("sharing", key.namespace, request.sharing_key)}
                 return refusals.all_ports_taken(self._all_rivals(key, request.ports, [address]))
             if address is not None:
-                given[family] = address
+                assigned[family] = address
                 continue
             waits |= {("pool", pool.name, family) for pool in self._candidates(request)}
             if request.sharing_key:
@@ -454,16 +454,16 @@ class Ledger:
             if family == request.families[0] or request.all_families:
                 return refusals.none_free(self.pools, request, family)
             notes.append(refusals.skipped(family))
-        ports = self._ports_at(key, request, given.values())
-        rivals = self._all_rivals(key, request.ports - ports, given.values())
+        ports = self._ports_at(key, request, assigned.values())
+        rivals = self._all_rivals(key, request.ports - ports, assigned.values())
         # Wait for every address, not only for the addresses with rivals: a port is served at all
         # addresses or at none, so a change at any address can change the result.
         if rivals:
-            waits |= {("address", address) for address in given.values()}
+            waits |= {("address", address) for address in assigned.values()}
         if request.ports and not ports:
             return refusals.all_ports_taken(rivals)
-        self._give(key, given, ports)
-        addresses = tuple(given[family] for family in request.families if family in given)
+        self._assign(key, assigned, ports)
+        addresses = tuple(assigned[family] for family in request.families if family in assigned)
         held = {address: record.facts.held.get(address, HeldAddress()) for address in addresses}
         grants = tuple(self._grant(request, each, ports, held[each].pool) for each in addresses)
         notes += refusals.stranded(self.pools, request, held)
@@ -528,7 +528,7 @@ def _precedence(record: _Record, address: str, port: str) -> Precedence:
         basis = Basis.GRANTED
     elif held.shown is not None and port in held.shown:
         basis = Basis.SHOWN
-    elif port in record.ports and address in record.given.values():
+    elif port in record.ports and address in record.assigned.values():
         basis = Basis.ASSIGNED
     else:
         basis = Basis.REQUESTED

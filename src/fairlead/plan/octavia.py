@@ -138,8 +138,10 @@ def settings_of(
     if method is not None and method not in METHODS[provider]:
         requested.append("lb-method")
         method = None
-    lacking = [annotation for annotation in requested if annotation in UNSUPPORTED[provider]]
-    reader.notes += _unsupported(reader, lacking, choice)
+    unsupported_annotations = [
+        annotation for annotation in requested if annotation in UNSUPPORTED[provider]
+    ]
+    reader.notes += _unsupported(reader, unsupported_annotations, choice)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
@@ -166,11 +168,11 @@ def settings_of(
         header=header,
         forwarded_for=forwarded_for and not header,
         method=method or _usual_method(provider, config),
-        client_ms=_time_ms(reader, "timeout-client-data", lacking),
-        connect_ms=_time_ms(reader, "timeout-member-connect", lacking),
-        member_ms=_time_ms(reader, "timeout-member-data", lacking),
-        inspect_ms=_time_ms(reader, "timeout-tcp-inspect", lacking),
-        connection_limit=-1 if "connection-limit" in lacking else limit or -1,
+        client_ms=_time_ms(reader, "timeout-client-data", unsupported_annotations),
+        connect_ms=_time_ms(reader, "timeout-member-connect", unsupported_annotations),
+        member_ms=_time_ms(reader, "timeout-member-data", unsupported_annotations),
+        inspect_ms=_time_ms(reader, "timeout-tcp-inspect", unsupported_annotations),
+        connection_limit=-1 if "connection-limit" in unsupported_annotations else limit or -1,
         checks=checks,
         monitor_types=monitor_types,
         member_subnet_id=_text(reader, "member-subnet-id", config.member_subnet_id),
@@ -284,13 +286,15 @@ def _choose(
         return _Choice(existing, "the load balancer exists", existing)
     if wanted != "auto":
         return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
-    lacking = [
+    unsupported_annotations = [
         _called(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
-        lacking.append(reader.given("lb-method"))
-    if lacking:
-        return _Choice("amphora", f"provider ovn does not support {', '.join(lacking)}", None)
+        unsupported_annotations.append(reader.given("lb-method"))
+    if unsupported_annotations:
+        return _Choice(
+            "amphora", f"provider ovn does not support {', '.join(unsupported_annotations)}", None
+        )
     if method is not None and method not in METHODS["amphora"]:
         return _Choice(
             "ovn",
@@ -313,12 +317,13 @@ def _choose(
 
 
 def _unsupported(
-    reader: AnnotationReader, lacking: Iterable[str], choice: _Choice
+    reader: AnnotationReader, unsupported_annotations: Iterable[str], choice: _Choice
 ) -> list[Finding]:
-    """Return one Finding for each substitute of the provider, with the annotations in `lacking`
-    that it replaces. Raise Refused for an annotation that has no acceptable substitute."""
+    """Return one Finding for each substitute of the provider, with the annotations in
+    `unsupported_annotations` that it replaces. Raise Refused for an annotation that has no
+    acceptable substitute."""
     instead: dict[str, list[str]] = {}
-    for annotation in lacking:
+    for annotation in unsupported_annotations:
         unsupported, name = UNSUPPORTED[choice.provider][annotation], _called(reader, annotation)
         if unsupported.action == "refuse":
             other = OTHER_PROVIDER[choice.provider]
@@ -437,6 +442,8 @@ def _text(reader: AnnotationReader, annotation: str, default: str) -> str:
     return reader.read(annotation, lambda text: text, "", default)
 
 
-def _time_ms(reader: AnnotationReader, annotation: str, lacking: Sequence[str]) -> int | None:
+def _time_ms(
+    reader: AnnotationReader, annotation: str, unsupported_annotations: Sequence[str]
+) -> int | None:
     value = reader.time_ms(annotation, -1)
-    return None if value < 0 or annotation in lacking else value
+    return None if value < 0 or annotation in unsupported_annotations else value

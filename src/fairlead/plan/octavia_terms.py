@@ -67,12 +67,12 @@ def octavia_terms(context: ServiceContext) -> Terms:
     )
     notes += [*more, *hostname_notes]
     nodes = selected(context.nodes, settings.node_selector)
-    hostname, misnamed = hostname_in(annotations)
+    hostname, hostname_findings = hostname_in(annotations)
 
     def remarks(listeners: Sequence[Listener]) -> list[Finding]:
         return [
             *_none_selected(settings, bool(nodes)),
-            *misnamed,
+            *hostname_findings,
             *_uneven(settings, listeners),
         ]
 

@@ -79,7 +79,7 @@ class Count(msgspec.Struct):
     by_pod: dict[str, int] = msgspec.field(default_factory=dict)
     failed: dict[str, int] = msgspec.field(default_factory=dict)
     late: int = 0
-    trouble: list[tuple[float, str]] = msgspec.field(default_factory=list)
+    problems: list[tuple[float, str]] = msgspec.field(default_factory=list)
     """The first thousand flows that failed or were late: when they began (monotonic clock), and the
     error, or the pod that answered late."""
     broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
@@ -314,7 +314,7 @@ class Crowd:
         self._next_fill_s = time.monotonic() + PAUSE_S
 
     def _record_trouble(self, target: Target, begun_s: float, what: str) -> None:
-        if len(noted := self.counts[target].trouble) < MAX_RECORDED:
+        if len(noted := self.counts[target].problems) < MAX_RECORDED:
             noted.append((begun_s, what))
 
     def _record_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:

@@ -267,12 +267,14 @@ class NodeProxyDriver(Component):
                 changes if large else effective(known, changes),
                 self._precedence_of,
             )
-            before = {key: known.get(key, NOTHING) for key in requested | resolution.lacking.keys()}
+            before = {
+                key: known.get(key, NOTHING) for key in requested | resolution.conflicts.keys()
+            }
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True)
                 if key in requested
                 else Outcome("done", again_s=REQUEUE_S)
-                for key, why in resolution.lacking.items()
+                for key, why in resolution.conflicts.items()
             }
             if not large:
                 return outcomes | await self._at_once(table, requested, before, resolution.changes)

@@ -316,11 +316,11 @@ def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[
     targets = dict.fromkeys(
         target for element in elements if (target := _target(element)) and _is_on_demand(target)
     )
-    homes = dict.fromkeys(
+    sources = dict.fromkeys(
         chain for name in {element.map for element in elements} if (chain := chain_of(name))
     )
     chains = dict.fromkeys(
-        needed for chain in (*targets, *homes) for needed in prerequisites(chain)
+        needed for chain in (*targets, *sources) for needed in prerequisites(chain)
     )
     return tuple(name for name in chains if name not in present and not raw_rule(name))
 

@@ -44,7 +44,7 @@ class Resolution(NamedTuple):
     the conflict."""
 
     changes: Sequence[Change]
-    lacking: Mapping[ServiceKey, str]
+    conflicts: Mapping[ServiceKey, str]
 
 
 def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> list[Change]:
@@ -97,25 +97,25 @@ def resolve(
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
     for key, among in sorted(contested.items()):
         # A Service that has the frontend takes no part if its own Changes give the frontend up.
-        wanting = [service for service in among if key in wanted_keys[service]]
+        requesters = [service for service in among if key in wanted_keys[service]]
         owner = first(
-            _precedence(key, service, wanted_keys[service], precedence_of) for service in wanting
+            _precedence(key, service, wanted_keys[service], precedence_of) for service in requesters
         )
-        for service in sorted(wanting):
+        for service in sorted(requesters):
             if service != owner:
                 lost.setdefault(service, {})[key] = owner
     after = wanted | {
         service: frozenset(
-            element for element in wanted[service] if frontend_of(element.key) not in given
+            element for element in wanted[service] if frontend_of(element.key) not in winners
         )
-        for service, given in lost.items()
+        for service, winners in lost.items()
     }
     elsewhere = [change for change in changes if change.service not in before]
-    lacking = {
-        service: _conflict_message(service, *next(iter(given.items())))
-        for service, given in lost.items()
+    conflicts = {
+        service: _conflict_message(service, *next(iter(winners.items())))
+        for service, winners in lost.items()
     }
-    return Resolution([*elsewhere, *difference(after, before)], lacking)
+    return Resolution([*elsewhere, *difference(after, before)], conflicts)
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:

@@ -139,11 +139,11 @@ class ApiServerBalancer(Component):
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # An address that the host has anyway needs no route, and its other ports stay reachable.
-        brought = [key for key in keys if not await localroutes.is_assigned(key.address)]
-        wanted = {key.address for key in brought}
-        if (brought, shield.listing(shield.API_TABLE)) != self._shield:
-            shield.install(brought, shield.API_TABLE)
-            self._shield = (brought, shield.listing(shield.API_TABLE))
+        missing = [key for key in keys if not await localroutes.is_assigned(key.address)]
+        wanted = {key.address for key in missing}
+        if (missing, shield.listing(shield.API_TABLE)) != self._shield:
+            shield.install(missing, shield.API_TABLE)
+            self._shield = (missing, shield.listing(shield.API_TABLE))
         await localroutes.add(wanted - routed, localroutes.API_PROTOCOL)
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):

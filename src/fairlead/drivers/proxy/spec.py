@@ -325,12 +325,12 @@ def rivals(
     has = {
         each.listener.key: service for service, spec in before.items() for each in spec.listeners
     }
-    wanting: dict[ProxyKey, list[ServiceKey]] = {}
+    requesters: dict[ProxyKey, list[ServiceKey]] = {}
     for service, spec in sorted(specs.items()):
         for each in spec.listeners:
-            wanting.setdefault(each.listener.key, []).append(service)
+            requesters.setdefault(each.listener.key, []).append(service)
     found: dict[ServiceKey, ServiceKey] = {}
-    for key, services in wanting.items():
+    for key, services in requesters.items():
         if len(services) > 1:
             owner = first(
                 Precedence(Basis.SHOWN if has.get(key) == each else Basis.REQUESTED, "", each)

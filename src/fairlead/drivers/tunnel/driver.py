@@ -127,7 +127,7 @@ class TunnelDriver(Component):
     ) -> Sequence[Change]:
         """Return the destinations to publish, then those to withdraw. Pure."""
         none: Spec = frozenset()
-        came = [
+        published = [
             Change(key, "publish", ip)
             for key, spec in desired.items()
             for ip in _in_order(spec - actual.get(key, none))
@@ -137,7 +137,7 @@ class TunnelDriver(Component):
             for key, spec in actual.items()
             for ip in _in_order(spec - desired.get(key, none))
         ]
-        return [*came, *gone]
+        return [*published, *gone]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
         """Return what is published, as this process knows it. With None, also repair what other

@@ -284,13 +284,13 @@ def _first_node_ports(
     for index, port in ports:
         number, given = port.get("port", 0), shared.get(port.get("port", 0), 0)
         if not given:
-            asked = [
+            requested = [
                 other["nodePort"]
                 for _, other in ports
                 if other.get("nodePort") and other.get("port", 0) == number
             ]
             port["nodePort"] = shared[number] = _take_node_port(
-                reservation, service, index, asked[0] if asked else 0
+                reservation, service, index, requested[0] if requested else 0
             )
         elif not port.get("nodePort"):
             port["nodePort"] = given
