@@ -207,7 +207,7 @@ class Crowd:
                 self._poll.modify(flow.socket, select.EPOLLIN)
                 return
             known = flow.first_answer
-            asked_s = flow.begun_s if known is None else flow.waiting_s
+            started_s = flow.begun_s if known is None else flow.waiting_s
             if (answer := flow.receive()) is None:
                 return
         except BlockingIOError:
@@ -216,8 +216,8 @@ class Crowd:
             self._on_failure(flow, error, now_s)
             return
         count = self.counts[flow.target]
-        if asked_s:  # otherwise the request was already counted as lost
-            count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - asked_s) * 1000))
+        if started_s:  # otherwise the request was already counted as lost
+            count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - started_s) * 1000))
         if known is None:
             self._on_first_answer(flow, answer, now_s)
         elif answer.pod != known.pod:

@@ -110,11 +110,11 @@ async def wait_settled(
     begun_s, pause_s = clock(), schedule.first_s(kind)
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
-        asked_s = clock()
+        sent_s = clock()
         status = await settled(cloud, balancer_id)
         if not status.startswith("PENDING"):
             if kind:
-                schedule.record(kind, asked_s - begun_s)
+                schedule.record(kind, sent_s - begun_s)
             return status
         if clock() - begun_s > schedule.pace.patience_s:
             raise StillWorking
