@@ -272,11 +272,11 @@ def revive(name: str, host: str) -> None:
 def down(name: str, everything: bool) -> None:
     """Delete a lab completely, in any state. If the lab does not exist, nothing is done."""
     from fairlead.lab.rundir import all_labs
-    from fairlead.lab.site import demolish
+    from fairlead.lab.site import tear_down
 
     for each in all_labs() if everything else (name,):
         present = each in all_labs()
-        run(demolish(each))
+        run(tear_down(each))
         click.echo(
             f"Lab {each} is down."
             if present
