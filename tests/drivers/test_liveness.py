@@ -28,7 +28,7 @@ class Node:
 
     def hear(self, target: Target, answer: Answer) -> dict[Target, Verdict]:
         self.liveness.probe_started(target)
-        return dict(self.liveness.judge(target, answer, self.now_s))
+        return dict(self.liveness.evaluate(target, answer, self.now_s))
 
     def turn(self, answers: dict[Target, Answer]) -> tuple[Target, dict[Target, Verdict]]:
         """Let the node choose whom to ask; a silent one costs 0.2 s."""
@@ -184,7 +184,7 @@ def test_removed_while_asked() -> None:
     node = Node(A, B)
     node.liveness.probe_started(A)
     node.liveness.remove(A)
-    assert dict(node.liveness.judge(A, GOOD, 0.0)) == {}
+    assert dict(node.liveness.evaluate(A, GOOD, 0.0)) == {}
     assert node.liveness.next(0.0) is not None
     node.liveness.remove(B)
     assert node.liveness.next(0.0) is None

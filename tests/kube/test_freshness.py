@@ -12,7 +12,7 @@ from fairlead.errors import FairleadError
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import STALE_S as DEFAULT_STALE_S
-from fairlead.kube.freshness import Freshness, proved_s, stale_after_s
+from fairlead.kube.freshness import Freshness, confirmed_s, stale_after_s
 from fairlead.kube.objects import NODES, SERVICES, Service
 from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver import ApiServer
@@ -170,10 +170,10 @@ class Watch:
 
 def test_what_proves_a_watch() -> None:
     watch = Watch(100.0)
-    assert proved_s(watch, 130.0) == 130.0
-    assert proved_s(watch, 90.0) == 100.0
+    assert confirmed_s(watch, 130.0) == 130.0
+    assert confirmed_s(watch, 90.0) == 100.0
     watch.watching = False
-    assert proved_s(watch, 130.0) == 100.0
+    assert confirmed_s(watch, 130.0) == 100.0
 
 
 def test_a_quiet_cluster_is_not_stale_where_leases_are_renewed_seldom() -> None:

@@ -195,13 +195,13 @@ class NodeLiveness:
         self._probes_in_a_row = self._probes_in_a_row + 1 if target == self._representative else 1
         self._representative, self._representative_record = target, self._records.get(target)
 
-    def judge(
+    def evaluate(
         self, target: Target, answer: Answer, now_s: float
     ) -> Sequence[tuple[Target, Verdict]]:
         """Record an answer, and return the verdicts that it changes."""
         record = self._records.get(target)
         if answer.kind == "silent":
-            return tuple(self._judge_silence(target, record, now_s))
+            return tuple(self._evaluate_silence(target, record, now_s))
         self._silences = 0
         if self._down:
             # The machine is back. The verdict `down` of its targets was about the machine, so probe
@@ -233,7 +233,7 @@ class NodeLiveness:
             record.verdict = "probe_failed"
             yield target, "probe_failed"
 
-    def _judge_silence(
+    def _evaluate_silence(
         self, target: Target, record: Record | None, now_s: float
     ) -> Iterator[tuple[Target, Verdict]]:
         # A time-out of a target that is known to hang proves nothing about the machine. Otherwise

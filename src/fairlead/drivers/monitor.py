@@ -385,7 +385,7 @@ class Monitor:
             log.warning("probe not sent", target=str(target), problem=str(answer))
             self._report(node.liveness.probe_not_sent(target, now_s))
         else:
-            if changes := node.liveness.judge(target, answer, now_s):
+            if changes := node.liveness.evaluate(target, answer, now_s):
                 self._report(changes)
         next_probe = node.liveness.next(node.sent_s)
         self._schedule(node, next_probe[0] if next_probe else now_s)
@@ -401,7 +401,7 @@ class Monitor:
             # time and not have been read yet.
             log.warning("probe disregarded", target=str(target), late_s=round(late_s, 3))
             return
-        self._report(node.liveness.judge(target, SILENT, now_s))
+        self._report(node.liveness.evaluate(target, SILENT, now_s))
 
     def _report(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:

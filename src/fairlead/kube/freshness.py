@@ -39,7 +39,7 @@ class Watch(Protocol):
     def watching(self) -> bool: ...
 
 
-def proved_s(watch: Watch, answered_s: float) -> float:
+def confirmed_s(watch: Watch, answered_s: float) -> float:
     """Return when this watch was last proved to be current.
 
     `answered_s`: when the API server last responded to a request."""
@@ -92,7 +92,7 @@ class Freshness:
         """Return for each watch the seconds since it was last proved to be current."""
         now_s, answered_s = self._clock(), self._answered_s()
         return {
-            name: max(0.0, now_s - proved_s(watch, answered_s))
+            name: max(0.0, now_s - confirmed_s(watch, answered_s))
             for name, watch in self._watches.items()
         }
 

@@ -61,7 +61,7 @@ def _arp_requirements(arrivals: Collection[str]) -> tuple[SysctlRequirement, ...
             ("arp_announce", BEST_OWN, "sends ARP requests"),
         ):
             enough = (sysctl.read(f"net/ipv4/conf/all/{setting}") or "0") >= recommended
-            harmful = partial(_less, than=recommended, enough=enough)
+            harmful = partial(_less, minimum=recommended, enough=enough)
             made.append(
                 SysctlRequirement(
                     f"net/ipv4/conf/{name}/{setting}", harmful, recommended, why.format(what)
@@ -70,8 +70,8 @@ def _arp_requirements(arrivals: Collection[str]) -> tuple[SysctlRequirement, ...
     return tuple(made)
 
 
-def _less(own: str, *, than: str, enough: bool) -> bool:
-    return not enough and own < than
+def _less(own: str, *, minimum: str, enough: bool) -> bool:
+    return not enough and own < minimum
 
 
 def requirements_of(
