@@ -1,5 +1,5 @@
-"""The process that answers health checks for a node. `drivers/healthport` starts it as
-`python -m fairlead.roles.health_check_server`.
+"""The health check server: the process that answers health checks for a node.
+`drivers/healthport` starts it as `python -m fairlead.roles.health_check_server`.
 
 In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket,
 and answers on the health ports. It is a separate process, so that no health check waits for a plan,
