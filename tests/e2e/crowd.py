@@ -189,7 +189,7 @@ def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, obje
         gone = ()
     found: dict[str, object] = {
         "failed": failed,
-        "late": [pod for _, pod in count.trouble] if late > LATE + count.new / LATE_OF else [],
+        "late": [pod for _, pod in count.problems] if late > LATE + count.new / LATE_OF else [],
         "broken": {pod: why for pod, why in count.broken.items() if pod not in gone},
         "lost": {pod: number for pod, number in count.lost.items() if pod not in gone},
     }

@@ -394,7 +394,7 @@ async def test_a_node_dies(stage: Stage) -> None:
     for name, count in period.items():
         lost = pods | stage.gone if name.startswith("tcp") else pods | stage.gone | excused
         assert count.broken.keys() | count.lost.keys() <= lost, name
-        later = [what for begun_s, what in count.trouble if begun_s > seen_s]
+        later = [what for begun_s, what in count.problems if begun_s > seen_s]
         failed = {what for what in later if what not in there}
         assert not failed, name
         assert len(later) <= LATE + count.new / LATE_OF, f"{name}: {later}"

@@ -60,8 +60,8 @@ def plan_load_balancer(
     unserved: Collection[UnservedPort] = (),
 ) -> LoadBalancer:
     """Return the LoadBalancer of a Service of this class, according to the API server, without
-    probes. `addresses` and `existing`: see `ServiceContext`. `unserved`: ports that the Service cannot have
-    at its addresses; the caller reports the reason.
+    probes. `addresses` and `existing`: see `ServiceContext`. `unserved`: ports that the Service
+    cannot have at its addresses; the caller reports the reason.
 
     Raise Refused if a source range is invalid, or if the class cannot serve the Service."""
     context = ServiceContext(service, config, nodes, addresses, existing)
