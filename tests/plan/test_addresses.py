@@ -100,7 +100,7 @@ def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("requested", "words"),
     [
         (AddressRequest(("IPv4",), requested=("203.0.113.1",)), "is held by Service default/b"),
         (AddressRequest(("IPv4",), requested=("192.0.2.1",)), "is in no pool (main)"),
@@ -110,8 +110,8 @@ def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
         (AddressRequest(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
     ],
 )
-def test_refusals_say_why(request: AddressRequest, words: str) -> None:
-    result = assign([POOL], {B: ["203.0.113.1"]}, {A: request, B: AddressRequest(("IPv4",))})
+def test_refusals_say_why(requested: AddressRequest, words: str) -> None:
+    result = assign([POOL], {B: ["203.0.113.1"]}, {A: requested, B: AddressRequest(("IPv4",))})
     error = result[A]
     assert isinstance(error, Refused)
     assert words in str(error)
