@@ -140,12 +140,13 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 /* Return whether a packet without an entry, which does not open a flow, has to wait. While the
  * entries of an older program are copied, its flow may have begun at that program, on the current
  * node, or long before, on the previous node. The time limit lets the packets pass if the copying
- * process dies. */
+ * process dies. The clock is read only while entries are copied: it costs 30 ns. */
 static __always_inline bool is_held(const struct choice *choice, __u32 previous)
 {
 	const struct settings *config = read_settings();
 
-	return previous != choice->current && config && tick() <= config->copying_until;
+	return previous != choice->current && config && config->copying_until &&
+	       tick() <= config->copying_until;
 }
 
 /* Remove all entries of the flow. */

@@ -4,11 +4,13 @@ loopback."""
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import struct
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +30,25 @@ class Echo(NamedTuple):
     udp: int
 
 
+def free_port(kind: socket.SocketKind) -> int:
+    """Return a port that is free in both families. It is below the ports of clients: a client that
+    was closed occupies its port for a minute, and other tests leave thousands of them."""
+    while True:
+        port = random.randrange(10_000, 32_768)
+        with (
+            suppress(OSError),
+            socket.socket(socket.AF_INET, kind) as ipv4,
+            socket.socket(socket.AF_INET6, kind) as ipv6,
+        ):
+            ipv6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            ipv4.bind(("", port))
+            ipv6.bind(("", port))
+            return port
+
+
 @pytest.fixture
 async def echo() -> AsyncIterator[Echo]:
-    ports = []
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET, kind) as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
+    ports = [free_port(kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
     reader, writer = os.pipe()
     options = [
         "--pod",
