@@ -48,7 +48,7 @@ LONG: tuple[str, ...] = ()
 """Tests that need no more than `make base`, and take long."""
 REFUSED = (
     "tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",
-    "tests/deploy/test_wheel.py::test_a_command_that_is_not_there_says_where_it_is",
+    "tests/deploy/test_wheel.py::test_the_error_about_a_command_that_the_wheel_lacks_tells_where_it_is",
 )
 """Tests that run `fairlead lab up` where it is refused at once."""
 SERVERS = (server.SERVER_LABEL, kubeapiserver.LABEL, kubeapiserver.ETCD_LABEL)

@@ -1,5 +1,5 @@
-"""The benchmark of the lab runs, every way leads to the server, and nothing is left of it. Its
-figures prove nothing here."""
+"""The benchmark of the lab runs, every path leads to the server, and nothing is left behind. Its
+results on this machine prove nothing."""
 
 import os
 
@@ -11,7 +11,7 @@ from fairlead.lab import namespace
 pytestmark = pytest.mark.root
 
 
-async def test_every_way_is_measured_and_keeps_the_address_or_not() -> None:
+async def test_every_path_is_measured_and_keeps_the_client_address_or_not() -> None:
     report = await measure(
         1,
         1,

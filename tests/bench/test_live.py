@@ -1,5 +1,5 @@
-"""The benchmark of a live gateway runs, on a cluster small enough for a test, and leaves nothing.
-Times prove nothing here."""
+"""The benchmark of a live gateway runs, on a cluster small enough for a test, and leaves nothing
+behind. The measured times prove nothing here."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ from fairlead.net import bpffs
 SIZE = Size(services=40, endpoints=3, nodes=10)
 
 
-def test_an_event_that_the_plan_does_not_show_was_lost() -> None:
+def test_an_event_that_the_plan_does_not_show_counts_as_lost() -> None:
     def planned(**states: str) -> dict[str, object]:
         members = [
             {"node": node, "weight": int(state != "draining"), "state": state}
@@ -30,14 +30,15 @@ def test_an_event_that_the_plan_does_not_show_was_lost() -> None:
         ]
         return {"services": {"default/web": {"plan": {"listeners": [{"members": members}]}}}}
 
-    told = {"default/web": {"a", "b"}}
-    assert mismatched(planned(a="active", b="active", c="draining"), told) == []
+    expected = {"default/web": {"a", "b"}}
+    assert mismatched(planned(a="active", b="active", c="draining"), expected) == []
     assert (
-        mismatched(planned(a="active", b="down", c="draining"), told) == []
-    )  # only the tables are without it
-    assert mismatched(planned(a="active", b="draining"), told) == ["default/web"]
-    assert mismatched(planned(a="active", b="active", c="active"), told) == ["default/web"]
-    assert mismatched({"services": {}}, told) == ["default/web"]
+        mismatched(planned(a="active", b="down", c="draining"), expected) == []
+        # Node b is only missing in the tables.
+    )
+    assert mismatched(planned(a="active", b="draining"), expected) == ["default/web"]
+    assert mismatched(planned(a="active", b="active", c="active"), expected) == ["default/web"]
+    assert mismatched({"services": {}}, expected) == ["default/web"]
 
 
 @pytest.mark.root

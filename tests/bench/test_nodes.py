@@ -1,5 +1,5 @@
-"""The benchmark of service proxies runs, on a cluster small enough for a test, and leaves nothing.
-Times prove nothing here."""
+"""The benchmark of service proxies runs, on a cluster small enough for a test, and leaves nothing
+behind. The measured times prove nothing here."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ SIZE = Size(services=40, endpoints=3, nodes=10)
 
 
 @pytest.mark.root
-async def test_both_follow_every_event(
+async def test_both_service_proxies_follow_every_event(
     real_programs: None, kube_proxy: Path, tmp_path: Path
 ) -> None:
     report = await Bench(

@@ -1,5 +1,5 @@
-"""The benchmark of packets runs, and each of its programs does what its case is called after. Its
-times prove nothing here."""
+"""The benchmark of packets runs, and each of its programs handles packets as the name of its case
+tells. The measured times prove nothing here."""
 
 import pytest
 from bench.packets import Report, plots, rows, run
@@ -9,9 +9,9 @@ pytestmark = pytest.mark.root
 
 
 @pytest.mark.parametrize("kind", ["xdp", "tc"])
-def test_every_case_forwards_what_it_says(kind: Kind) -> None:
-    """`run` proves each case by the counters of nodes before it measures, and refuses a frame that
-    leaves traces."""
+def test_every_case_forwards_as_its_name_tells(kind: Kind) -> None:
+    """Before it measures, `run` verifies each case by the counters of nodes, and rejects a frame
+    that leaves traces."""
     measured = run(kind, 2, 2000, (50, 20))
     by_name = {each.name: each.nanoseconds for each in measured}
     assert len(by_name) == len(measured)

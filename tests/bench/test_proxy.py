@@ -1,5 +1,6 @@
 """The benchmark of a gateway with many Services of class proxy runs, each event has its effect, and
-nothing is left of it. Its figures prove nothing here; those of the lab: test_lab.py."""
+nothing is left behind. The measured values prove nothing here. test_lab.py tests the benchmark of
+the lab."""
 
 import os
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.root
 async def test_each_event_has_its_effect() -> None:
     found = await many.measure(Size(services=8, endpoints=2, nodes=4), 1)
     assert found.gateway_mib > found.haproxy_mib > found.haproxy_alone_mib / 2 > 0
-    report = Report(paths(), 8, 4, (found,))
+    report = Report(lab_report(), 8, 4, (found,))
     assert all(
         len(effects_ms(report, name)) == 1 and min(effects_ms(report, name)) > 0 for name in EFFECTS
     )
@@ -41,8 +42,9 @@ async def test_each_event_has_its_effect() -> None:
     assert not list(bpffs.ROOT.glob(f"flt-bench-{os.getpid()}*"))
 
 
-def paths() -> lab.Report:
-    """Where class proxy is half as fast as all others, and takes twice the CPU."""
+def lab_report() -> lab.Report:
+    """Return a report in which class proxy has half the throughput of all other paths, and takes
+    twice the CPU time."""
     others, ours = Figure(1000.0, 10.0, 1.0, 3.0), Figure(500.0, 20.0, 2.0, 6.0)
     one = {
         path: dict.fromkeys(("requests", "upload"), ours if path == "proxy" else others)
@@ -52,7 +54,7 @@ def paths() -> lab.Report:
 
 
 def test_tables_show_ratios() -> None:
-    report = Report(paths(), 0, 0, ())
+    report = Report(lab_report(), 0, 0, ())
     rows = ratio_rows(report)
     assert rows[:4] == [
         (

@@ -1,5 +1,5 @@
-"""The benchmark runs, on a cluster small enough for a test, and its figures can be true. Its times
-prove nothing here."""
+"""The benchmark of large clusters runs, on a cluster small enough for a test, and its results are
+plausible. The measured times prove nothing here."""
 
 import math
 from pathlib import Path
@@ -21,12 +21,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bench"
 
 
-async def test_every_subject_plans_all_and_answers_every_event(
+async def test_every_subject_plans_all_services_and_follows_every_event(
     real_programs: None, official_client: Path, folder: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     report = await Bench(
-        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, progress=said.append
+        folder, official_client, SIZE, rounds=1, pace_per_s=200.0, progress=messages.append
     ).run()
     assert set(report.subjects) == {"controller", "gateway", "node", COMPARATOR}
     for figures in report.subjects.values():
@@ -44,4 +44,4 @@ async def test_every_subject_plans_all_and_answers_every_event(
     assert [len(row) for row in rows(report)] == [len(HEADINGS)] * 4
     assert len(ratios(report)) == 3
     assert process.find(lab_of(folder)) == ()
-    assert sum("served 40 new Services" in what for what in said) == 1
+    assert sum("served 40 new Services" in what for what in messages) == 1

@@ -56,7 +56,7 @@ def test_a_gateway_rejects_an_invalid_selector(selector: str, words: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_no_heavy_modules() -> None:
     code = (
         "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); "
         "print(sorted(sys.modules), file=sys.stderr)"
@@ -139,7 +139,7 @@ def test_the_help_of_the_controller_names_every_class() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_plan_for_programs(form: str) -> None:
+def test_plan_as_json_and_yaml(form: str) -> None:
     done = fairlead("plan", "-f", "-", "-o", form, stdin=EXAMPLE.read_text())
     planned = json.loads(done.stdout) if form == "json" else yaml.safe_load(done.stdout)
     by_name = {entry["service"]: entry for entry in planned}
@@ -162,7 +162,7 @@ def test_plan_for_programs(form: str) -> None:
         ("a: [", "YAML"),
     ],
 )
-def test_plan_names_bad_input(text: str, words: str) -> None:
+def test_plan_names_the_invalid_input(text: str, words: str) -> None:
     done = fairlead("plan", "-f", "-", stdin=text)
     assert done.returncode == 1
     assert words in done.stderr

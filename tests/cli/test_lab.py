@@ -19,7 +19,7 @@ pytestmark = pytest.mark.root
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 CALLED = called(argv=[FAIRLEAD])
-"""The program as messages name it: by its path if a shell does not find it by its name."""
+"""The name of the program in messages: its path if a shell does not find it by its name."""
 DEADLINE_S = 60
 MANIFESTS = """
 apiVersion: v1
@@ -64,7 +64,7 @@ def name() -> Iterator[str]:
     assert traces(name) == []
 
 
-def test_a_lab_from_up_to_down(name: str) -> None:
+def test_lab_commands_from_up_to_down(name: str) -> None:
     option = ("--name", name)
     output = lab("up", *option, "--nodes", "1", "--gateways", "0", "--no-roles")
     kubeconfig = lab("kubeconfig", *option).strip()
@@ -131,8 +131,8 @@ def test_an_interrupted_up_leaves_nothing(name: str, number: signal.Signals, ste
 
 
 def test_without_root_that_is_reported_first(name: str) -> None:
-    """The need of root is reported first, also if a lab of this name exists: without root, it
-    cannot be taken down."""
+    """The error about missing root privileges is reported first, even if a lab of this name exists:
+    without root, it cannot be removed."""
     namespace.create(f"fl-{name}-control")
     # The process becomes another user, by number, that can still read this tree.
     without_root = ["unshare", "--user", "--map-user=65534", "--", FAIRLEAD]

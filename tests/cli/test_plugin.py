@@ -19,7 +19,7 @@ CONFIGURATION = (
 
 
 async def kubectl(*arguments: str, kubeconfig: Path | None = None, fails: bool = False) -> str:
-    """Return the output of `kubectl fairlead …`. Its environment contains no reference to a
+    """Return the output of `kubectl fairlead ...`. Its environment contains no reference to a
     cluster."""
     environment = {
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),

@@ -45,7 +45,7 @@ async def status(*options: str) -> str:
     return output.decode()
 
 
-def happen(event: str, times: int) -> None:
+def count_event(event: str, times: int) -> None:
     """Write counters as if the eBPF program had counted packets."""
     number = read_object(pins.OBJECT).types.enumerators("event")[event]
     (layout,) = PINS.glob("layout-*")
@@ -69,7 +69,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         outcomes = await made.apply(made.diff(made.render({key: drains}), await made.read([key])))
         assert outcomes[key].state == "done"
         assert outcomes[key].again_s > 299
-        happen("TRACK_REFUSED", 7)
+        count_event("TRACK_REFUSED", 7)
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
         proxy.counters.take(
@@ -93,7 +93,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
         assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
-            "counters are the Service's: once"
+            "the counters of a Service are shown once"
         )
         assert "NODE FORWARDING NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
@@ -113,7 +113,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         )
         assert used in lines
         assert not any(line.startswith("new entries not sent to peers") for line in lines), (
-            "there were none"
+            "a count of zero is not shown"
         )
         (gateway,) = states
         assert isinstance(gateway, GatewayState)
@@ -131,7 +131,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
     run(scenario)
 
 
-class Shows(Component):
+class ComponentWithStatus(Component):
     """A component with this status."""
 
     def __init__(self, part: Part) -> None:
@@ -153,7 +153,7 @@ def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # no
         )
         found = (HarmfulSetting(need, "1"), HarmfulSetting(need, "1", adjusted=True))
         view.host = lambda: [each.finding for each in found]
-        with view.showing(Shows(TunnelState("ipip", packets))):
+        with view.showing(ComponentWithStatus(TunnelState("ipip", packets))):
             async with serve(view, "127.0.0.1:9441"):
                 lines = (await status()).splitlines()
         assert "tunnel: ipip, packets: taken 5, broken 2" in lines

@@ -4,8 +4,9 @@ In: the name of a role, which is a command of `cli/roles.py`. Out: the rights th
 need. Invariant: no call is missed silently. A role can name an object of the API only by a
 `Resource`. Each mention of a Resource in code that the role reaches is a call of a method of
 `Client`, a reflector, or one of the harmless uses below; any other mention, and any call with a raw
-path, raises `Unreadable`. Code is reached if reached code names it; a class is reached with all its
-methods. So the result may contain more rights than a role needs, but never fewer."""
+path, raises `Unreadable`. Code counts as reached if other reached code names it; a class is reached
+with all its methods. The result may therefore contain more rights than a role needs, but never
+fewer."""
 
 import ast
 import inspect
@@ -43,8 +44,8 @@ TAKES_A_RESOURCE = {
     ("fairlead.kube.client", "Client"),
     ("fairlead.kube.client", "object_path"),
 }
-"""All code with a parameter of type Resource. What it does with the parameter is declared above, or
-by `Client`'s table."""
+"""All code with a parameter of type Resource. Its use of the parameter is declared above, or in the
+table of `Client`'s methods."""
 RAW_CALLS = {"fairlead.kube.client", "fairlead.kube.connection", "fairlead.drivers.octavia.cloud"}
 """Modules that may call with a raw path: the client itself, and the module for OpenStack."""
 
@@ -213,13 +214,13 @@ class Source:
                 )
             case ast.Call(func=ast.Attribute(attr="request")) if unit.module not in RAW_CALLS:
                 raise Unreadable(
-                    f"{unit}: line {node.lineno}: a call by its path, whose right cannot be told"
+                    f"{unit}: line {node.lineno}: a call by its path, with an unknown right"
                 )
             case ast.Constant(value=str(text)) if (
                 text.startswith(("/api/", "/apis/")) and unit.module != "fairlead.kube.objects"
             ):
                 raise Unreadable(
-                    f"{unit}: line {node.lineno}: a path of the API, whose right cannot be told"
+                    f"{unit}: line {node.lineno}: a path of the API, with an unknown right"
                 )
             case ast.arg(annotation=ast.AST() as annotation) if any(
                 isinstance(each, ast.Name) and RESOURCE in self._resolve(unit, each.id)
@@ -227,7 +228,7 @@ class Source:
             ):
                 if unit not in TAKES_A_RESOURCE:
                     raise Unreadable(
-                        f"{unit}: line {node.lineno}: a parameter of type Resource; say here "
+                        f"{unit}: line {node.lineno}: a parameter of type Resource; declare here "
                         "what it is used for"
                     )
 
@@ -250,7 +251,7 @@ class Source:
                 part = _subresource(unit, parent)
                 return [Right(verb, resource + part) for verb in _verbs(method, part)]
         raise Unreadable(
-            f"{unit}: what is done with `{ast.unparse(node)}` cannot be told from "
+            f"{unit}: the use of `{ast.unparse(node)}` cannot be determined from "
             f"`{ast.unparse(parent)}`"
         )
 

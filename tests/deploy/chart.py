@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 
 def run(helm: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run helm with a home of its own, so that settings of this machine have no effect."""
+    """Run helm with its own home directory, so that settings of this machine have no effect."""
     home = {f"HELM_{name}_HOME": "/nonexistent" for name in ("CONFIG", "CACHE", "DATA")}
     return subprocess.run(
         [helm, *arguments],

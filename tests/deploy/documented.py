@@ -1,8 +1,7 @@
-"""The commands of docs/install.md, executed as a reader would.
+"""The commands of docs/install.md, executed like by a reader.
 
 In: the heading of a section, and a cluster. Out: the output of the commands; the test fails when a
-command fails or hangs.
-"""
+command fails or hangs."""
 
 import asyncio
 import os

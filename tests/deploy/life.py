@@ -70,7 +70,7 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
             while not await holds():
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}") from None
+        raise AssertionError(f"waited {DEADLINE_S:.0f} s without success until {what}") from None
 
 
 class Life:
@@ -80,7 +80,7 @@ class Life:
         self.site = site
         self._folder = folder
 
-    async def kubectl(self, *arguments: str, given: object = None) -> str:
+    async def kubectl(self, *arguments: str, objects: object = None) -> str:
         """Run kubectl as the administrator."""
         command = ("kubectl", "--kubeconfig", str(self.site.directory.kubeconfig), *arguments)
         pipe = asyncio.subprocess.PIPE
@@ -88,7 +88,7 @@ class Life:
         child = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
         )
-        text = yaml.safe_dump_all(given) if isinstance(given, list) else yaml.safe_dump(given)
+        text = yaml.safe_dump_all(objects) if isinstance(objects, list) else yaml.safe_dump(objects)
         async with asyncio.timeout(60):
             output, errors = await child.communicate(text.encode())
         assert child.returncode == 0, f"kubectl {' '.join(arguments)}: {errors.decode()}"
@@ -101,7 +101,7 @@ class Life:
         await self.kubectl(
             "wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds")
         )
-        await self.kubectl("apply", "--server-side", "-f", "-", given=manifests)
+        await self.kubectl("apply", "--server-side", "-f", "-", objects=manifests)
         shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
         self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])
         for role in ROLES:
@@ -148,8 +148,8 @@ class Life:
         await until(f"the role on {host} is ready", answers)
 
     async def works(self, host: str, port: int) -> bool:
-        """Return whether the role there does its work; of several controllers only the leader
-        does."""
+        """Return whether the role on this host does its work; of several controllers only the
+        leader does."""
         _, metrics, _ = await self.site.exec(
             host, ["curl", "-sf", f"http://127.0.0.1:{port}/metrics"]
         )
@@ -219,7 +219,7 @@ def use_of(record: Mapping[str, Any]) -> Use:
     """Parse one line of the audit log (audit.k8s.io/v1)."""
     asked = record.get("objectRef")
     assert asked is not None, (
-        f"a role asked for {record['requestURI']}, which no rule of the manifests is about"
+        f"a role requested {record['requestURI']}, which no rule of the manifests covers"
     )
     return Use(
         record["user"]["username"].removeprefix(ACCOUNT),

@@ -98,7 +98,9 @@ async def is_served(site: Site, address: str = ADDRESS) -> bool:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_they_suffice(site: Site, given: dict[str, list[str]], role: str) -> None:
+async def test_the_capabilities_of_the_chart_suffice(
+    site: Site, given: dict[str, list[str]], role: str
+) -> None:
     await clear(site, role)
     assert not await is_served(site)
     start(site, role, given[role])
@@ -111,7 +113,7 @@ async def test_they_suffice(site: Site, given: dict[str, list[str]], role: str) 
             await asyncio.sleep(0.1)
 
 
-async def test_haproxy_needs_one_for_its_ports(site: Site, given: dict[str, list[str]]) -> None:
+async def test_haproxy_needs_net_bind_service(site: Site, given: dict[str, list[str]]) -> None:
     """Without this capability only class proxy is not served, and the gateway reports HAProxy's
     error."""
     await clear(site, "gateway")
@@ -128,7 +130,7 @@ async def test_haproxy_needs_one_for_its_ports(site: Site, given: dict[str, list
     ("role", "without"),
     [("gateway", "NET_ADMIN"), ("gateway", "BPF"), ("gateway", "PERFMON"), ("node", "NET_ADMIN")],
 )
-async def test_each_is_needed(
+async def test_each_capability_is_needed(
     site: Site, given: dict[str, list[str]], role: str, without: str
 ) -> None:
     """A role that lacks a capability reports it and exits, or reports it and serves nothing."""
@@ -144,7 +146,7 @@ async def test_each_is_needed(
     await started.kill()
 
 
-async def test_there_is_none_besides(given: dict[str, list[str]]) -> None:
+async def test_every_capability_of_the_chart_is_tested(given: dict[str, list[str]]) -> None:
     """The chart gives no capability that is not tested above."""
     assert {role: set(each) for role, each in given.items()} == {
         "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE"},

@@ -52,13 +52,13 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ),
     ],
 )
-def test_mistakes_are_refused_by_name(helm: Path, setting: str, words: str) -> None:
+def test_the_message_about_a_wrong_value_names_it(helm: Path, setting: str, words: str) -> None:
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
     assert done.returncode != 0
     assert words in done.stderr
 
 
-def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
+def test_gateways_may_have_interfaces_only_per_node(helm: Path) -> None:
     settings = "gateway.enabled=true,config.gateway.interfacesByNode.edge-*={bond0}"
     config = parse(
         find(render(helm, "--set", settings), "ConfigMap", "fairlead")["data"]["fairlead.yaml"],
@@ -68,7 +68,7 @@ def test_gateways_may_have_interfaces_by_node_alone(helm: Path) -> None:
     assert config.gateway.interfaces_by_node == {"edge-*": ("bond0",)}
 
 
-def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
+def test_pins_must_be_on_the_bpffs_of_the_host(helm: Path) -> None:
     settings = (
         "gateway.enabled=true,config.gateway.interfaces={eth0},config.gateway.pinPath=/tmp/pins"
     )
@@ -76,7 +76,7 @@ def test_pins_stay_on_the_bpffs_of_the_host(helm: Path) -> None:
     assert "/tmp/pins: it must be below /sys/fs/bpf" in done.stderr
 
 
-def test_haproxy_is_where_a_gateway_may_write(helm: Path) -> None:
+def test_the_haproxy_directory_is_writable_for_the_gateway(helm: Path) -> None:
     settings = "gateway.enabled=true,config.gateway.interfaces={eth0}"
     spec = pod_spec(render(helm, "--set", settings), "gateway")
     (container,) = spec["containers"]
@@ -108,7 +108,7 @@ def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None
     assert list(config.gateway.interfaces) == given.get("gateway", {}).get("interfaces", [])
 
 
-def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None:
+def test_a_node_that_only_decapsulates_has_no_right_to_endpoints(helm: Path) -> None:
     """It needs no address of the API server either, because kube-proxy serves the ClusterIP. The
     program for IPIP needs more capabilities than VXLAN."""
     node = "node.enabled=true,config.node.serviceProxy=false"
@@ -132,7 +132,7 @@ def test_a_node_that_only_ends_tunnels_asks_for_no_endpoints(helm: Path) -> None
     assert [each["name"] for each in container["env"]] == ["NODE_NAME"]
 
 
-def test_nothing_more_than_asked_for(helm: Path) -> None:
+def test_the_default_values_install_only_the_controller_and_accounts(helm: Path) -> None:
     """By default there is a controller, and accounts for gateways and nodes that may run
     elsewhere."""
     objects = render(helm)
@@ -172,7 +172,7 @@ def test_every_container_is_confined(helm: Path) -> None:
     assert capabilities(objects, "controller") == []
 
 
-def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) -> None:
+def test_credentials_of_a_cloud_are_mounted_only_if_a_secret_is_named(helm: Path) -> None:
     objects = render(helm, "--values", EVERYTHING)
     spec = pod_spec(objects, "controller")
     assert {"name": "clouds", "mountPath": "/etc/openstack", "readOnly": True} in spec[
@@ -200,7 +200,7 @@ def test_a_cloud_is_reached_with_what_a_secret_says_and_only_then(helm: Path) ->
     assert ports == [[53, 443, 8443], [443, 6443]]
 
 
-def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -> None:
+def test_metrics_are_not_reachable_until_the_values_name_their_readers(helm: Path) -> None:
     """Two limits: the configuration, which is effective with every network plug-in, and the
     NetworkPolicy."""
 
@@ -226,15 +226,17 @@ def test_metrics_are_closed_until_the_values_say_who_may_read_them(helm: Path) -
 
 
 @pytest.mark.parametrize(
-    "wish", ["metrics.podMonitor.enabled=true", "networkPolicy.metricsFrom[0].podSelector.a=b"]
+    "setting", ["metrics.podMonitor.enabled=true", "networkPolicy.metricsFrom[0].podSelector.a=b"]
 )
-def test_who_wants_metrics_to_be_read_says_from_where(helm: Path, wish: str) -> None:
-    done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", wish)
+def test_a_monitor_without_permitted_sources_is_refused(helm: Path, setting: str) -> None:
+    done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
     assert done.returncode
-    assert f"{wish.partition('[')[0].partition('=')[0]} needs config.web.metricsFrom" in done.stderr
+    assert (
+        f"{setting.partition('[')[0].partition('=')[0]} needs config.web.metricsFrom" in done.stderr
+    )
 
 
-def test_certificates_of_gateways_are_where_the_configuration_says(helm: Path) -> None:
+def test_certificates_of_gateways_are_mounted_at_the_configured_path(helm: Path) -> None:
     objects = render(helm, "--values", EVERYTHING)
     spec = pod_spec(objects, "gateway")
     (mount,) = (each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "peers")
@@ -253,7 +255,7 @@ def test_certificates_of_gateways_are_where_the_configuration_says(helm: Path) -
     assert "peers" not in [each["name"] for each in without["volumes"]]
 
 
-def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
+def test_the_configured_lease_is_the_one_that_the_role_permits(helm: Path) -> None:
     for options in ((), ("--values", EVERYTHING)):
         objects = render(helm, *options)
         config = parse(
@@ -263,7 +265,7 @@ def test_the_lease_is_the_one_that_the_role_allows(helm: Path) -> None:
         assert [config.controller.lease_name] in [rule.get("resourceNames") for rule in rules]
 
 
-def test_no_role_may_write_leases_beside_that_of_the_leader(helm: Path) -> None:
+def test_no_role_may_write_other_leases_in_the_namespace_of_the_leader(helm: Path) -> None:
     objects = render(helm, "--values", EVERYTHING)
     roles = [each for each in objects if each["kind"] == "Role"]
     inside = [

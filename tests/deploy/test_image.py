@@ -26,7 +26,7 @@ def installed(stage: str) -> set[str]:
     }
 
 
-def set_up(variable: str) -> set[str]:
+def packages_of_setup(variable: str) -> set[str]:
     """Return the Debian packages that setup.sh installs if they are missing: those for building, or
     the others."""
     text = (ROOT / "setup.sh").read_text().replace("\\\n", "")
@@ -63,7 +63,7 @@ def copy(into: Path) -> None:
         shutil.copy(ROOT / source, place)
 
 
-def test_what_is_copied_is_there() -> None:
+def test_files_that_the_dockerfile_copies_exist() -> None:
     sources = [source for source, _ in copied()]
     assert len(sources) > 5
     assert [source for source in sources if not (ROOT / source).exists()] == []
@@ -72,7 +72,7 @@ def test_what_is_copied_is_there() -> None:
     assert {line.removeprefix("!") for line in context if line.startswith("!")} == set(sources)
 
 
-def test_the_wheel_is_built_from_what_is_copied(tmp_path: Path) -> None:
+def test_the_copied_files_suffice_to_build_the_wheel(tmp_path: Path) -> None:
     """The copied files suffice to build the wheel, and the image does not contain the lab."""
     copy(tmp_path)
     done = subprocess.run(
@@ -91,23 +91,23 @@ def test_the_wheel_is_built_from_what_is_copied(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith("fairlead/lab")]
 
 
-def test_the_wheel_is_built_with_what_set_up_installs() -> None:
-    assert installed(BUILD) == set_up("to_build") | set_up("basic")
+def test_the_image_is_built_with_the_packages_of_setup_sh() -> None:
+    assert installed(BUILD) == packages_of_setup("to_build") | packages_of_setup("basic")
 
 
-def test_the_image_that_is_kept_has_no_compiler() -> None:
+def test_the_final_image_has_no_compiler() -> None:
     assert installed(KEPT) == {"python3", "haproxy"} | {"libnftables1", "ca-certificates"} & (
-        set_up("more") | set_up("basic")
+        packages_of_setup("more") | packages_of_setup("basic")
     )
     assert {"libnftables1", "ca-certificates"} <= installed(KEPT)
     assert " haproxy:haproxy" in (ROOT / "setup.sh").read_text()
 
 
-def test_nobody_is_root_unless_asked() -> None:
+def test_the_image_does_not_run_as_root_by_default() -> None:
     assert re.findall(r"^USER (.*)", TEXT, flags=re.MULTILINE) == ["65532:65532"]
 
 
-def test_everything_has_a_version() -> None:
+def test_every_python_package_of_the_image_has_a_pinned_version() -> None:
     (base,) = re.findall(r"^ARG BASE=(.*)", TEXT, flags=re.MULTILINE)
     assert re.fullmatch(r"docker\.io/library/debian:12\.\d+-slim", base)
     for command in re.findall(r"uv pip install .*|uv build .*", TEXT):

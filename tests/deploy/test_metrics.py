@@ -98,7 +98,7 @@ def test_every_target_can_be_scraped(helm: Path, tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_there_is_no_monitor_unless_asked_for(helm: Path) -> None:
+def test_there_is_no_pod_monitor_by_default(helm: Path) -> None:
     assert not [
         each for each in render(helm) if each["apiVersion"].startswith("monitoring.coreos.com/")
     ]

@@ -50,15 +50,15 @@ class Kubectl:
         self._kubeconfig = folder / "kubeconfig"
         self._kubeconfig.write_text(settings.kubeconfig("real", server.access))
 
-    async def __call__(self, *arguments: str, given: object = None, fails: bool = False) -> str:
-        """Run a command; return its output and warnings. `given` is passed as a manifest, several
-        as a list."""
+    async def __call__(self, *arguments: str, objects: object = None, fails: bool = False) -> str:
+        """Run a command and return its output and warnings. `objects`: a manifest, or a list of
+        manifests, for its standard input."""
         pipe = asyncio.subprocess.PIPE
         command = ("kubectl", "--kubeconfig", str(self._kubeconfig), *arguments)
         child = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
         )
-        text = yaml.safe_dump_all(given) if isinstance(given, list) else yaml.safe_dump(given)
+        text = yaml.safe_dump_all(objects) if isinstance(objects, list) else yaml.safe_dump(objects)
         async with asyncio.timeout(60):
             output, _ = await child.communicate(text.encode())
         assert (child.returncode != 0) == fails, output.decode()
@@ -79,7 +79,7 @@ async def kubectl(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterato
 
 def moved(objects: list[Manifest], namespace: str) -> list[Manifest]:
     """Return the objects in another namespace. Without a controller manager a deleted namespace
-    never disappears, and other tests use this server."""
+    never disappears, and other tests use this server, too."""
     text = yaml.safe_dump_all(objects).replace("fairlead-system", namespace)
     return list(
         yaml.safe_load_all(text.replace(Config().presence.namespace, f"{namespace}-presence"))
@@ -96,20 +96,22 @@ def pod(objects: list[Manifest], role: str, name: str) -> Manifest:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda each: each.stem)
-async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path) -> None:
+async def test_the_api_server_accepts_all_objects_of_the_chart(
+    helm: Path, kubectl: Kubectl, values: Path
+) -> None:
     namespace = f"accepts-{values.stem}"
     objects = moved(render(helm, "--values", values), namespace)
     if any(each["kind"] == "PodMonitor" for each in objects):
-        await kubectl("apply", "-f", "-", given=POD_MONITORS)
+        await kubectl("apply", "-f", "-", objects=POD_MONITORS)
         await kubectl(
             "wait",
             "--for=condition=Established",
             "--timeout=60s",
             "crd/podmonitors.monitoring.coreos.com",
         )
-    said = await kubectl("apply", "--server-side", "-f", "-", given=objects)
-    assert said.count("serverside-applied") == len(objects)
-    assert "Warning" not in said
+    output = await kubectl("apply", "--server-side", "-f", "-", objects=objects)
+    assert output.count("serverside-applied") == len(objects)
+    assert "Warning" not in output
     stored = json.loads(
         await kubectl("get", "deployment", "fairlead-controller", "-n", namespace, "-o", "json")
     )
@@ -118,14 +120,14 @@ async def test_it_accepts_all_objects(helm: Path, kubectl: Kubectl, values: Path
 
 
 @pytest.mark.parametrize("name", ["controller", "gateways", "no-kube-proxy", "tunnels"])
-async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> None:
+async def test_the_api_server_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> None:
     objects = moved(
         list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())),
         f"plain-{name}",
     )
-    said = await kubectl("apply", "-f", "-", given=objects)
-    assert "Warning" not in said
-    assert f"namespace/plain-{name} created" in said
+    output = await kubectl("apply", "-f", "-", objects=objects)
+    assert "Warning" not in output
+    assert f"namespace/plain-{name} created" in output
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ async def test_it_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> No
         ("privileged", "node", True),
     ],
 )
-async def test_pod_security(
+async def test_pods_need_the_pod_security_level_of_their_namespace(
     helm: Path, kubectl: Kubectl, level: str, role: str, accepted: bool
 ) -> None:
     """The level of the chart's namespace is the strictest level with which its pods can run."""
@@ -149,23 +151,25 @@ async def test_pod_security(
         "apply",
         "-f",
         "-",
-        given={
+        objects={
             "apiVersion": "v1",
             "kind": "Namespace",
             "metadata": {"name": namespace, "labels": labels},
         },
     )
-    said = await kubectl(
-        "create", "-n", namespace, "-f", "-", given=pod(objects, role, "one"), fails=not accepted
+    output = await kubectl(
+        "create", "-n", namespace, "-f", "-", objects=pod(objects, role, "one"), fails=not accepted
     )
-    assert accepted or f'violates PodSecurity "{level}:latest": ' in said
-    assert "Warning" not in said
+    assert accepted or f'violates PodSecurity "{level}:latest": ' in output
+    assert "Warning" not in output
 
 
 @pytest.mark.parametrize(
     ("values", "level"), [("controller", "restricted"), ("gateways", "privileged")]
 )
-async def test_the_namespace_is_no_looser_than_need_be(helm: Path, values: str, level: str) -> None:
+async def test_the_namespace_has_the_strictest_possible_pod_security_level(
+    helm: Path, values: str, level: str
+) -> None:
     (namespace,) = (
         each
         for each in render(

@@ -23,7 +23,7 @@ from fairlead.lab.kubeapiserver import KubeApiServer
 UNIT = DEPLOY / "systemd" / "fairlead-gateway.service"
 
 
-async def test_the_documented_commands_give_a_gateway_its_access(
+async def test_the_documented_commands_give_a_gateway_access_to_the_api(
     server: KubeApiServer, tmp_path: Path
 ) -> None:
     reader = Reader(tmp_path, server.access)
@@ -70,8 +70,8 @@ def test_systemd_accepts_the_unit(unit: Path) -> None:
 
 
 def test_the_unit_is_confined(unit: Path) -> None:
-    """systemd's own exposure level: 10 is a service without any confinement, below 3 is rated
-    OK."""
+    """The measure is systemd's exposure level: 10 is a service without any confinement, below 3 is
+    rated OK."""
     (exposure,) = re.findall(
         r"Overall exposure level for \S+: ([0-9.]+)", analyze(unit, "security", "--offline=true")
     )
@@ -90,7 +90,7 @@ def test_haproxy_outlives_the_gateway_of_the_unit() -> None:
     } <= set(lines)
 
 
-def test_the_unit_gives_haproxy_all_the_descriptors_that_it_takes() -> None:
+def test_the_unit_permits_all_file_descriptors_that_haproxy_needs() -> None:
     (limit,) = re.findall(r"^LimitNOFILE=(\d+)", UNIT.read_text(), flags=re.MULTILINE)
     (taken,) = re.findall(r"fd-hard-limit (\d+)", render_proxy({}, Paths("/run/fairlead/haproxy")))
     assert int(limit) >= int(taken)

@@ -1,10 +1,9 @@
-"""The rights of each role, verified in both directions: everything that its code can call is
-allowed, and everything that is allowed is used.
+"""The rights of each role, verified in both directions: every call in its code is allowed, and
+every right is used.
 
-The calls of the code are read from the source (`api_calls`). In the life (`life.py`) the roles are
-processes that use a real API server with RBAC, each with a token of its own ServiceAccount; their
-requests are read from the server's audit log.
-"""
+The calls of the code are read from the source (`api_calls`). In the scenario (`life.py`) the roles
+are processes that use a real API server with RBAC, each with a token of its own ServiceAccount;
+their requests are read from the server's audit log."""
 
 import asyncio
 import json
@@ -85,7 +84,8 @@ def manifests(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Mani
 async def life(
     real_programs: None, manifests: list[Manifest], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Life]:
-    """A whole life of the cluster, which is over when the tests begin."""
+    """A cluster that has run through the whole scenario, from start to removal, before the tests
+    begin."""
     site = Site.create(
         f"rights{os.getpid()}", nodes=2, gateways=1, clients=1, roles=False, apiserver="real"
     )
@@ -99,8 +99,8 @@ async def life(
         await provoke_warnings(life)
         await find_existing_grant(life)
         await repeat_events(life)
-        await orphan_an_address(life)
-        await look(life)
+        await leave_an_address_without_its_service(life)
+        await query_status(life)
         await end(life)
         await remove_leftovers(life)
         yield life
@@ -130,9 +130,9 @@ async def start_all(life: Life) -> None:
 
 
 async def serve_and_edit(life: Life) -> None:
-    await life.kubectl("apply", "-f", "-", given=[POD, service("web", 80)])
+    await life.kubectl("apply", "-f", "-", objects=[POD, service("web", 80)])
     await life.served(80)
-    await life.kubectl("apply", "-f", "-", given=service("web", 80, 81))
+    await life.kubectl("apply", "-f", "-", objects=service("web", 80, 81))
     await life.served(81)
     await life.kubectl(
         "label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=true"
@@ -143,20 +143,25 @@ async def serve_and_edit(life: Life) -> None:
 
 
 async def use_a_pool(life: Life) -> None:
-    """Use a pool, edit it under its Service, and delete it while the Service has its address: it
-    reports that, and stays."""
+    """Use a pool, edit it while its Service has an address, and delete it while the Service still
+    has the address: the pool reports the deletion, and stays."""
     await life.kubectl(
-        "apply", "-f", "-", given=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)]
+        "apply",
+        "-f",
+        "-",
+        objects=[pool(POOL_ADDRESS), service("pooled", 83, annotations=FROM_POOL)],
     )
     await until(
-        "an address of the pool is given", partial(has_address, life, "pooled", POOL_ADDRESS)
+        "an address of the pool is assigned", partial(has_address, life, "pooled", POOL_ADDRESS)
     )
     await until("the pool is held, and counts it", partial(is_held, life))
-    await life.kubectl("apply", "-f", "-", given=pool("198.51.100.70"))
+    await life.kubectl("apply", "-f", "-", objects=pool("198.51.100.70"))
     await life.kubectl("wait", "--for=condition=Stranded", "--timeout=60s", "addresspool/extra")
     await life.kubectl("delete", "addresspool", "extra", "--wait=false")
     await life.kubectl("wait", "--for=condition=Ready=False", "--timeout=60s", "addresspool/extra")
-    await until("the pool says why it is not used", partial(said_of_pool, life, "BeingDeleted"))
+    await until(
+        "the pool reports why it is not used", partial(has_pool_reason, life, "BeingDeleted")
+    )
     await life.kubectl("delete", "service", "pooled", "--timeout=60s")
     await life.kubectl("wait", "--for=delete", "--timeout=60s", "addresspool/extra")
 
@@ -173,7 +178,7 @@ async def is_held(life: Life) -> bool:
     )
 
 
-async def said_of_pool(life: Life, reason: str) -> bool:
+async def has_pool_reason(life: Life, reason: str) -> bool:
     fields = f"involvedObject.kind=AddressPool,reason={reason},source=fairlead-controller"
     return bool(
         json.loads(await life.kubectl("get", "events", "--field-selector", fields, "-o", "json"))[
@@ -194,7 +199,7 @@ async def hand_over(life: Life) -> None:
 
     await until("another controller leads", another)
     wanted = {"fairlead.io/addresses": "198.51.100.200"}
-    await life.kubectl("apply", "-f", "-", given=service("elsewhere", 80, annotations=wanted))
+    await life.kubectl("apply", "-f", "-", objects=service("elsewhere", 80, annotations=wanted))
     await life.warned("fairlead-controller", "elsewhere")
 
 
@@ -206,7 +211,7 @@ async def provoke_warnings(life: Life) -> None:
     )
     squatter = life.site.spawn("node1", [sys.executable, "-c", squat], label="node1/squatter")
     await life.kubectl(
-        "apply", "-f", "-", given=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT)
+        "apply", "-f", "-", objects=service("blocked", 82, healthCheckNodePort=BLOCKED_PORT)
     )
     await life.warned("fairlead-node", "blocked")
     await life.warned("fairlead-gateway", "blocked")
@@ -214,8 +219,8 @@ async def provoke_warnings(life: Life) -> None:
 
 
 async def find_existing_grant(life: Life) -> None:
-    """As the controller, create the grant of an address that has one already, which a delayed watch
-    has not shown yet: the server answers 409, and the driver reads the existing grant."""
+    """As the controller, create the grant of an address that already has one, which a delayed watch
+    has not shown yet. The server answers 409, and the driver reads the existing grant."""
     async with Client(await life.access("controller")) as client:
         state = State(())
         service = await client.get(SERVICES, ObjectKey("default", "web"))
@@ -233,8 +238,8 @@ async def find_existing_grant(life: Life) -> None:
 
 
 async def repeat_events(life: Life) -> None:
-    """Report the same Event as each role, and again as its next process: there is one Event, whose
-    count rises."""
+    """Report the same Event as each role, and again as the next process of the role: there is one
+    Event, whose count increases."""
     uid = json.loads(await life.kubectl("get", "service", "web", "-o", "json"))["metadata"]["uid"]
     for role in ROLES:
         for count in (1, 2):
@@ -243,19 +248,20 @@ async def repeat_events(life: Life) -> None:
                 writing = group.create_task(recorder.run())
                 recorder.event(ServiceKey("default", "web"), uid, "Normal", "Twice", "said twice")
                 await until(
-                    f"{role} has said it {count} times", partial(said, life, f"twice-{role}", count)
+                    f"{role} has reported the Event {count} times",
+                    partial(has_event_count, life, f"twice-{role}", count),
                 )
                 writing.cancel()
 
 
-async def said(life: Life, component: str, count: int) -> bool:
+async def has_event_count(life: Life, component: str, count: int) -> bool:
     shown = await life.kubectl(
         "get", "events", "--field-selector", f"source={component}", "-o", "json"
     )
     return [event["count"] for event in json.loads(shown)["items"]] == [count]
 
 
-async def orphan_an_address(life: Life) -> None:
+async def leave_an_address_without_its_service(life: Life) -> None:
     """While no controller runs, a user deletes a Service and removes its finalizer: its address is
     orphaned."""
     for left in process.find(life.site.name, "control/controller-"):
@@ -266,15 +272,15 @@ async def orphan_an_address(life: Life) -> None:
     )
     life.start("controller", "control", CONTROLLERS[0])
 
-    async def is_taken_back() -> bool:
+    async def is_released() -> bool:
         return len(
             json.loads(await life.kubectl("get", "addressgrants", "-o", "json"))["items"]
         ) == len(await life.addresses("web"))
 
-    await until("the address that was left over is taken back", is_taken_back)
+    await until("the address without a Service is released", is_released)
 
 
-async def look(life: Life) -> None:
+async def query_status(life: Life) -> None:
     """Query which roles run, with an account that may read the Leases, and with one that may
     not."""
     options = ("--config", str(life.configuration), "-o", "json")
@@ -338,7 +344,7 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
-    """Includes calls in rare cases, which need not occur in the life. Leases are in the two
+    """The calls include rare cases, which need not occur in the scenario. Leases are in the two
     namespaces of the roles."""
     needed = Source().rights(role)
     inside = {right for right in needed if right.resource.startswith("leases.")}
@@ -353,16 +359,16 @@ def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str)
         for right in needed.keys() - allowed(rules_of(manifests, "ClusterRole", role)) - inside
     }
     lacking |= {right: needed[right] for right in inside - allowed_inside}
-    assert not lacking, "the code can ask for what templates/access.yaml does not allow"
+    assert not lacking, "the code can make calls that templates/access.yaml does not allow"
 
 
-def test_each_way_to_call_is_known_to_the_reader_of_the_source() -> None:
+def test_every_method_of_the_client_has_a_verb() -> None:
     assert client_methods() == VERBS.keys() | {"apply", "request"}
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the source, for a test to modify."""
+    """Return a copy of the source, for a test to modify."""
     return Path(
         shutil.copytree(
             ROOT, tmp_path / "fairlead", ignore=shutil.ignore_patterns("__pycache__", "objects")
@@ -378,7 +384,7 @@ def add_to_node(copy: Path, line: str) -> None:
     path.write_text(text.replace(start, f"    {line}\n{start}"))
 
 
-def test_a_new_call_is_found(copy: Path) -> None:
+def test_a_new_call_in_the_source_is_found(copy: Path) -> None:
     add_to_node(copy, "await client.delete(NODES, ('', node_name))")
     assert Source(copy).rights("node").keys() - Source().rights("node").keys() == {
         Right("delete", "nodes")
@@ -390,12 +396,12 @@ def test_a_new_call_is_found(copy: Path) -> None:
     [
         ("await client.request('GET', where)", "a call by its path"),
         ("await session.get('/api/v1/services')", "a path of the API"),
-        ("kinds = [NODES]", "cannot be told"),
+        ("kinds = [NODES]", "cannot be determined"),
         (
             "await client.patch(NODES, key, body, subresource=part)",
             "a subresource that is no constant",
         ),
-        ("where = NODES.path('default')", "cannot be told"),
+        ("where = NODES.path('default')", "cannot be determined"),
         (
             "from fairlead.kube.objects import Resource; pods = Resource('v1', 'Pod', 'pods', "
             "True, Node)",
@@ -403,20 +409,23 @@ def test_a_new_call_is_found(copy: Path) -> None:
         ),
     ],
 )
-def test_a_call_that_cannot_be_read_is_an_error(copy: Path, line: str, words: str) -> None:
+def test_a_call_whose_right_cannot_be_determined_is_an_error(
+    copy: Path, line: str, words: str
+) -> None:
     add_to_node(copy, line)
     with pytest.raises(Unreadable, match=words):
         Source(copy).rights("node")
 
 
 @pytest.mark.root
-def test_nothing_was_forbidden(life: Life) -> None:
+def test_no_request_of_a_role_was_forbidden(life: Life) -> None:
     uses = life.uses()
     assert {use.role for use in uses} == set(ROLES)
     denied = {use for use in uses if use.code in (401, 403)}
     assert denied == {
         Use("node", "list", "leases.coordination.k8s.io", PRESENCE, "", 403)
-    }  # caused by `look`
+        # `query_status` causes these.
+    }
 
 
 @pytest.mark.root
@@ -435,7 +444,7 @@ def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str)
 
 
 @pytest.mark.root
-def test_the_lease_is_all_that_is_needed_in_the_namespace_of_the_roles(
+def test_only_the_lease_is_needed_in_the_namespace_of_the_roles(
     life: Life, manifests: list[Manifest]
 ) -> None:
     inside = [use for use in life.uses() if use.namespace == NAMESPACE]
@@ -476,7 +485,7 @@ def test_gateways_and_nodes_write_events_and_their_lease_only(life: Life, role: 
 
 @pytest.mark.root
 @pytest.mark.parametrize("role", ROLES)
-async def test_the_server_does_check(life: Life, role: str) -> None:
+async def test_the_api_server_enforces_rbac(life: Life, role: str) -> None:
     """An account cannot even read objects to which it has no rights."""
     access = await life.access(role)
     async with Client(access) as client:

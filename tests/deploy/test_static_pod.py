@@ -1,5 +1,5 @@
-"""The static pod for the load balancer of the API: a kubelet can start it without an API server,
-and it needs none to become ready."""
+"""The static pod for the load balancer of the API servers: a kubelet can start it without an API
+server, and it becomes ready without one."""
 
 import asyncio
 import os
@@ -31,7 +31,9 @@ def spec() -> Manifest:
     return found
 
 
-def test_a_real_server_accepts_the_pod(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
+def test_a_real_api_server_accepts_the_static_pod(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(settings.kubeconfig("real", real_apiserver.access))
     command = [
@@ -51,7 +53,7 @@ def test_a_real_server_accepts_the_pod(real_apiserver: KubeApiServer, tmp_path: 
     )
 
 
-def test_it_names_no_object_of_the_api(spec: Manifest) -> None:
+def test_the_static_pod_refers_to_no_api_object(spec: Manifest) -> None:
     """The kubelet rejects a static pod that refers to other API objects."""
     assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} == {
         "hostPath",
@@ -66,7 +68,9 @@ def test_it_names_no_object_of_the_api(spec: Manifest) -> None:
     ]
 
 
-def test_it_may_do_no_more_than_the_charts_gateways(helm: Path, spec: Manifest) -> None:
+def test_the_static_pod_has_no_more_privileges_than_the_gateways_of_the_chart(
+    helm: Path, spec: Manifest
+) -> None:
     chart = pod_spec(render(helm, "--values", EVERYTHING), "gateway")
     for each in (spec, chart):
         assert each["hostNetwork"]
@@ -77,7 +81,7 @@ def test_it_may_do_no_more_than_the_charts_gateways(helm: Path, spec: Manifest) 
 
 @pytest.fixture
 def inside() -> Iterator[str]:
-    """A host without any external connectivity; at the end nothing runs in it."""
+    """A host without any external connectivity. At the end no process runs in it."""
     name = f"flt-{os.getpid()}-static"
     namespace.create(name)
     try:
@@ -137,7 +141,7 @@ def answers(name: str, address: str, port: int) -> bool:
 
 
 @pytest.mark.root
-async def test_its_command_brings_the_balancer_up_without_an_api(
+async def test_the_command_of_the_static_pod_starts_the_balancer_without_an_api_server(
     inside: str, spec: Manifest, tmp_path: Path
 ) -> None:
     api = load(STATIC / "fairlead.yaml", CLASSES).gateway.api_server

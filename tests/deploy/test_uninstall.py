@@ -31,14 +31,14 @@ TO_CLUSTER_IP = '{"spec":{"type":"ClusterIP"}}'
 @pytest.fixture
 async def cluster(server: KubeApiServer, tmp_path: Path) -> AsyncIterator[Cluster]:
     """A controller, a pool in use, and three Services: one without a class, one of a Fairlead
-    class, one that keeps its address."""
+    class, and one that keeps its address."""
     async with Client(server.access) as client:
         await crds.install(client)
         cluster = Cluster(server.access, client, tmp_path)
         await client.request(
             "POST", "/api/v1/namespaces", body={"metadata": {"name": cluster.namespace}}
         )
-        await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(POOL))
+        await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(POOL))
         await cluster.start_controller()
         await cluster.apply("plain")
         await cluster.apply(
@@ -67,7 +67,9 @@ async def kinds(cluster: Cluster) -> str:
     return await cluster.kubectl("get", "customresourcedefinitions", "-o", "name")
 
 
-async def test_in_the_documented_order(cluster: Cluster, reader: Reader) -> None:
+async def test_uninstalling_in_the_documented_order_leaves_nothing(
+    cluster: Cluster, reader: Reader
+) -> None:
     names = sorted((await reader.run(FIND)).split())
     assert names == [f"{cluster.namespace}/{name}" for name in ("classed", "kept", "plain")]
     await cluster.kubectl("delete", "service", "kept", "--timeout=60s")
@@ -78,20 +80,22 @@ async def test_in_the_documented_order(cluster: Cluster, reader: Reader) -> None
     await cluster.released("plain")
     await cluster.released("classed")
     assert await reader.run(FIND) == ""
-    said = await reader.run(RELEASE)
-    assert 'addressgrant.fairlead.io "203.0.113.4' in said, "the one that is kept"
-    assert 'addresspool.fairlead.io "spare" deleted' in said
+    output = await reader.run(RELEASE)
+    assert 'addressgrant.fairlead.io "203.0.113.4' in output, "the kept address"
+    assert 'addresspool.fairlead.io "spare" deleted' in output
     await cluster.stop_controller()
     await reader.run(REMOVE_KINDS)
     assert "fairlead.io" not in await kinds(cluster)
 
 
-async def test_after_the_controller_is_gone(cluster: Cluster, reader: Reader) -> None:
+async def test_uninstalling_after_the_controller_is_gone_leaves_nothing(
+    cluster: Cluster, reader: Reader
+) -> None:
     await cluster.stop_controller()
     await cluster.kubectl("delete", "addresspool", "spare", "--wait=false")
     await cluster.kubectl("delete", "service", "classed", "--wait=false")
     assert "spare" in await cluster.kubectl("get", "addresspools", "-o", "name"), (
-        "its finalizer keeps it"
+        "its finalizer prevents its deletion"
     )
     await reader.run(BY_HAND)
     assert await cluster.kubectl("get", "addresspools", "-o", "name") == ""
@@ -102,4 +106,4 @@ async def test_after_the_controller_is_gone(cluster: Cluster, reader: Reader) ->
     async def are_gone() -> bool:
         return "fairlead.io" not in await kinds(cluster)
 
-    await until(are_gone, "our kinds gone")
+    await until(are_gone, "the removal of the CRDs")

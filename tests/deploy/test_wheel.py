@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`fairlead`, installed from the wheel. Its dependencies are those of this environment, which
-    follows the new one on the path."""
+    comes after the new one in the module search path."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     subprocess.run(
@@ -60,7 +60,7 @@ def test_the_wheel_has_the_roles_and_no_lab(wheel: Path) -> None:
     assert not [name for name in names if name.startswith((*left_out, "tests", "bench"))]
 
 
-def test_help_names_the_commands_that_are_there(program: Path) -> None:
+def test_help_names_the_commands_of_the_wheel(program: Path) -> None:
     done = run(program, "--help")
     assert done.returncode == 0, done.stderr
     _, _, commands = done.stdout.partition("Commands:")
@@ -82,7 +82,7 @@ def test_plan_works_without_the_source_tree(program: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("lab",), ("lab", "up", "--nodes", "2"), ("demo", "--help")], ids=" ".join
 )
-def test_a_command_that_is_not_there_says_where_it_is(
+def test_the_error_about_a_command_that_the_wheel_lacks_tells_where_it_is(
     program: Path, arguments: tuple[str, ...]
 ) -> None:
     done = run(program, *arguments)

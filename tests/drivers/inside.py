@@ -1,5 +1,5 @@
-"""Scenarios that run in a network namespace, in a thread of their own: a loop, its sockets and its
-helpers all live there."""
+"""Scenarios that run in a network namespace, in a separate thread with its own event loop, sockets
+and helpers."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ Scenario = Callable[[], Coroutine[Any, Any, None]]
 
 
 def run_inside(name: str, scenario: Scenario, *, deadline_s: float | None = None) -> None:
-    """Run it in this namespace; a failure there is a failure here."""
+    """Run the scenario in this namespace. Raise its error here."""
     failures: list[BaseException] = []
 
     async def limited() -> None:

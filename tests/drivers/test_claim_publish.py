@@ -1,5 +1,5 @@
-"""Claim and publish against the API server: claimed first, released last, nothing touched that is
-not ours."""
+"""Claim and publish against the API server: the claim comes first and is released last, and fields
+of others are not written."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,20 +31,21 @@ from fairlead.state import State
 KEY = ServiceKey("default", "web")
 NAME = ObjectKey("default", "web")
 ADDRESS = ("203.0.113.1",)
-TAKEN_BACK = (
+WITHDRAWN = (
     "publish no address on Service default/web",
     "revoke the grant of 203.0.113.1 to Service default/web",
 )
 
 
 class Bench:
-    """The driver over a real client; `see` takes in what the server has, as the reflector would."""
+    """The drivers with a real client. `update_state` stores the present Service of the server in
+    the state, like the reflector."""
 
     def __init__(self, server: ApiServer, client: Client) -> None:
         self.server = server
         self.client = client
         self.state = State(())
-        self.said: list[tuple[str, str]] = []
+        self.events: list[tuple[str, str]] = []
         self.newest = ServiceCache(self.state)
         self.writer = writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
@@ -56,7 +57,7 @@ class Bench:
         )
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        self.said.append((kind, reason))
+        self.events.append((kind, reason))
 
     async def create(self, **spec: object) -> Service:
         body = {
@@ -64,16 +65,16 @@ class Bench:
             "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]} | spec,
         }
         await self.client.create(SERVICES, body, namespace="default")
-        return await self.see()
+        return await self.update_state()
 
-    async def see(self) -> Service:
+    async def update_state(self) -> Service:
         service = await self.client.get(SERVICES, NAME)
         self.state.update_services({NAME: service})
         return service
 
-    async def bring(self, *wanted: LoadBalancer) -> list[str]:
-        """What the loop does for what is wanted, and backwards for what is not; returns the
-        changes."""
+    async def reconcile(self, *wanted: LoadBalancer) -> list[str]:
+        """Pass these load balancers through the drivers, like the loop; without one, pass the
+        Service backwards to release it. Return the changes."""
         desired = {balancer.service: balancer for balancer in wanted}
         changes: list[str] = []
         if desired:
@@ -111,135 +112,135 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(server, client)
 
 
-async def test_claim_then_address_then_nothing_more(bench: Bench) -> None:
+async def test_a_service_is_claimed_then_gets_its_address_and_is_not_written_again(
+    bench: Bench,
+) -> None:
     service = await bench.create()
     wanted = balancer(service)
-    assert await bench.bring(wanted) == [
+    assert await bench.reconcile(wanted) == [
         "claim Service default/web for class fairlead.io/direct",
         "grant 203.0.113.1 TCP/80 to Service default/web",
         "publish 203.0.113.1 (VIP) on Service default/web",
     ]
-    service = await bench.see()
+    service = await bench.update_state()
     assert CLEANUP_FINALIZER in service.metadata.finalizers
     assert service.metadata.annotations["fairlead.io/class"] == "fairlead.io/direct"
     assert [(e.ip, e.ip_mode) for e in service.status.load_balancer.ingress] == [
         ("203.0.113.1", "VIP")
     ]
-    assert await bench.bring(wanted) == []
-    assert bench.said == [("Normal", "EnsuringLoadBalancer"), ("Normal", "EnsuredLoadBalancer")]
+    assert await bench.reconcile(wanted) == []
+    assert bench.events == [("Normal", "EnsuringLoadBalancer"), ("Normal", "EnsuredLoadBalancer")]
 
 
-async def test_an_address_within_a_hostname_is_published_kept_and_taken_back(bench: Bench) -> None:
+async def test_a_hostname_with_the_address_is_published_and_withdrawn(bench: Bench) -> None:
     service = await bench.create()
     plain = balancer(service)
     named = msgspec.structs.replace(plain, ip_mode="Proxy", hostname_suffix="nip.io")
-    assert (await bench.bring(named))[-1] == "publish 203.0.113.1.nip.io on Service default/web"
-    [entry] = (await bench.see()).status.load_balancer.ingress
+    assert (await bench.reconcile(named))[-1] == "publish 203.0.113.1.nip.io on Service default/web"
+    [entry] = (await bench.update_state()).status.load_balancer.ingress
     assert (entry.ip, entry.hostname, entry.ip_mode) == ("", "203.0.113.1.nip.io", None)
-    assert await bench.bring(named) == []
-    assert await bench.bring(plain) == ["publish 203.0.113.1 (VIP) on Service default/web"]
-    await bench.see()
-    await bench.bring(named)
-    await bench.see()
-    await bench.bring()
-    assert (await bench.see()).status.load_balancer.ingress == ()
-    assert bench.said[-1] == ("Normal", "DeletedLoadBalancer")
+    assert await bench.reconcile(named) == []
+    assert await bench.reconcile(plain) == ["publish 203.0.113.1 (VIP) on Service default/web"]
+    await bench.update_state()
+    await bench.reconcile(named)
+    await bench.update_state()
+    await bench.reconcile()
+    assert (await bench.update_state()).status.load_balancer.ingress == ()
+    assert bench.events[-1] == ("Normal", "DeletedLoadBalancer")
 
 
-async def test_release_takes_everything_of_ours_and_only_that(bench: Bench) -> None:
+async def test_a_release_removes_only_fields_of_fairlead(bench: Bench) -> None:
     service = await bench.create()
     foreign = {
         "metadata": {"finalizers": ["example.com/keep"], "annotations": {"example.com/note": "x"}}
     }
     await bench.client.apply(SERVICES, NAME, foreign, field_manager="somebody")
-    await bench.bring(balancer(service))
-    await bench.see()
-    assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
-    service = await bench.see()
+    await bench.reconcile(balancer(service))
+    await bench.update_state()
+    assert await bench.reconcile() == [*WITHDRAWN, "release Service default/web"]
+    service = await bench.update_state()
     assert service.metadata.finalizers == ("example.com/keep",)
     assert dict(service.metadata.annotations) == {"example.com/note": "x"}
     assert service.status.load_balancer.ingress == ()
-    assert await bench.bring() == []
+    assert await bench.reconcile() == []
     whole = (
         "EnsuringLoadBalancer",
         "EnsuredLoadBalancer",
         "DeletingLoadBalancer",
         "DeletedLoadBalancer",
     )
-    assert bench.said == [("Normal", reason) for reason in whole]
+    assert bench.events == [("Normal", reason) for reason in whole]
 
 
-async def test_a_deleted_service_goes_when_it_is_released(bench: Bench) -> None:
+async def test_a_deleted_service_disappears_after_its_release(bench: Bench) -> None:
     service = await bench.create()
-    await bench.bring(balancer(service))
+    await bench.reconcile(balancer(service))
     await bench.client.delete(SERVICES, NAME)
-    assert (await bench.see()).metadata.deletion_timestamp is not None
-    assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
+    assert (await bench.update_state()).metadata.deletion_timestamp is not None
+    assert await bench.reconcile() == [*WITHDRAWN, "release Service default/web"]
     async with asyncio.timeout(5):
         assert await bench.client.list(SERVICES, namespace="default") == []
 
 
-async def test_the_type_changed_away(bench: Bench) -> None:
+async def test_a_service_of_another_type_is_released(bench: Bench) -> None:
     service = await bench.create()
-    await bench.bring(balancer(service))
+    await bench.reconcile(balancer(service))
     await bench.client.patch(SERVICES, NAME, {"spec": {"type": "ClusterIP"}})
-    await bench.see()
-    assert await bench.bring() == [TAKEN_BACK[1], "release Service default/web"]
-    assert CLEANUP_FINALIZER not in (await bench.see()).metadata.finalizers
-    assert bench.said[-1] == ("Normal", "DeletedLoadBalancer")
+    await bench.update_state()
+    assert await bench.reconcile() == [WITHDRAWN[1], "release Service default/web"]
+    assert CLEANUP_FINALIZER not in (await bench.update_state()).metadata.finalizers
+    assert bench.events[-1] == ("Normal", "DeletedLoadBalancer")
 
 
-async def test_a_foreign_claim_is_not_touched(bench: Bench) -> None:
+async def test_a_service_claimed_by_another_controller_is_not_written(bench: Bench) -> None:
     await bench.create(loadBalancerClass="example.com/other")
     await bench.client.apply(
         SERVICES, NAME, {"metadata": {"finalizers": [CLEANUP_FINALIZER]}}, field_manager="other"
     )
-    await bench.see()
-    assert await bench.bring() == []
-    assert CLEANUP_FINALIZER in (await bench.see()).metadata.finalizers
+    await bench.update_state()
+    assert await bench.reconcile() == []
+    assert CLEANUP_FINALIZER in (await bench.update_state()).metadata.finalizers
 
 
-async def test_a_service_made_anew_is_not_written_by_an_old_plan(bench: Bench) -> None:
+async def test_a_recreated_service_is_not_written_by_an_old_plan(bench: Bench) -> None:
     service = await bench.create()
     old = balancer(service)
     await bench.client.delete(SERVICES, NAME)
     service = await bench.create()
     assert service.metadata.uid != old.uid
     with pytest.raises(Conflict):
-        await bench.bring(old)
-    assert (await bench.see()).metadata.finalizers == ()
+        await bench.reconcile(old)
+    assert (await bench.update_state()).metadata.finalizers == ()
 
 
-async def test_what_was_just_written_is_not_written_again_before_the_watch_shows_it(
+async def test_a_write_is_not_repeated_before_the_watch_shows_it(
     bench: Bench,
 ) -> None:
     service = await bench.create()
     wanted = balancer(service)
-    assert len(await bench.bring(wanted)) == 3
-    assert await bench.bring(wanted) == [], "the watch has shown nothing yet"
+    assert len(await bench.reconcile(wanted)) == 3
+    assert await bench.reconcile(wanted) == [], "a write is not repeated before the watch shows it"
     assert (
         len(bench.publish.diff(bench.publish.render({KEY: wanted}), await bench.publish.read(None)))
         == 1
-    ), "an audit believes the watch alone"
+    ), "an audit uses only what the watch has shown"
 
 
-@pytest.mark.parametrize("made_anew", [True, False])
-async def test_a_claim_that_never_came_to_be_is_forgotten_with_its_service(
-    bench: Bench, made_anew: bool
-) -> None:
+@pytest.mark.parametrize("recreated", [True, False])
+async def test_a_failed_claim_is_forgotten_with_its_service(bench: Bench, recreated: bool) -> None:
     old = balancer(await bench.create())
     await bench.client.delete(SERVICES, NAME)
     await bench.create()
     with pytest.raises(Conflict):
-        await bench.bring(old)
+        await bench.reconcile(old)
     assert bench.claim.unfinished.keys() == {KEY}
-    if not made_anew:
+    if not recreated:
         bench.state.update_services({NAME: None})
     await bench.claim.read(None)
     assert not bench.claim.unfinished
 
 
-async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
+async def test_a_repeated_claim_writes_one_event(bench: Bench) -> None:
     wanted = balancer(await bench.create())
     claims = bench.claim.diff(bench.claim.render({KEY: wanted}), {})
     bench.server.faults.add(Fault("status", "PATCH", count=3, code=503))
@@ -248,12 +249,12 @@ async def test_a_claim_that_is_tried_again_is_told_once(bench: Bench) -> None:
             await bench.claim.apply(claims)
         await bench.claim.read(None)
     await bench.claim.apply(claims)
-    assert CLEANUP_FINALIZER in (await bench.see()).metadata.finalizers
-    assert bench.said == [("Normal", "EnsuringLoadBalancer")]
+    assert CLEANUP_FINALIZER in (await bench.update_state()).metadata.finalizers
+    assert bench.events == [("Normal", "EnsuringLoadBalancer")]
     assert not bench.claim.unfinished
 
 
-async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) -> None:
+async def test_a_class_annotation_written_by_a_user_is_not_a_claim(bench: Bench) -> None:
     """No audit releases or writes anything, although the Service has the finalizer of another
     controller."""
     annotated = {
@@ -276,33 +277,38 @@ async def test_a_class_annotation_that_a_user_wrote_is_no_claim(bench: Bench) ->
     for _ in range(3):
         assert await bench.claim.read(None) == {}
         assert await bench.publish.read(None) == {}
-    assert bench.said == [("Warning", "AnnotationWithoutEffect")] * 2, "its owner is told once"
+    assert bench.events == [("Warning", "AnnotationWithoutEffect")] * 2, (
+        "each annotation gets one Event"
+    )
 
 
 async def test_a_copied_class_annotation_is_claimed_like_any_service(bench: Bench) -> None:
-    """A manifest that was copied from a served Service brings the annotation along, and a user may
+    """A manifest that was copied from a served Service contains the annotation, and a user may
     overwrite it."""
     await bench.create()
     copied = {"metadata": {"annotations": {"fairlead.io/class": "fairlead.io/proxy"}}}
     await bench.client.patch(SERVICES, NAME, copied)
-    wanted = balancer(await bench.see())
-    assert (await bench.bring(wanted))[
+    wanted = balancer(await bench.update_state())
+    assert (await bench.reconcile(wanted))[
         0
     ] == "claim Service default/web for class fairlead.io/direct"
-    await bench.see()
+    await bench.update_state()
     await bench.client.patch(
         SERVICES, NAME, {"metadata": {"annotations": {"fairlead.io/class": "nonsense"}}}
     )
-    wanted = balancer(await bench.see())
-    assert await bench.bring(wanted) == ["claim Service default/web for class fairlead.io/direct"]
-    await bench.see()
-    assert await bench.bring() == [*TAKEN_BACK, "release Service default/web"]
-    service = await bench.see()
+    wanted = balancer(await bench.update_state())
+    assert await bench.reconcile(wanted) == [
+        "claim Service default/web for class fairlead.io/direct"
+    ]
+    await bench.update_state()
+    assert await bench.reconcile() == [*WITHDRAWN, "release Service default/web"]
+    service = await bench.update_state()
     assert (service.metadata.finalizers, dict(service.metadata.annotations)) == ((), {})
 
 
-async def test_each_claim_is_one_loops(bench: Bench) -> None:
-    """Also one for a class of another version, which has no row: someone must let it go."""
+async def test_each_claim_belongs_to_exactly_one_loop(bench: Bench) -> None:
+    """This includes a claim for a class of another version, which has no row: one loop must release
+    it."""
     names = {"unknown": "fairlead.io/unknown"} | {name.rpartition("/")[2]: name for name in CLASSES}
     for short, name in names.items():
         await bench.client.create(

@@ -1,9 +1,10 @@
-"""Two controllers at once, their calls in any order, each of which may be lost before or after it
-took effect.
+"""Two concurrent controllers, whose calls arrive in any order and of which each may be lost before
+or after it took effect.
 
-Services and pools come, change and go meanwhile, and controllers die and start anew. Never do two
-Services show one port of an address, nor do gateways serve it twice; and when all is quiet, what is
-granted is what is shown or kept."""
+Meanwhile Services and pools are created, changed and deleted, and controllers are killed and
+restarted. At no time do two Services have the same port of an address in their status, nor do
+gateways serve a port for two Services. When both controllers are idle, exactly the published and
+the kept addresses are granted."""
 
 import asyncio
 import itertools
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.drivers.racing import CONFIG, Ending, Racer
+from tests.drivers.stepped_controller import CONFIG, Ending, SteppedController
 from tests.makers import plan_gateway
 
 from fairlead.kube.access import Access
@@ -62,14 +63,14 @@ class Race(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.racers: list[Racer] = []
+        self.controllers: list[SteppedController] = []
         self.run(self._begin())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
     async def _begin(self) -> None:
-        # A clock of its own: the same choices make the same run.
+        # A separate clock, so that equal choices give equal runs.
         ticks = itertools.count()
         self.server = await ApiServer(
             now=lambda: BEGIN + timedelta(seconds=next(ticks) // 40)
@@ -81,7 +82,7 @@ class Race(RuleBasedStateMachine):
         ranges=st.sampled_from(RANGES), shown=st.sampled_from(("", "203.0.113.1", "192.0.2.9"))
     )
     def start(self, ranges: str, shown: str) -> None:
-        """Pools; perhaps a Service that another system has served; two controllers."""
+        """Create a pool, perhaps a Service that another system has served, and two controllers."""
 
         async def work() -> None:
             await self.user.create(
@@ -94,14 +95,14 @@ class Race(RuleBasedStateMachine):
                 )
                 status = {"status": {"loadBalancer": {"ingress": [{"ip": shown}]}}}
                 await self.user.patch(SERVICES, ("default", "d"), status, subresource="status")
-            self.racers = [await self._racer(), await self._racer()]
+            self.controllers = [await self._start_controller(), await self._start_controller()]
 
         self.run(work())
 
-    async def _racer(self) -> Racer:
-        racer = Racer(self.server)
-        await racer.client.__aenter__()
-        return racer
+    async def _start_controller(self) -> SteppedController:
+        controller = SteppedController(self.server)
+        await controller.client.__aenter__()
+        return controller
 
     @rule(name=st.sampled_from(NAMES), body=bodies())
     def create_or_edit(self, name: str, body: dict[str, Any]) -> None:
@@ -121,14 +122,14 @@ class Race(RuleBasedStateMachine):
 
         self.run(work())
 
-    @rule(name=st.sampled_from(NAMES), by_force=st.booleans())
-    def delete(self, name: str, by_force: bool) -> None:
-        """By force: somebody takes our finalizer off."""
+    @rule(name=st.sampled_from(NAMES), forced=st.booleans())
+    def delete(self, name: str, forced: bool) -> None:
+        """Delete the Service. `forced`: a user also removes the finalizer of Fairlead."""
 
         async def work() -> None:
             try:
                 await self.user.delete(SERVICES, ("default", name))
-                if by_force:
+                if forced:
                     await self.user.patch(
                         SERVICES, ("default", name), {"metadata": {"finalizers": None}}
                     )
@@ -161,45 +162,45 @@ class Race(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 1),
-        most=st.integers(1, 5),
+        limit=st.integers(1, 5),
         kind=st.sampled_from(("services", "addressgrants", "addresspools")),
     )
-    def see(self, which: int, most: int, kind: str) -> None:
-        self.run(self.racers[which].see(most, [kind]))
+    def receive(self, which: int, limit: int, kind: str) -> None:
+        self.run(self.controllers[which].receive(limit, [kind]))
 
     @rule(which=st.integers(0, 1), ending=ENDINGS, choice=st.integers(0, 3))
     def step(self, which: int, ending: Ending, choice: int) -> None:
-        self.run(self.racers[which].step(ending, choice))
+        self.run(self.controllers[which].step(ending, choice))
 
     @rule(which=st.integers(0, 1), choices=st.lists(st.integers(0, 3), min_size=2, max_size=8))
-    def go_on(self, which: int, choices: list[int]) -> None:
-        """Several steps, each seen by the invariants, with the view of before."""
+    def run_steps(self, which: int, choices: list[int]) -> None:
+        """Run several steps without receiving changes. The invariants check each step."""
         for choice in choices:
-            self.run(self.racers[which].step("well", choice))
-            self.nothing_is_shown_twice()
+            self.run(self.controllers[which].step("well", choice))
+            self.no_port_is_published_twice()
 
     @rule(which=st.integers(0, 1))
     def serve_all(self, which: int) -> None:
-        """One of them sees everything and does all that is to do, while the other stands where it
-        stands."""
+        """One controller receives everything and does all its work, while the other one has
+        stopped."""
         for number in range(100):
-            self.run(self.racers[which].see(1_000))
-            if not (self.racers[which].busy or self.racers[which].todo):
+            self.run(self.controllers[which].receive(1_000))
+            if not (self.controllers[which].is_before_call or self.controllers[which].has_work):
                 return
-            self.run(self.racers[which].step("well", number))
-            self.nothing_is_shown_twice()
+            self.run(self.controllers[which].step("well", number))
+            self.no_port_is_published_twice()
 
     @rule(which=st.integers(0, 1))
-    def die_and_start_anew(self, which: int) -> None:
+    def kill_and_restart(self, which: int) -> None:
         async def work() -> None:
-            await self.racers[which].stop()
-            await self.racers[which].client.__aexit__(None, None, None)
-            self.racers[which] = await self._racer()
+            await self.controllers[which].stop()
+            await self.controllers[which].client.__aexit__(None, None, None)
+            self.controllers[which] = await self._start_controller()
 
         self.run(work())
 
     async def _state(self) -> State:
-        """The server as it is now."""
+        """Return the present state of the server."""
         state = State(())
         state.update_services(
             {ObjectKey(*each.key): each for each in await self.user.list(SERVICES)}
@@ -210,7 +211,7 @@ class Race(RuleBasedStateMachine):
         return state
 
     @invariant()
-    def nothing_is_shown_twice(self) -> None:
+    def no_port_is_published_twice(self) -> None:
         state: State = self.run(self._state())
         shown: dict[tuple[str, str], ServiceKey] = {}
         for key, service in state.services.items():
@@ -227,21 +228,21 @@ class Race(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if self.racers:
-                self.run(self._come_to_rest())
+            if self.controllers:
+                self.run(self._run_until_idle())
         finally:
             self.run(self._end())
             self.runner.close()
 
-    async def _come_to_rest(self) -> None:
-        """Both see everything and lose nothing any more. In the end every Service has what it may
-        have, and nothing leaks."""
+    async def _run_until_idle(self) -> None:
+        """Both controllers receive everything, and no call is lost. In the end every Service has
+        the addresses to which it is entitled, and nothing leaks."""
         await self._settle()
-        refused = {key for racer in self.racers for key in racer.refused}
+        refused = {key for controller in self.controllers for key in controller.refused}
         services = {each.key: each for each in await self.user.list(SERVICES)}
         granted, shown = await self._granted(), _shown(services)
         for place in granted.keys() | shown.keys():
-            # One that asks for what it cannot have keeps what it had.
+            # A Service whose request cannot be fulfilled keeps its previous address.
             assert place[1] in refused or granted.get(place) == shown.get(place), place
         for key in services:
             await self.user.delete(SERVICES, key)
@@ -253,18 +254,20 @@ class Race(RuleBasedStateMachine):
             assert grant.spec.holders
 
     async def _settle(self) -> None:
-        for racer in self.racers:
-            racer.audit()
+        for controller in self.controllers:
+            controller.audit()
         for number in range(MAX_STEPS):
-            racer = self.racers[number % 2]
-            await racer.see(1_000)
-            await racer.step("well", number)
-            if number % 2 and not any(each.busy or each.todo for each in self.racers):
+            controller = self.controllers[number % 2]
+            await controller.receive(1_000)
+            await controller.step("well", number)
+            if number % 2 and not any(
+                each.is_before_call or each.has_work for each in self.controllers
+            ):
                 return
-        pytest.fail("two controllers do not come to rest")
+        pytest.fail("the two controllers do not become idle")
 
     async def _granted(self) -> dict[tuple[str, ServiceKey], frozenset[str]]:
-        """(address, Service) -> ports."""
+        """Return the granted ports by (address, Service)."""
         return {
             (grant.spec.address, holder.key): frozenset(holder.ports)
             for grant in await self.user.list(ADDRESS_GRANTS)
@@ -273,9 +276,9 @@ class Race(RuleBasedStateMachine):
         }
 
     async def _end(self) -> None:
-        for racer in self.racers:
-            await racer.stop()
-            await racer.client.__aexit__(None, None, None)
+        for controller in self.controllers:
+            await controller.stop()
+            await controller.client.__aexit__(None, None, None)
         await self.user.__aexit__(None, None, None)
         await self.server.__aexit__(None, None, None)
 
@@ -298,21 +301,21 @@ TestRace.settings = settings(
 )
 
 
-SLOW = ("one step", "one step", "one step", "one sees", "one all")
-FAST = ("two all", "two all", "two step", "two sees")
-ACTS = (*SLOW, *FAST, "a asks 1", "a asks 2", "b asks 1", "b asks 2")
-"""The first is slow most of the time, the second is not."""
+SLOW_ACTS = ("one step", "one step", "one step", "one sees", "one all")
+FAST_ACTS = ("two all", "two all", "two step", "two sees")
+ACTS = (*SLOW_ACTS, *FAST_ACTS, "a asks 1", "a asks 2", "b asks 1", "b asks 2")
+"""Most acts of the first controller are single steps, those of the second are complete."""
 
 
 class Exchange:
-    """Two Services that ask for one of two addresses, now this, now that, and two controllers:
-    little else can happen than that one controller still stands before a call while the other has
-    long gone on."""
+    """Two Services that alternately request two addresses, and two controllers. Nearly every run
+    therefore has one controller that has stopped before a call while the other one has long
+    continued."""
 
     def __init__(self, server: ApiServer, user: Client) -> None:
         self.server = server
         self.user = user
-        self.racers: list[Racer] = []
+        self.controllers: list[SteppedController] = []
 
     async def act(self, act: str) -> None:
         who, what, *address = act.split()
@@ -322,22 +325,22 @@ class Exchange:
             }
             await self.user.patch(SERVICES, ("default", who), patch)
             return
-        racer = self.racers[("one", "two").index(who)]
+        controller = self.controllers[("one", "two").index(who)]
         match what:
             case "sees":
-                await racer.see(1_000)
+                await controller.receive(1_000)
             case "step":
-                await racer.step("well")
+                await controller.step("well")
             case _:
-                await self.serve_all(racer)
+                await self.serve_all(controller)
         await self.check()
 
-    async def serve_all(self, racer: Racer) -> None:
+    async def serve_all(self, controller: SteppedController) -> None:
         for number in range(60):
-            await racer.see(1_000)
-            if not (racer.busy or racer.todo):
+            await controller.receive(1_000)
+            if not (controller.is_before_call or controller.has_work):
                 return
-            await racer.step("well", number)
+            await controller.step("well", number)
             await self.check()
 
     async def check(self) -> None:
@@ -363,17 +366,17 @@ async def exchange(acts: list[str]) -> None:
         made = Exchange(server, user)
         try:
             for _ in range(2):
-                made.racers.append(Racer(server))
-                await made.racers[-1].client.__aenter__()
+                made.controllers.append(SteppedController(server))
+                await made.controllers[-1].client.__aenter__()
             for act in acts:
                 await made.act(act)
         finally:
-            for racer in made.racers:
-                await racer.stop()
-                await racer.client.__aexit__(None, None, None)
+            for controller in made.controllers:
+                await controller.stop()
+                await controller.client.__aexit__(None, None, None)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(ACTS), min_size=20, max_size=50))
-def test_who_was_slow_takes_nothing_from_who_was_not(acts: list[str]) -> None:
+def test_a_slow_controller_publishes_no_address_of_another_service(acts: list[str]) -> None:
     asyncio.run(exchange(acts))

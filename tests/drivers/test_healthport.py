@@ -1,4 +1,4 @@
-"""The health ports over real connections, by kube-proxy's scenarios (H1 to H12)."""
+"""The health ports over real connections, in the cases of kube-proxy's own tests."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ async def driver(switches: Switches) -> AsyncIterator[HealthPortDriver]:
 async def until_answered(
     port: int, holds: Callable[[Answer], bool], path: str = "/healthz"
 ) -> Answer:
-    """The first answer that is as it should be."""
+    """Return the first answer that satisfies the condition."""
     async with asyncio.timeout(DEADLINE_S):
         while not holds(answer := await get(port, path)):
             pass
@@ -95,7 +95,7 @@ def free_port() -> int:
 
 
 def children() -> list[int]:
-    """The health check servers of this process."""
+    """Return the ids of the health check servers of this process."""
     found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return [
         int(pid)
@@ -134,8 +134,10 @@ async def get(
         return answer
 
 
-async def test_ready_endpoints(driver: HealthPortDriver) -> None:
-    """H2 and H8: any path, any method, both families."""
+async def test_a_node_with_ready_endpoints_answers_200_with_their_number(
+    driver: HealthPortDriver,
+) -> None:
+    """For any path, any method, both families."""
     port = free_port()
     assert await install(driver, intent(WEB, port, 3)) == {}
     for host, path, method in (
@@ -157,8 +159,8 @@ async def test_ready_endpoints(driver: HealthPortDriver) -> None:
     assert (head.status, head.headers["X-Load-Balancing-Endpoint-Weight"]) == (200, "3")
 
 
-async def test_no_ready_endpoint(driver: HealthPortDriver) -> None:
-    """H1, H3 and H9: the port is open and says 503; and again after there were some."""
+async def test_a_node_without_ready_endpoints_answers_503(driver: HealthPortDriver) -> None:
+    """The port is open and answers 503, before and after the node has ready endpoints."""
     port = free_port()
     for count, status in ((0, 503), (2, 200), (0, 503)):
         await install(driver, intent(WEB, port, count))
@@ -168,8 +170,8 @@ async def test_no_ready_endpoint(driver: HealthPortDriver) -> None:
         assert answer.json["localEndpoints"] == count  # type: ignore[index]
 
 
-async def test_ports_come_and_go(driver: HealthPortDriver) -> None:
-    """H5: a removed Service's port is closed, a new number is opened, a port passes from one
+async def test_ports_are_opened_moved_and_closed_with_services(driver: HealthPortDriver) -> None:
+    """The port of a removed Service is closed, a new port is opened, and a port passes from one
     Service to another."""
     first, second, third = free_port(), free_port(), free_port()
     await install(driver, intent(WEB, first, 1), intent(SHOP, second, 1))
@@ -186,8 +188,10 @@ async def test_ports_come_and_go(driver: HealthPortDriver) -> None:
     assert await driver.read(None) == {WEB: HealthCheck(second, 1)}
 
 
-async def test_a_proxy_that_is_out_of_step(driver: HealthPortDriver, switches: Switches) -> None:
-    """H6: 503 although there are endpoints, on open connections too."""
+async def test_a_node_with_outdated_rules_answers_503(
+    driver: HealthPortDriver, switches: Switches
+) -> None:
+    """The answer is 503 although there are ready endpoints, also on open connections."""
     port = free_port()
     await install(driver, intent(WEB, port, 2))
     switches.healthy = False
@@ -199,8 +203,11 @@ async def test_a_proxy_that_is_out_of_step(driver: HealthPortDriver, switches: S
 @pytest.mark.parametrize(
     ("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
 )
-async def test_a_port_in_use(driver: HealthPortDriver, family: int, address: str) -> None:
-    """H10: said in kube-proxy's words, for that Service alone; served once the port is free."""
+async def test_a_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_free(
+    driver: HealthPortDriver, family: int, address: str
+) -> None:
+    """The message is that of kube-proxy, and concerns only this Service. The Service is served once
+    the port is free."""
     taken, free = free_port(), free_port()
     with socket.socket(family) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -224,8 +231,10 @@ async def test_a_port_in_use(driver: HealthPortDriver, family: int, address: str
     assert (await get(taken)).status == 200
 
 
-async def test_the_proxys_own_health(driver: HealthPortDriver, switches: Switches) -> None:
-    """H11 and H12: the node's state counts for /healthz only."""
+async def test_the_state_of_the_node_affects_only_healthz(
+    driver: HealthPortDriver, switches: Switches
+) -> None:
+    """The eligibility of the node affects /healthz, but not /livez."""
     port = driver.proxy_port
     assert ((await get(port)).status, (await get(port, "/livez")).status) == (200, 200)
     switches.eligible = False
@@ -238,17 +247,18 @@ async def test_the_proxys_own_health(driver: HealthPortDriver, switches: Switche
     assert (await get(port, "/other")).status == 404
 
 
-async def test_the_proxys_own_health_in_kube_proxys_words(
+async def test_the_answer_about_the_proxy_has_the_format_of_kube_proxy(
     driver: HealthPortDriver, switches: Switches
 ) -> None:
-    """While it is well its rules are of now; then of when it was last known to be well."""
+    """While the proxy is healthy, `lastUpdated` is the current time; then it is the last time at
+    which the proxy was healthy."""
 
-    async def told(path: str) -> tuple[dict[str, object], str, str]:
+    async def get_health(path: str) -> tuple[dict[str, object], str, str]:
         answer = (await get(driver.proxy_port, path)).json
         assert isinstance(answer, dict)
         return answer, answer["lastUpdated"], answer["currentTime"]
 
-    good, updated, now = await told("/healthz")
+    good, updated, now = await get_health("/healthz")
     of_each = {"lastUpdated": now, "healthy": True}
     assert good == {
         **of_each,
@@ -258,14 +268,14 @@ async def test_the_proxys_own_health_in_kube_proxys_words(
     }
     switches.healthy = False
     await until_answered(driver.proxy_port, lambda answer: answer.status == 503)
-    bad, _, now = await told("/livez")
+    bad, _, now = await get_health("/livez")
     (bad_updated,) = {bad["lastUpdated"]}
     assert updated <= bad_updated < now  # type: ignore[operator]
     of_each = {"lastUpdated": bad_updated, "healthy": False}
     assert bad == {**of_each, "currentTime": now, "status": {"IPv4": of_each, "IPv6": of_each}}
 
 
-async def test_two_proxies_on_one_node(driver: HealthPortDriver) -> None:
+async def test_a_second_service_proxy_on_the_node_is_refused(driver: HealthPortDriver) -> None:
     second = HealthPortDriver(
         node_name="node1", healthy=lambda: True, command=command(), proxy_port=driver.proxy_port
     )
@@ -273,7 +283,7 @@ async def test_two_proxies_on_one_node(driver: HealthPortDriver) -> None:
         await second.open()
 
 
-async def test_nothing_to_do_is_no_change(driver: HealthPortDriver) -> None:
+async def test_equal_states_give_no_change(driver: HealthPortDriver) -> None:
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     desired = driver.render(
@@ -290,9 +300,9 @@ async def test_nothing_to_do_is_no_change(driver: HealthPortDriver) -> None:
     assert str(driver.diff({}, desired)[0]) == f"close :{port} # default/web"
 
 
-async def test_a_connection_carries_many_requests(driver: HealthPortDriver) -> None:
-    """Keep-alive, pipelined, with bodies, split anywhere; the answer is always that of the
-    moment."""
+async def test_one_connection_serves_many_requests(driver: HealthPortDriver) -> None:
+    """Requests are sent with keep-alive, pipelined, with bodies, and split at any place. Each
+    answer shows the present state."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     async with asyncio.timeout(30):
@@ -315,7 +325,7 @@ async def test_a_connection_carries_many_requests(driver: HealthPortDriver) -> N
         writer.close()
 
 
-async def test_hundreds_of_probers_at_once(driver: HealthPortDriver) -> None:
+async def test_hundreds_of_concurrent_probes_are_answered(driver: HealthPortDriver) -> None:
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     async with asyncio.TaskGroup() as group:
@@ -334,7 +344,7 @@ async def test_hundreds_of_probers_at_once(driver: HealthPortDriver) -> None:
         (b"POST / HTTP/1.1\r\nContent-Length: 999999\r\n\r\n", 200),
     ],
 )
-async def test_what_cannot_be_read_ends_the_connection(
+async def test_an_unreadable_request_closes_the_connection(
     driver: HealthPortDriver, sent: bytes, status: int
 ) -> None:
     port = free_port()
@@ -347,7 +357,7 @@ async def test_what_cannot_be_read_ends_the_connection(
         writer.close()
 
 
-async def test_closing_ends_open_connections(driver: HealthPortDriver) -> None:
+async def test_closing_the_driver_closes_open_connections(driver: HealthPortDriver) -> None:
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     async with asyncio.timeout(10):
@@ -359,8 +369,8 @@ async def test_closing_ends_open_connections(driver: HealthPortDriver) -> None:
         writer.close()
 
 
-async def test_ports_at_some_addresses_which_change() -> None:
-    """H7. The proxy's own port is everywhere."""
+async def test_ports_follow_the_configured_node_addresses() -> None:
+    """The ports of Services are open at these addresses, the proxy's own port at all addresses."""
     made = HealthPortDriver(
         node_name="node1",
         healthy=lambda: True,
@@ -383,7 +393,7 @@ async def test_ports_at_some_addresses_which_change() -> None:
         with pytest.raises(ConnectionRefusedError):
             await get(port, host="127.0.0.2")
         assert (await get(driver.proxy_port, host="127.0.0.2")).status == 200
-        # An address that this host does not have: the port differs from the plan until it has.
+        # This host does not have the address yet: until it does, the port differs from the plan.
         await driver.move(("192.0.2.77",))
         assert await driver.read(None) == {}
         assert (
@@ -392,10 +402,10 @@ async def test_ports_at_some_addresses_which_change() -> None:
         )
 
 
-async def test_a_port_takes_one_descriptor_and_answers_both_families(
+async def test_a_port_takes_one_file_descriptor_and_answers_both_families(
     driver: HealthPortDriver,
 ) -> None:
-    """A node may have thousands of them."""
+    """A node may have thousands of health ports."""
     wanted = [intent(ServiceKey("default", f"web-{nth}"), free_port(), nth + 1) for nth in range(5)]
     (answering,) = children()
     before = len(os.listdir(f"/proc/{answering}/fd"))
@@ -407,7 +417,7 @@ async def test_a_port_takes_one_descriptor_and_answers_both_families(
             assert (await get(each.health_check.port, host=host)).status == 200
 
 
-async def test_the_answering_process_is_killed_and_another_one_answers_for_all_ports(
+async def test_a_killed_answering_process_is_replaced_for_all_ports(
     driver: HealthPortDriver,
 ) -> None:
     first, second = free_port(), free_port()
@@ -429,9 +439,9 @@ async def test_the_answering_process_is_killed_and_another_one_answers_for_all_p
         await get(second)
 
 
-async def test_a_host_without_room_for_a_process_does_not_end_the_role(tmp_path: Path) -> None:
-    """What starts the process is gone for a while: to the role it is as if there were too many
-    processes."""
+async def test_a_role_survives_while_no_process_can_be_started(tmp_path: Path) -> None:
+    """The program of the process is missing for a while. For the role this is equivalent to too
+    many processes."""
     program, away = tmp_path / "python", tmp_path / "away"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
@@ -455,8 +465,8 @@ async def test_a_host_without_room_for_a_process_does_not_end_the_role(tmp_path:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Switches) -> None:
-    """The Service is looked at again, and its port opened once it is free."""
+async def test_a_port_taken_by_another_process_meanwhile_is_reported(switches: Switches) -> None:
+    """The Service is reconciled again, and its port is opened once it is free."""
     lost: list[ServiceKey] = []
     made = HealthPortDriver(
         node_name="node1",
@@ -469,7 +479,8 @@ async def test_a_port_that_another_process_takes_meanwhile_is_told(switches: Swi
         port = free_port()
         await install(driver, intent(WEB, port, 1))
         (killed,) = children()
-        os.kill(killed, signal.SIGSTOP)  # so that nothing is noticed before the port is taken
+        # The process must not notice anything before the port is taken.
+        os.kill(killed, signal.SIGSTOP)
         with socket.socket(socket.AF_INET6) as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             os.kill(killed, signal.SIGKILL)
@@ -500,7 +511,7 @@ async def takes_connections(*ports: int) -> bool:
     return True
 
 
-async def test_the_answering_process_ends_with_a_role_that_is_killed() -> None:
+async def test_the_answering_process_exits_when_its_role_is_killed() -> None:
     script = (
         "import asyncio, os\nfrom fairlead.drivers.healthport import HealthPortDriver\n"
         "from fairlead.roles.health_check_server import command\n"
@@ -529,11 +540,11 @@ async def test_the_answering_process_ends_with_a_role_that_is_killed() -> None:
             os.close(answering)
 
 
-async def test_a_role_that_does_nothing_else_for_long_does_not_hold_up_an_answer(
+async def test_a_blocked_role_does_not_delay_answers(
     driver: HealthPortDriver,
 ) -> None:
-    """The event loop of the role stands still while a thread asks: more often than its probes may
-    fail."""
+    """The event loop of the role is blocked while a thread sends more probes than may fail in a
+    row."""
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     with ThreadPoolExecutor(1) as thread:
@@ -551,7 +562,7 @@ def status_of(connection: HTTPConnection) -> int:
     return status
 
 
-def test_the_word_of_a_role_counts_for_a_while() -> None:
+def test_the_health_that_a_role_reported_expires() -> None:
     """The health port of a role that hangs, or is stopped, does not report the rules as current for
     ever."""
     now_s = 0.0
@@ -580,9 +591,9 @@ PROBES = 60
 async def test_a_gateway_does_not_lose_a_node_whose_ports_are_flooded(
     driver: HealthPortDriver,
 ) -> None:
-    """A megabyte of requests again and again, connections that say nothing, connections that send a
-    byte now and then: the probes of a gateway, two of which would have to fail in sequence, find
-    the node."""
+    """A flood of requests, of silent connections and of connections that send a byte now and then.
+    A gateway would remove the node after two failed probes in a row, but its probes are answered.
+    """
     port = free_port()
     await install(driver, intent(WEB, port, 1))
     seen: list[Verdict | None] = []

@@ -1,5 +1,4 @@
-"""The monitor against real health ports on loopback, and a node that dies in a namespace of its
-own."""
+"""The monitor with real health ports on loopback addresses, and a node in a namespace that dies."""
 
 import asyncio
 import contextlib
@@ -48,17 +47,18 @@ def balancer(
 
 
 class HealthPort:
-    """A health port like kube-proxy's. `endpoints` None: it takes connections and says nothing."""
+    """A health port like that of kube-proxy. `endpoints` None: it accepts connections and does not
+    answer."""
 
     def __init__(self, endpoints: int | None) -> None:
         self.endpoints = endpoints
-        self.asked = 0
+        self.probes = 0
         self.in_flight = 0
         self.most_in_flight = 0
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked += 1
+        self.probes += 1
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
@@ -91,14 +91,14 @@ class HealthPort:
             yield self
 
 
-class Seen:
-    """Takes verdicts, and lets a test wait for one."""
+class VerdictLog:
+    """A recorder of verdicts, with which a test can wait for a verdict."""
 
     def __init__(self) -> None:
         self.now: dict[tuple[str, int], Verdict | None] = {}
         self.history: list[Verdict | None] = []
         self.steps: list[int] = []
-        """In which step of the event loop each was told."""
+        """The step of the event loop in which each verdict was reported."""
         self._step = 0
         self.changed = asyncio.Event()
 
@@ -122,14 +122,14 @@ class Seen:
 
     async def wait(self, address: str, port: int, verdict: Verdict | None) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while self.now.get((address, port), "not told") != verdict:
+            while self.now.get((address, port), "not reported") != verdict:
                 self.changed.clear()
                 await self.changed.wait()
 
 
 @asynccontextmanager
-async def running(seen: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[Monitor]:
-    monitor = Monitor(seen, interval_s=0.02, timeout_s=timeout_s)
+async def running(log: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[Monitor]:
+    monitor = Monitor(log, interval_s=0.02, timeout_s=timeout_s)
     task = asyncio.ensure_future(monitor.run())
     try:
         yield monitor
@@ -138,8 +138,8 @@ async def running(seen: Observe, *, timeout_s: float = 0.2) -> AsyncIterator[Mon
         await asyncio.gather(task, return_exceptions=True)
 
 
-def want(monitor: Monitor, *balancers: LoadBalancer) -> None:
-    """What comes of a pass of the loop."""
+def set_balancers(monitor: Monitor, *balancers: LoadBalancer) -> None:
+    """Set the load balancers to monitor, like a pass of the loop."""
     desired = render({item.service: item for item in balancers})
     changes = diff(desired, monitor.wanted)
     starts = [each for each in changes if isinstance(each, StartProbes)]
@@ -147,7 +147,7 @@ def want(monitor: Monitor, *balancers: LoadBalancer) -> None:
     assert monitor.wanted == desired
 
 
-def test_renders_every_member_once_whatever_its_state() -> None:
+def test_every_member_is_probed_once_in_any_state() -> None:
     rendered = render(
         {
             WEB: balancer(WEB, 30001, "192.0.2.2", "192.0.2.1"),
@@ -158,7 +158,7 @@ def test_renders_every_member_once_whatever_its_state() -> None:
     assert rendered == {WEB: Probes(targets, local=True)}
 
 
-def test_steps_say_what_they_do() -> None:
+def test_the_text_of_a_step_describes_it() -> None:
     old = render({WEB: balancer(WEB, 30001, "192.0.2.1")})
     new = render({WEB: balancer(WEB, 30001, "2001:db8::1")})
     assert [str(change) for change in diff(new, old)] == [
@@ -168,37 +168,37 @@ def test_steps_say_what_they_do() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_follows_a_health_port(address: str) -> None:
-    seen = Seen()
-    async with HealthPort(2).listen(address) as health, running(seen) as monitor:
-        want(monitor, balancer(WEB, health.port, address))
-        await seen.wait(address, health.port, "up")
+async def test_verdicts_follow_a_health_port(address: str) -> None:
+    log = VerdictLog()
+    async with HealthPort(2).listen(address) as health, running(log) as monitor:
+        set_balancers(monitor, balancer(WEB, health.port, address))
+        await log.wait(address, health.port, "up")
         health.endpoints = 0
-        await seen.wait(address, health.port, "unready")
+        await log.wait(address, health.port, "unready")
         health.endpoints = 1
-        await seen.wait(address, health.port, "up")
+        await log.wait(address, health.port, "up")
         health.endpoints = None
-        await seen.wait(address, health.port, "down")
+        await log.wait(address, health.port, "down")
         health.endpoints = 1
-        await seen.wait(address, health.port, "up")
+        await log.wait(address, health.port, "up")
 
 
-async def test_refused_is_unready_until_something_listens() -> None:
-    seen = Seen()
+async def test_a_refusing_port_is_unready_until_a_process_listens() -> None:
+    log = VerdictLog()
     health = HealthPort(1)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         health.port = reserved.getsockname()[1]
-    async with running(seen) as monitor:
-        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
-        await seen.wait("127.0.0.1", health.port, "unready")
+    async with running(log) as monitor:
+        set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
+        await log.wait("127.0.0.1", health.port, "unready")
         async with health.listen():
-            await seen.wait("127.0.0.1", health.port, "up")
-        await seen.wait("127.0.0.1", health.port, "unready")
+            await log.wait("127.0.0.1", health.port, "up")
+        await log.wait("127.0.0.1", health.port, "unready")
 
 
-async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() -> None:
-    seen = Seen()
+async def test_a_node_has_one_probe_in_flight_for_any_number_of_services() -> None:
+    log = VerdictLog()
     health = HealthPort(1)
     async with AsyncExitStack() as stack:
         ports = []
@@ -206,8 +206,8 @@ async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() ->
             health.port = 0
             await stack.enter_async_context(health.listen())
             ports.append(health.port)
-        monitor = await stack.enter_async_context(running(seen))
-        want(
+        monitor = await stack.enter_async_context(running(log))
+        set_balancers(
             monitor,
             *(
                 balancer(ServiceKey("default", f"service-{port}"), port, "127.0.0.1")
@@ -215,28 +215,28 @@ async def test_one_probe_in_flight_per_node_whatever_the_number_of_services() ->
             ),
         )
         for port in ports:
-            await seen.wait("127.0.0.1", port, "up")
+            await log.wait("127.0.0.1", port, "up")
         assert health.most_in_flight == 1
 
 
-async def test_shared_target_is_asked_until_the_last_service_goes() -> None:
-    seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as monitor:
+async def test_a_shared_target_is_probed_until_its_last_service_is_removed() -> None:
+    log = VerdictLog()
+    async with HealthPort(1).listen() as health, running(log) as monitor:
         first = balancer(WEB, health.port, "127.0.0.1", policy="Cluster")
         second = balancer(API, health.port, "127.0.0.1", policy="Cluster")
-        want(monitor, first, second)
-        await seen.wait("127.0.0.1", health.port, "up")
-        want(monitor, second)
+        set_balancers(monitor, first, second)
+        await log.wait("127.0.0.1", health.port, "up")
+        set_balancers(monitor, second)
         assert monitor.verdicts == {Target("127.0.0.1", health.port, "/healthz"): "up"}
-        want(monitor)
-        assert seen.now["127.0.0.1", health.port] is None
+        set_balancers(monitor)
+        assert log.now["127.0.0.1", health.port] is None
         assert monitor.verdicts == {}
 
 
-async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> None:
-    """It may have been planned before the verdict changed, and was not among those who were told of
-    that."""
-    seen, state = Seen(), State(())
+async def test_a_new_service_of_a_shared_target_gets_the_known_verdict() -> None:
+    """The Service may have been planned before the verdict changed, and was not among the Services
+    that the change marked as dirty."""
+    log, state = VerdictLog(), State(())
 
     def observe(
         address: str,
@@ -246,40 +246,43 @@ async def test_who_comes_to_a_shared_target_is_told_what_is_known_of_it() -> Non
         routed: bool,
     ) -> None:
         state.observe(address, port, verdict, services, routed)
-        seen(address, port, verdict, services, routed)
+        log(address, port, verdict, services, routed)
 
     with state.subscribers.subscription() as dirty:
         async with HealthPort(1).listen() as health, running(observe) as monitor:
             first = balancer(WEB, health.port, "127.0.0.1", policy="Cluster")
-            want(monitor, first)
-            await seen.wait("127.0.0.1", health.port, "up")
+            set_balancers(monitor, first)
+            await log.wait("127.0.0.1", health.port, "up")
             health.endpoints = 0
-            await seen.wait("127.0.0.1", health.port, "unready")
+            await log.wait("127.0.0.1", health.port, "unready")
             assert await dirty.take(0.0) == {WEB}
-            want(monitor, first, balancer(API, health.port, "127.0.0.1", policy="Cluster"))
+            set_balancers(monitor, first, balancer(API, health.port, "127.0.0.1", policy="Cluster"))
             assert API in dirty
             assert WEB not in dirty
 
 
-async def test_stopped_target_is_left_alone() -> None:
-    seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as monitor:
-        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
-        await seen.wait("127.0.0.1", health.port, "up")
-        want(monitor)
-        asked = health.asked
+async def test_a_removed_target_is_not_probed() -> None:
+    log = VerdictLog()
+    async with HealthPort(1).listen() as health, running(log) as monitor:
+        set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
+        await log.wait("127.0.0.1", health.port, "up")
+        set_balancers(monitor)
+        probes = health.probes
         await asyncio.sleep(0.3)  # fifteen intervals
-        assert health.asked <= asked + 1  # one may have been on its way
-        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
-        await seen.wait("127.0.0.1", health.port, "up")
+        # One probe may have been in progress.
+        assert health.probes <= probes + 1
+        set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
+        await log.wait("127.0.0.1", health.port, "up")
 
 
-async def test_settled_once_all_have_answered() -> None:
-    seen = Seen()
+async def test_the_monitor_is_settled_once_all_targets_have_answered() -> None:
+    log = VerdictLog()
     async with HealthPort(1).listen() as good, HealthPort(0).listen() as bad:
-        monitor = Monitor(seen, interval_s=0.02)
+        monitor = Monitor(log, interval_s=0.02)
         await monitor.settled()
-        want(monitor, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1"))
+        set_balancers(
+            monitor, balancer(WEB, good.port, "127.0.0.1"), balancer(API, bad.port, "127.0.0.1")
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await monitor.settled()
@@ -291,27 +294,29 @@ async def test_settled_once_all_have_answered() -> None:
             task.cancel()
 
 
-async def test_own_failure_is_not_held_against_the_node() -> None:
-    seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as monitor:
-        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
-        await seen.wait("127.0.0.1", health.port, "up")
+async def test_a_failure_of_the_gateway_itself_gives_the_node_no_verdict() -> None:
+    log = VerdictLog()
+    async with HealthPort(1).listen() as health, running(log) as monitor:
+        set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
+        await log.wait("127.0.0.1", health.port, "up")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no socket can be made
+        # No socket can be created now.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             await asyncio.sleep(0.3)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert seen.now["127.0.0.1", health.port] == "up"
-        asked = health.asked
+        assert log.now["127.0.0.1", health.port] == "up"
+        probes = health.probes
         async with asyncio.timeout(DEADLINE_S):
-            while health.asked == asked:
+            while health.probes == probes:
                 await asyncio.sleep(0.02)
 
 
 @contextmanager
 def two_namespaces() -> Iterator[tuple[str, str]]:
-    """A gateway and a node, joined by a veth pair; the node is 192.0.2.2 and 2001:db8::2."""
+    """Create namespaces for a gateway and a node, joined by a veth pair. The node has 192.0.2.2 and
+    2001:db8::2."""
     gateway, node = (f"flt-{os.getpid()}-monitor-{role}" for role in ("gw", "node"))
     made = []
     try:
@@ -338,35 +343,36 @@ def two_namespaces() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("address", ["192.0.2.2", "2001:db8::2"])
-def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> None:
+def test_all_targets_of_a_dead_node_are_down_until_it_returns(address: str) -> None:
     async def scenario(node: str, listening: list[socket.socket]) -> None:
-        seen = Seen()
+        log = VerdictLog()
         ports = [HealthPort(1) for _ in listening]
         async with (
             ports[0].listen(listening=listening[0]),
             ports[1].listen(listening=listening[1]),
-            running(seen) as monitor,
+            running(log) as monitor,
         ):
-            want(
+            set_balancers(
                 monitor,
                 balancer(WEB, ports[0].port, address),
                 balancer(API, ports[1].port, address),
             )
             for health in ports:
-                await seen.wait(address, health.port, "up")
-            # The cable is pulled: no answer, no refusal, as when the machine dies.
+                await log.wait(address, health.port, "up")
+            # The link is down: there is neither an answer nor a refusal, as when the machine dies.
             await asyncio.to_thread(
                 subprocess.run, ["ip", "-n", node, "link", "set", "up0", "down"], check=True
             )
             for health in ports:
-                await seen.wait(address, health.port, "down")
+                await log.wait(address, health.port, "down")
             again = [["link", "set", "up0", "up"]]
-            if ":" in address:  # a link that goes down loses its IPv6 addresses
+            # A link that goes down loses its IPv6 addresses.
+            if ":" in address:
                 again.append(["addr", "add", f"{address}/64", "dev", "up0", "nodad"])
             for command in again:
                 await asyncio.to_thread(subprocess.run, ["ip", "-n", node, *command], check=True)
             for health in ports:
-                await seen.wait(address, health.port, "up")
+                await log.wait(address, health.port, "up")
 
     with two_namespaces() as (gateway, node):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -382,18 +388,18 @@ def test_dead_node_takes_all_its_targets_down_and_comes_back(address: str) -> No
             made.close()
 
 
-class KeptPort:
-    """A health port that keeps connections open, as kube-proxy's does. Counts connections and
-    questions."""
+class KeepAlivePort:
+    """A health port that keeps connections open, like that of kube-proxy. It counts connections and
+    probes."""
 
     def __init__(self) -> None:
-        self.connections = self.asked = 0
+        self.connections = self.probes = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n"):
-                self.asked += 1
+                self.probes += 1
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: 1\r\nContent-Length: "
                     b"2\r\n\r\n{}"
@@ -407,72 +413,75 @@ class KeptPort:
             yield server.sockets[0].getsockname()[1]
 
 
-async def test_questions_do_not_grow_with_services_and_connections_are_kept() -> None:
-    """One node with one Service, another with 40 of policy Local, each of which has a health port
-    of its own."""
-    seen, one, many = Seen(), KeptPort(), [KeptPort() for _ in range(40)]
+async def test_the_number_of_probes_does_not_depend_on_services_and_connections_are_reused() -> (
+    None
+):
+    """One node has one Service, another has 40 Services with policy Local, each of which has its
+    own health port."""
+    log, one, many = VerdictLog(), KeepAlivePort(), [KeepAlivePort() for _ in range(40)]
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(one.listen("127.0.77.1"))
         ports = [await stack.enter_async_context(each.listen("127.0.77.2")) for each in many]
-        monitor = await stack.enter_async_context(running(seen))
+        monitor = await stack.enter_async_context(running(log))
         services = [ServiceKey("default", f"service-{each}") for each in ports]
         balancers = [
             balancer(service, each, "127.0.77.2")
             for service, each in zip(services, ports, strict=True)
         ]
-        want(monitor, balancer(WEB, port, "127.0.77.1"), *balancers)
+        set_balancers(monitor, balancer(WEB, port, "127.0.77.1"), *balancers)
         for each in ports:
-            await seen.wait("127.0.77.2", each, "up")
-        asked, connections = (
-            (one.asked, sum(each.asked for each in many)),
+            await log.wait("127.0.77.2", each, "up")
+        probes, connections = (
+            (one.probes, sum(each.probes for each in many)),
             sum(each.connections for each in many),
         )
         async with asyncio.timeout(DEADLINE_S):
-            while one.asked < asked[0] + 100:
+            while one.probes < probes[0] + 100:
                 await asyncio.sleep(0.02)
-        of_many = sum(each.asked for each in many) - asked[1]
+        of_many = sum(each.probes for each in many) - probes[1]
         assert 80 < of_many < 120
-        assert one.connections <= 3  # of a few hundred questions
+        # There are a few hundred probes.
+        assert one.connections <= 3
         assert sum(each.connections for each in many) - connections <= of_many / 10 + 2
 
 
-async def test_a_connection_that_the_server_closes_between_two_questions_says_nothing() -> None:
-    """HealthPort hangs up after each answer without having said that it would."""
-    seen = Seen()
-    async with HealthPort(1).listen() as health, running(seen) as monitor:
-        want(monitor, balancer(WEB, health.port, "127.0.0.1"))
-        await seen.wait("127.0.0.1", health.port, "up")
-        asked = health.asked
+async def test_a_connection_that_the_server_closes_between_two_probes_gives_no_verdict() -> None:
+    """HealthPort closes the connection after each answer without announcing it."""
+    log = VerdictLog()
+    async with HealthPort(1).listen() as health, running(log) as monitor:
+        set_balancers(monitor, balancer(WEB, health.port, "127.0.0.1"))
+        await log.wait("127.0.0.1", health.port, "up")
+        probes = health.probes
         async with asyncio.timeout(DEADLINE_S):
-            while health.asked < asked + 20:
+            while health.probes < probes + 20:
                 await asyncio.sleep(0.02)
-        assert seen.history == ["up"]
+        assert log.history == ["up"]
 
 
-async def test_the_first_verdicts_for_a_service_are_told_together() -> None:
-    seen = Seen()
+async def test_the_first_verdicts_for_a_service_are_reported_together() -> None:
+    log = VerdictLog()
     async with HealthPort(1).listen("127.0.77.1") as soon, AsyncExitStack() as stack:
         late = HealthPort(None)
         late.port = soon.port
         await stack.enter_async_context(late.listen("127.0.77.2"))
-        monitor = await stack.enter_async_context(running(seen, timeout_s=0.1))
-        want(monitor, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
-        await seen.wait("127.0.77.2", soon.port, "down")
-        assert sorted(str(each) for each in seen.history) == ["down", "up"]
-        assert seen.steps == [0, 0]
+        monitor = await stack.enter_async_context(running(log, timeout_s=0.1))
+        set_balancers(monitor, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        await log.wait("127.0.77.2", soon.port, "down")
+        assert sorted(str(each) for each in log.history) == ["down", "up"]
+        assert log.steps == [0, 0]
 
 
-async def test_what_is_held_back_for_a_new_service_is_told_to_another_that_comes_to_it() -> None:
-    seen = Seen()
+async def test_verdicts_held_back_for_a_new_service_are_reported_to_a_later_service() -> None:
+    log = VerdictLog()
     soon, late, known = HealthPort(1), HealthPort(None), HealthPort(1)
     async with soon.listen("127.0.77.1"), AsyncExitStack() as stack:
         late.port = known.port = soon.port
         await stack.enter_async_context(late.listen("127.0.77.2"))
         await stack.enter_async_context(known.listen("127.0.77.3"))
-        monitor = await stack.enter_async_context(running(seen, timeout_s=0.1))
-        want(monitor, balancer(API, soon.port, "127.0.77.3"))
-        await seen.wait("127.0.77.3", soon.port, "up")
-        want(
+        monitor = await stack.enter_async_context(running(log, timeout_s=0.1))
+        set_balancers(monitor, balancer(API, soon.port, "127.0.77.3"))
+        await log.wait("127.0.77.3", soon.port, "up")
+        set_balancers(
             monitor,
             balancer(API, soon.port, "127.0.77.3"),
             balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"),
@@ -481,6 +490,7 @@ async def test_what_is_held_back_for_a_new_service_is_told_to_another_that_comes
             while monitor.verdicts[Target("127.0.77.1", soon.port, "/healthz")] is None:
                 await asyncio.sleep(0.002)
         both = balancer(API, soon.port, "127.0.77.1", "127.0.77.3")
-        want(monitor, both, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
-        want(monitor, both)  # it goes before it was told
-        assert seen.now["127.0.77.1", soon.port] == "up"
+        set_balancers(monitor, both, balancer(WEB, soon.port, "127.0.77.1", "127.0.77.2"))
+        # The Service is removed before its verdicts are reported.
+        set_balancers(monitor, both)
+        assert log.now["127.0.77.1", soon.port] == "up"

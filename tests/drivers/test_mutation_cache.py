@@ -1,4 +1,5 @@
-"""What was just written counts until the watch shows it, in whatever order things are heard of."""
+"""An object that was just written counts until the watch shows it, in whatever order answers and
+events arrive."""
 
 import pytest
 
@@ -24,7 +25,7 @@ def grant(version: str, *holders: str, uid: str = "g-1") -> AddressGrant:
     return AddressGrant(ObjectMeta(NAME, uid=uid, resource_version=version), spec)
 
 
-def test_the_newer_one_counts_and_what_is_overtaken_is_forgotten() -> None:
+def test_the_newer_version_counts_and_the_older_one_is_forgotten() -> None:
     newest = MutationCache[ServiceKey, Service]()
     newest.note(KEY, service("10"))
     newest.note(KEY, service("9"))
@@ -33,7 +34,7 @@ def test_the_newer_one_counts_and_what_is_overtaken_is_forgotten() -> None:
     assert not newest.answered
 
 
-def test_versions_are_compared_as_numbers_and_what_is_none_never_raises() -> None:
+def test_versions_are_compared_as_numbers_and_invalid_ones_raise_nothing() -> None:
     newest = MutationCache[ServiceKey, Service]()
     for strange in ("", "²", "-1", "v7", "0x10"):
         newest.note(KEY, service(strange))
@@ -44,7 +45,7 @@ def test_versions_are_compared_as_numbers_and_what_is_none_never_raises() -> Non
         newest.forget_all()
 
 
-def test_a_service_that_the_watch_shows_no_more_is_gone() -> None:
+def test_a_service_that_the_watch_no_longer_shows_is_deleted() -> None:
     state = State(())
     newest = ServiceCache(state)
     newest.note(service("10"))
@@ -65,9 +66,9 @@ def test_a_grant_counts_before_the_watch_shows_it(shown: str | None) -> None:
     assert newest.holders() == {KEY}
 
 
-def test_answers_that_are_heard_of_late_do_not_count() -> None:
-    """Two passes write the lock on a shared address, one after the other; the first one's answer
-    comes last."""
+def test_answers_that_arrive_late_do_not_count() -> None:
+    """Two passes write the grant of a shared address, one after the other. The answer to the first
+    write arrives last."""
     newest = GrantCache(State(()))
     newest.note(grant("6", "web", "api"))
     newest.note(grant("5", "web"))
@@ -75,7 +76,7 @@ def test_answers_that_are_heard_of_late_do_not_count() -> None:
     assert newest.holders() == {KEY, ServiceKey("default", "api")}
 
 
-def test_a_grant_that_the_watch_overtakes_is_in_no_index() -> None:
+def test_a_grant_that_the_watch_shows_in_a_newer_version_is_not_cached() -> None:
     state = State(())
     newest = GrantCache(state)
     newest.note(grant("5", "web"))
@@ -84,7 +85,7 @@ def test_a_grant_that_the_watch_overtakes_is_in_no_index() -> None:
     assert newest.holders() == set()
 
 
-def test_a_grant_that_we_deleted_is_gone_until_another_comes() -> None:
+def test_a_deleted_grant_is_absent_until_the_watch_shows_another() -> None:
     state = State(())
     newest = GrantCache(state)
     state.update_grants({ObjectKey("", NAME): grant("5", "web")})

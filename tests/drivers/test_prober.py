@@ -1,5 +1,5 @@
-"""The prober as a gateway has it: a real process, real health ports, and what becomes of one when
-the other dies."""
+"""The prober of a gateway: a real process, real health ports, and the end of one process when the
+other dies."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, balancer
+from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, VerdictLog, balancer
 
 from fairlead.drivers.prober import Prober
 from fairlead.errors import Unavailable
@@ -32,9 +32,9 @@ def children() -> list[int]:
 
 @asynccontextmanager
 async def running(
-    seen: Seen, argv: Sequence[str] = COMMAND
+    log: VerdictLog, argv: Sequence[str] = COMMAND
 ) -> AsyncIterator[tuple[Prober, "asyncio.Task[None]"]]:
-    driver = Prober(seen, argv)
+    driver = Prober(log, argv)
     task = asyncio.create_task(driver.run())
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -45,50 +45,52 @@ async def running(
             await task
 
 
-async def want(driver: Prober, *balancers: LoadBalancer) -> None:
+async def set_balancers(driver: Prober, *balancers: LoadBalancer) -> None:
     desired = driver.render({item.service: item for item in balancers})
     await driver.apply(driver.diff(desired, await driver.read(None)))
     assert await driver.read(None) == desired
 
 
-async def test_follows_health_ports_of_services_that_come_and_go() -> None:
-    seen = Seen()
-    async with HealthPort(2).listen() as health, running(seen) as (driver, _):
-        await want(driver, balancer(WEB, health.port, "127.0.0.1"))
+async def test_verdicts_follow_health_ports_of_added_and_removed_services() -> None:
+    log = VerdictLog()
+    async with HealthPort(2).listen() as health, running(log) as (driver, _):
+        await set_balancers(driver, balancer(WEB, health.port, "127.0.0.1"))
         await driver.settled()
-        await seen.wait("127.0.0.1", health.port, "up")
+        await log.wait("127.0.0.1", health.port, "up")
         health.endpoints = 0
-        await seen.wait("127.0.0.1", health.port, "unready")
+        await log.wait("127.0.0.1", health.port, "unready")
         assert driver.ports == 1
         async with HealthPort(1).listen() as other:
-            await want(
+            await set_balancers(
                 driver,
                 balancer(WEB, other.port, "127.0.0.1"),
                 balancer(API, other.port, "127.0.0.1"),
             )
             await driver.settled()
-            await seen.wait("127.0.0.1", other.port, "up")
-            await seen.wait("127.0.0.1", health.port, None)
-            await want(driver)
+            await log.wait("127.0.0.1", other.port, "up")
+            await log.wait("127.0.0.1", health.port, None)
+            await set_balancers(driver)
             await driver.settled()
-            await seen.wait("127.0.0.1", other.port, None)
+            await log.wait("127.0.0.1", other.port, None)
     assert children() == []
 
 
-async def test_a_prober_lets_its_gateway_go_first() -> None:
-    async with HealthPort(1).listen() as health, running(Seen()) as (driver, _):
-        await want(
-            driver, balancer(WEB, health.port, "127.0.0.1")
-        )  # once it is told anything it is up
+async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
+    async with HealthPort(1).listen() as health, running(VerdictLog()) as (driver, _):
+        await set_balancers(
+            driver,
+            balancer(WEB, health.port, "127.0.0.1"),
+            # The prober is up once it has received a message.
+        )
         (pid,) = children()
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(
             19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         )
 
 
-async def test_a_gateway_without_its_prober_ends() -> None:
-    async with running(Seen()) as (driver, task):
-        await want(driver, balancer(WEB, 1, "127.0.0.1"))
+async def test_a_gateway_exits_when_its_prober_dies() -> None:
+    async with running(VerdictLog()) as (driver, task):
+        await set_balancers(driver, balancer(WEB, 1, "127.0.0.1"))
         (pid,) = children()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="ended by itself, with status -9"):
@@ -97,7 +99,7 @@ async def test_a_gateway_without_its_prober_ends() -> None:
             await driver.apply(())
 
 
-async def test_a_prober_without_its_gateway_ends() -> None:
+async def test_a_prober_exits_when_its_gateway_dies() -> None:
     script = (
         "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom "
         "fairlead.roles.prober_process import NICENESS, command\n"

@@ -38,7 +38,7 @@ def balancer(
 
 
 def direct_serving(before: States, after: States) -> set[str]:
-    """The nodes in the current table once the maps have followed both plans."""
+    """Return the nodes in the current table after the maps have followed both plans."""
     actual: dict[ServiceKey, DirectActual] = {}
     slots = Slots()
     for members in (before, after):
@@ -52,7 +52,7 @@ def direct_serving(before: States, after: States) -> set[str]:
 
 
 def proxy_serving(before: States, after: States) -> set[str]:
-    """The servers with a weight once HAProxy has followed both plans."""
+    """Return the servers with a weight after HAProxy has followed both plans."""
     actual: dict[ServiceKey, proxy.ProxySpec] = {}
     for members in (before, after):
         specs = proxy.specs_of(balancer(PROXY, ProxySettings(), members))
@@ -70,31 +70,31 @@ STATES = st.dictionaries(
 
 @given(STATES, STATES)
 @example(
-    # The node that serves is proved dead, another is about to be asked: what terminates serves.
+    # The serving node is down and another one is pending, so a node with terminating pods serves.
     {"node1": (1, "active")},
     {"node1": (1, "down"), "node2": (1, "pending"), "node3": (1, "draining")},
 )
 @example(
-    # The node that serves drains without a serving pod.
+    # The serving node is draining, without a serving pod.
     {"node1": (1, "active")},
     {"node1": (0, "draining"), "node2": (1, "pending"), "node3": (1, "draining")},
 )
 @example(
-    # One node that serves is pending, the other is no member any more.
+    # One serving node is pending, and the other one is no longer a member.
     {"node1": (1, "active"), "node4": (1, "active")},
     {"node1": (1, "pending"), "node3": (1, "draining")},
 )
-def test_both_classes_have_the_same_nodes_serve(before: States, after: States) -> None:
+def test_both_classes_use_the_same_nodes(before: States, after: States) -> None:
     assert direct_serving(before, after) == proxy_serving(before, after)
 
 
-def test_a_node_that_is_proved_dead_yields_to_one_that_terminates() -> None:
+def test_a_node_with_terminating_pods_replaces_a_node_that_is_down() -> None:
     before: States = {"node1": (1, "active")}
     after: States = {"node1": (1, "down"), "node2": (1, "pending"), "node3": (1, "draining")}
     assert direct_serving(before, after) == {"node3"}
 
 
-def test_a_listener_stays_as_it_is_while_one_of_its_nodes_is_pending() -> None:
+def test_a_listener_is_unchanged_while_one_of_its_nodes_is_pending() -> None:
     before: States = {"node1": (1, "active"), "node4": (1, "active")}
     after: States = {"node1": (1, "pending"), "node3": (1, "draining")}
     assert direct_serving(before, after) == {"node1", "node4"}

@@ -1,9 +1,9 @@
-"""Random changes to a cluster, as people and rollouts make them.
+"""Random changes to a cluster, like those of users and of rollouts.
 
 In: a random source and the desired state. Out: a sequence of `Change`s: objects to apply, patch and
 delete. Pure. Invariant: equal seeds give equal changes, whatever the cluster does meanwhile; an API
-server accepts every change. There are two apps, with a few pods and a few Services each. The pods
-have two makes, which give the same port names to different numbers, so that a named port means
+server accepts every change. There are two apps, with a few pods and a few Services each. Pods exist
+in two makes, which give the same port name to different port numbers, so that a named port means
 different numbers behind one Service."""
 
 from collections.abc import Callable, Mapping
@@ -37,8 +37,7 @@ FOREIGN_CLASS = "example.com/other"
 
 
 class Change(NamedTuple):
-    """One step: `patch` has merge patches by kind and name; deletions come before what is
-    applied."""
+    """One step: objects to delete, then objects to apply, then merge patches by kind and name."""
 
     text: str
     services: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class DesiredState:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.pods: dict[str, str] = {}
-        """Name -> app."""
+        """The app of each pod, by the name of the pod."""
         self.services: dict[str, Manifest] = {}
         self.unready: set[str] = set()
         self.excluded: set[str] = set()
@@ -61,7 +60,7 @@ class DesiredState:
         self._kinds: list[tuple[int, Callable[[], Change | None]]] = [
             (14, self.add_pod),
             (9, self.remove_pod),
-            (14, self.turn_readiness),
+            (14, self.toggle_readiness),
             (6, self.move_pod),
             (3, self.relabel_pod),
             (8, self.add_service),
@@ -100,7 +99,7 @@ class DesiredState:
         manifest, text = self._new_pod()
         return Change(f"delete pod {gone}, add {text}", apply=(manifest,), delete=(("pods", gone),))
 
-    def turn_readiness(self) -> Change | None:
+    def toggle_readiness(self) -> Change | None:
         if not self.pods:
             return None
         name = self.random.choice(sorted(self.pods))
@@ -117,7 +116,7 @@ class DesiredState:
         name = self.random.choice(sorted(self.pods))
         app = self.pods[name] = self.random.choice([*APPS, "none"])
         return Change(
-            f"give pod {name} to {app}",
+            f"label pod {name} with app {app}",
             patch=(("pods", name, {"metadata": {"labels": {"app": app}}}),),
         )
 
@@ -138,7 +137,7 @@ class DesiredState:
         if not self.services:
             return None
         name = self.random.choice(sorted(self.services))
-        change = self._put(name, self._new_service(name), "delete and make anew")
+        change = self._put(name, self._new_service(name), "delete and recreate")
         return change._replace(delete=(("services", name),))
 
     def edit_service(self) -> Change | None:

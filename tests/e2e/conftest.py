@@ -47,8 +47,8 @@ async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
         f"e2e{os.getpid()}", nodes=3, gateways=2, clients=2, apiserver=apiserver
     ) as site:
         for host in (*site.topology.of("node"), *site.topology.of("client")):
-            # Refusals of datagrams are ICMP; at the usual limit of one a second, silence would
-            # prove nothing.
+            # A datagram is refused with an ICMP error. The kernel's default limit is one error per
+            # second, so without this setting a missing answer would prove nothing.
             limits = {"net/ipv4/icmp_ratelimit": 0, "net/ipv6/icmp/ratelimit": 0}
             namespace.set_sysctls(site.namespace(host.name), limits)
         yield site

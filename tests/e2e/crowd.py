@@ -1,9 +1,9 @@
 """A Service with TCP, UDP and QUIC over both families, and many flows to it from a lab's client.
 
 In: a running lab. Out: `Shop`, the Service and its pods; `Crowd`, which counts the failures of
-thousands of open flows and of new flows at a steady rate during an event; `unharmed`, which checks
-that there were none. Datagrams are counted as strictly as connections: each request of an open flow
-must be answered, and always by the same pod."""
+thousands of open flows and of new flows at a steady rate during an event; `check_unharmed`, which
+checks that there were none. Datagrams are counted as strictly as connections: each request of an
+open flow must be answered, and always by the same pod."""
 
 import asyncio
 import json
@@ -25,18 +25,18 @@ from fairlead.net.bpf import Map
 from fairlead.probe.crowd import Break, Count
 
 OPENING_S = 60.0
-TURN_S = 2.0
-"""The default interval between the requests of an open flow."""
-FAREWELL_TURNS = 1.5
-"""The grace period of a pod in turns: each open connection sends another request within one turn.
-"""
+INTERVAL_S = 2.0
+"""The default interval between two requests of an open flow."""
+GRACE_INTERVALS = 1.5
+"""The termination grace period of a pod, as a number of request intervals: each open connection
+sends another request within one interval."""
 PORTS = (("tcp", 80, "http"), ("udp", 53, "dns"), ("quic", 443, "quic"))
 
 LATE, LATE_OF = 2, 200
 """LATE new flows, and one in LATE_OF more, may have to send their first packet twice, because an
 overloaded machine sometimes loses a packet. Systematic losses are more frequent."""
 RESET = ConnectionResetError.__name__
-PASSED_ON = 3
+ALLOWED_RESETS = 3
 """The number of new connections that may be reset while flows move from one gateway to another and
 slots are in transition: the first packet of each went through one gateway, and the next packet
 through the other, which has no flow entry yet."""
@@ -45,16 +45,16 @@ Period = Mapping[str, Count]
 
 
 class Shop(Web):
-    """The Service and its pods. A change counts as done when all gateways of the lab know it. A
-    terminating pod has more than one turn, so that every open connection sends another request and
-    receives the pod's end of the connection. UDP flows are not ended: an open flow reaches another
-    pod afterwards."""
+    """The Service and its pods. A change counts as done when all gateways of the lab know it. The
+    grace period of a terminating pod exceeds one request interval, so that every open connection
+    sends another request and receives the pod's end of the connection. UDP flows are not ended: an
+    open flow reaches another pod afterwards."""
 
-    def __init__(self, site: Site, *, turn_s: float = TURN_S) -> None:
+    def __init__(self, site: Site, *, interval_s: float = INTERVAL_S) -> None:
         super().__init__(site)
         self.gateways = [host.name for host in site.topology.gateways]
-        self.turn_s = turn_s
-        self.pod_fields = {"terminationGracePeriodSeconds": math.ceil(FAREWELL_TURNS * turn_s)}
+        self.interval_s = interval_s
+        self.pod_fields = {"terminationGracePeriodSeconds": math.ceil(GRACE_INTERVALS * interval_s)}
 
     async def create(self, **fields: Any) -> None:
         ports = [
@@ -70,18 +70,18 @@ class Shop(Web):
         await super().create(ports=ports, **both, **fields)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """Works as for any Service. When this returns, the ending pods are gone, so that they do
-        not affect the next event."""
+        """Place the pods as for any Service. When this returns, the terminating pods are gone, so
+        that they do not affect the next event."""
         await super().place(nodes)
-        await until(self._all_ended, "pods that end")
+        await until(self._all_ended, "the end of terminating pods")
 
     async def _all_ended(self) -> bool:
         async with self.site.client() as client:
             return not any(pod.metadata.deletion_timestamp for pod in await client.list(PODS))
 
-    def deaths(self) -> Counter[str]:
-        """Return how often each node has seemed dead to a gateway. A small machine delays answers
-        to probes."""
+    def down_verdicts(self) -> Counter[str]:
+        """Return, for each node, how often a gateway has given it the verdict `down`. A small
+        machine delays answers to probes."""
         found: Counter[str] = Counter()
         for gateway in self.site.topology.gateways:
             log = self.site.directory.log(f"{gateway.name}/gateway").read_text()
@@ -95,10 +95,10 @@ class Shop(Web):
                 found[node.name] += sum(any(each in target for each in ours) for target in targets)
         return found
 
-    async def excused(self, since: Counter[str]) -> set[str]:
-        """Return the pods whose datagrams were rightly sent elsewhere, because their nodes have
-        seemed dead since then."""
-        silent = self.deaths() - since
+    async def pods_of_down_nodes(self, since: Counter[str]) -> set[str]:
+        """Return the pods whose datagrams were correctly sent to other pods, because their nodes
+        have had the verdict `down` since then."""
+        silent = self.down_verdicts() - since
         return {pod for pod, node in (await self.pods()).items() if node in silent}
 
 
@@ -118,16 +118,19 @@ class Crowd:
             if count
         }
         self._argv = [sys.executable, "-m", "fairlead.probe", "crowd", "--new", str(new_per_s)]
-        self._argv += ["--interval", str(shop.turn_s)]
+        self._argv += ["--interval", str(shop.interval_s)]
         for target, count in self._wanted.items():
             self._argv += ["--flows", *target.split(), str(count)]
 
     async def __aenter__(self) -> Self:
         self._piped = Piped(self._shop.site, self._host, self._argv)
-        since = self._shop.deaths()
+        since = self._shop.down_verdicts()
         try:
-            await until(self._all_open, "the crowd did not open its flows", deadline_s=OPENING_S)
-            unharmed(await self.through(asyncio.sleep(0)), await self._shop.excused(since))
+            await until(self._all_open, "the opening of all flows", deadline_s=OPENING_S)
+            check_unharmed(
+                await self.counts_during(asyncio.sleep(0)),
+                await self._shop.pods_of_down_nodes(since),
+            )
         except BaseException:
             self._piped.kill()
             raise
@@ -140,12 +143,12 @@ class Crowd:
         """Return the counts since the last call."""
         return msgspec.json.decode(await self._piped.ask(""), type=dict[str, Count])
 
-    async def through(self, event: Awaitable[object], *, turns: float = 2) -> Period:
-        """Return the counts during this action and for some turns after it: after one turn every
-        open flow has sent a request, after two it has received the answer."""
+    async def counts_during(self, event: Awaitable[object], *, intervals: float = 2) -> Period:
+        """Return the counts during this event and for some request intervals after it: after one
+        interval every open flow has sent a request, after two it has received the answer."""
         await self.take()
         await event
-        await asyncio.sleep(turns * self._shop.turn_s)
+        await asyncio.sleep(intervals * self._shop.interval_s)
         return await self.take()
 
     async def _all_open(self) -> bool:
@@ -153,28 +156,30 @@ class Crowd:
         return {name: count.open for name, count in period.items()} == self._wanted
 
 
-def unharmed(period: Period, gone: Collection[str] = ()) -> None:
+def check_unharmed(period: Period, gone: Collection[str] = ()) -> None:
     """Check that no flow failed, except for UDP flows whose pod is gone, and that there were
     flows."""
     assert sum(count.answered for count in period.values()) > 10, period
-    wrong = {name: harm for name, count in period.items() if (harm := harm_of(name, count, gone))}
+    wrong = {
+        name: harm for name, count in period.items() if (harm := failures_of(name, count, gone))
+    }
     assert not wrong, wrong
 
 
-def forgiving(period: Period, few: int) -> Period:
-    """Return the counts without flows that broke because they moved to another gateway before it
-    could know them: UDP flows of which only one packet was seen, at most `few`, and at most
-    PASSED_ON connections that were being opened."""
+def without_moved_flows(period: Period, few: int) -> Period:
+    """Return the counts without flows that broke because they moved to another gateway that did not
+    know them yet: at most `few` UDP flows of which only one packet was seen, and at most
+    ALLOWED_RESETS connections that were being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}
     assert sum(sum(why.values()) for each in broken.values() for why in each.values()) <= few, (
         broken
     )
     failed = {name: count.failed for name, count in period.items() if name.startswith("tcp")}
-    assert sum(each.get(RESET, 0) for each in failed.values()) <= PASSED_ON, failed
-    return {name: _forgiven(name, count) for name, count in period.items()}
+    assert sum(each.get(RESET, 0) for each in failed.values()) <= ALLOWED_RESETS, failed
+    return {name: _without_moved(name, count) for name, count in period.items()}
 
 
-def _forgiven(name: str, count: Count) -> Count:
+def _without_moved(name: str, count: Count) -> Count:
     if not name.startswith("tcp"):
         return msgspec.structs.replace(count, broken={})
     return msgspec.structs.replace(
@@ -182,8 +187,8 @@ def _forgiven(name: str, count: Count) -> Count:
     )
 
 
-def harm_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, object]:
-    """Return the failures."""
+def failures_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, object]:
+    """Return the failures of a target, by type. UDP flows of the pods `gone` do not count."""
     failed, late = count.failed, count.late
     if name.startswith("tcp"):
         gone = ()
@@ -251,7 +256,7 @@ def _entries(
 
 
 def summary(period: Period) -> str:
-    """Return a line for each target, for people."""
+    """Return a readable line for each target."""
     return "\n".join(
         f"{name}: open {count.open} new {count.new} answered {count.answered} late {count.late} "
         f"failed {count.failed}"

@@ -31,8 +31,8 @@ NODES: Mapping[str, str] = {
     "app-b": "node1",
 }
 TRUST_SETTINGS = ("off", "narrow", "wide")
-"""No PROXY header is expected; it is expected and trusted from the load balancer; from every
-source."""
+"""`off`: no PROXY header is expected. `narrow`: a header is expected, and trusted from the load
+balancer. `wide`: a header is expected, and trusted from every source."""
 HEADERS: tuple[Header, ...] = ("none", "v1", "v2")
 GATEWAY = "gw1"
 APPLICATION_PORT = 8080
@@ -42,7 +42,7 @@ EITHER_PORT = 8000
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "proxy.md"
 TRUSTED = "192.0.2.8/29"
-"""The gateways there."""
+"""The gateways in the example of docs/proxy.md."""
 
 
 class Entry(NamedTuple):
@@ -65,7 +65,8 @@ ENTRIES = (
 
 
 class Ingresses:
-    """Use after `start`. `pods`, `services`: (IPv4, IPv6) of each."""
+    """The controllers, applications and Services, usable after `start`. `pods`, `services`: (IPv4,
+    IPv6) of each."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site = site
@@ -97,7 +98,7 @@ class Ingresses:
             self._run(controller, f"default/{controller}", text)
         await self.site.apply([self._service(entry) for entry in ENTRIES])
         self.services = {entry: await addresses_of(self.site, entry.name) for entry in ENTRIES}
-        await until(self._all_answer, "the Services")
+        await until(self._all_answer, "answers of the Services")
 
     def port(self, trust: str, *, tls: bool) -> int:
         """A controller's port for this set-up, in its pod."""
@@ -122,7 +123,8 @@ class Ingresses:
         )
         service = objects(options, settings(options))[0]
         service["metadata"]["name"] = entry.name
-        if entry.sends == "none":  # which nobody would ask for
+        # `fairlead ingress` does not print such a Service.
+        if entry.sends == "none":
             service["metadata"].pop("annotations", None)
         ports = [
             port | {"targetPort": port["port"] + TRUST_SETTINGS.index(entry.trust)}
@@ -147,14 +149,14 @@ class Ingresses:
 
     async def _all_answer(self) -> bool:
         """Return whether the correct set-ups answer at every address."""
-        well = {
+        correct = {
             ("off", "direct", "none"),
             ("off", "proxy", "none"),
             ("narrow", "proxy", "v1"),
             ("narrow", "proxy", "v2"),
         }
         for entry, addresses in self.services.items():
-            if entry[1:] not in well:
+            if entry[1:] not in correct:
                 continue
             for address in addresses:
                 where = f"[{address}]" if ":" in address else address
@@ -243,7 +245,8 @@ def _haproxy(
 
 
 def _either(gateway: str, applications: Mapping[str, str]) -> str:
-    """Return the text of the documentation, for this gateway and the first application."""
+    """Return the HAProxy configuration of docs/proxy.md, with the address of this gateway and the
+    first application."""
     _, _, text = DOCUMENT.read_text().partition("```\nfrontend either\n")
     text, documented, _ = text.partition("```")
     assert documented

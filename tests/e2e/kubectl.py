@@ -1,4 +1,4 @@
-"""kubectl, and Services as people write them.
+"""kubectl, and manifests of Services as users write them.
 
 In: command lines; the fields of a Service. Out: what kubectl prints, and a failed test when it does
 not do as expected."""
@@ -17,13 +17,13 @@ TIMEOUT_S = 60.0
 
 
 class Kubectl:
-    """kubectl against the cluster of a kubeconfig. `lab`: the mark of its processes."""
+    """kubectl with a kubeconfig. `lab`: the mark by which the lab recognizes the processes."""
 
     def __init__(self, kubeconfig: Path, lab: str) -> None:
         self._kubeconfig = kubeconfig
         self._lab = lab
 
-    async def __call__(self, *arguments: str, given: str = "", fails: bool = False) -> str:
+    async def __call__(self, *arguments: str, stdin: str = "", fails: bool = False) -> str:
         command = ["kubectl", "--kubeconfig", str(self._kubeconfig), *arguments]
         child = await asyncio.create_subprocess_exec(
             *command,
@@ -33,7 +33,7 @@ class Kubectl:
             env=process.environment(self._lab, "kubectl"),
         )
         async with asyncio.timeout(TIMEOUT_S):
-            output, errors = await child.communicate(given.encode())
+            output, errors = await child.communicate(stdin.encode())
         assert (child.returncode != 0) == fails, (
             f"{' '.join(arguments)}: {errors.decode()}{output.decode()}"
         )
@@ -41,7 +41,7 @@ class Kubectl:
 
     async def apply(self, name: str, **fields: Any) -> None:
         """Apply a Service; `annotations` go into its metadata, everything else into its spec."""
-        await self("apply", "-f", "-", given=yaml.safe_dump(service(name, **fields)))
+        await self("apply", "-f", "-", stdin=yaml.safe_dump(service(name, **fields)))
 
     async def service(self, name: str) -> Mapping[str, Any]:
         answer: Mapping[str, Any] = json.loads(await self("get", "service", name, "-o", "json"))

@@ -42,7 +42,9 @@ async def until(
     end_s = time.monotonic() + deadline_s
     while not (answer := await condition()):
         if time.monotonic() > end_s:
-            raise AssertionError(f"{what}: not within {deadline_s:g} s, last seen: {answer!r}")
+            raise AssertionError(
+                f"waited {deadline_s:g} s in vain for {what}; last result: {answer!r}"
+            )
         await asyncio.sleep(CHECK_INTERVAL_S)
 
 
@@ -61,7 +63,7 @@ class Load:
     async def __aenter__(self) -> Self:
         self._piped = Piped(self._site, self._host, self._argv)
         try:
-            await until(self._all_open, "the load did not open its connections")
+            await until(self._all_open, "the opening of all connections")
         except BaseException:
             self._piped.kill()
             raise
@@ -74,7 +76,7 @@ class Load:
         """Return the counts since the last call."""
         return msgspec.json.decode(await self._piped.ask(""), type=Period)
 
-    async def through(self, event: Awaitable[object], *, watch_s: float = 1.0) -> Period:
+    async def counts_during(self, event: Awaitable[object], *, watch_s: float = 1.0) -> Period:
         """Return the counts during this action and for `watch_s` seconds after it."""
         await self.take()
         await event
@@ -120,7 +122,7 @@ class Web:
         )
         self.addresses = await addresses_of(self.site, NAME)
 
-    async def answers(self) -> bool:
+    async def api_server_answers(self) -> bool:
         """Return whether the API server answers the test."""
         with suppress(Unavailable):
             await self.pods()
@@ -138,7 +140,7 @@ class Web:
         }
 
     async def start(self, nodes: Iterable[str]) -> None:
-        """A new pod on each node; they are ready when this returns."""
+        """Create a new pod on each node. All are ready when this returns."""
         await self.site.apply(
             [_pod(f"{NAME}-{next(_numbers)}", node, self.pod_fields) for node in nodes]
         )
@@ -157,8 +159,8 @@ class Web:
             await client.patch(PODS, ObjectKey("default", name), body)
 
     async def place(self, nodes: Sequence[str]) -> None:
-        """Place as many pods on each node as the arguments name it, like a rollout: first create
-        the new pods, then delete the old ones."""
+        """Place pods on these nodes, one for each time a node is named, like a rollout: first
+        create the new pods, then delete the old ones."""
         there = await self.pods()
         missing = Counter(nodes) - Counter(there.values())
         surplus = Counter(there.values()) - Counter(nodes)
@@ -169,9 +171,9 @@ class Web:
                 surplus[node] -= 1
                 going.append(name)
         await self.end(going)
-        await self.settled(nodes)
+        await self.await_weights(nodes)
 
-    async def settled(self, nodes: Collection[str]) -> None:
+    async def await_weights(self, nodes: Collection[str]) -> None:
         """Wait until the gateways' weights match pods on these nodes, one for each time a node is
         named."""
         wanted = Counter(nodes)
@@ -187,10 +189,10 @@ class Web:
             return all(each == wanted for each in active)
 
         try:
-            await until(as_wanted, "weights")
+            await until(as_wanted, "the weights")
         except AssertionError as late:
             raise AssertionError(
-                f"the gateways' members are {seen}, wanted are {dict(wanted)}"
+                f"the gateways' members are {seen}, expected {dict(wanted)}"
             ) from late
 
     async def on_one_node(self) -> bool:
@@ -219,7 +221,7 @@ async def addresses_of(site: Site, name: str) -> tuple[str, ...]:
         found = tuple(entry.ip for entry in service.status.load_balancer.ingress)
         return len(found) == max(1, len(service.spec.ip_families))
 
-    await until(has_all, f"Service {name} got no address")
+    await until(has_all, f"addresses of Service {name}")
     return found
 
 
@@ -250,7 +252,8 @@ async def _answer(site: Site, host: str, path: str) -> bytes:
         async with asyncio.timeout(5):
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             answer = await reader.read()
-    except ConnectionError:  # it has just ended
+    # The role has just exited.
+    except ConnectionError:
         answer = b""
     finally:
         writer.close()
@@ -266,8 +269,10 @@ async def forwarding(site: Site) -> dict[str, Any]:
     )
     for each in filters:
         each.get("options", {}).get("prog", {}).pop(
-            "id", None
-        )  # each start loads the same program anew
+            "id",
+            None,
+            # Each start loads the same program again, with another id.
+        )
     (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
     listeners = Map.open(layout / "listeners")
     try:
@@ -277,7 +282,7 @@ async def forwarding(site: Site) -> dict[str, Any]:
 
 
 async def rules(site: Site, node: str) -> list[Any]:
-    """All nftables objects of a node with their handles."""
+    """Return all nftables objects of a node with their handles."""
     listed: list[Any] = json.loads(await output(site, node, "nft", "-j", "-a", "list", "ruleset"))[
         "nftables"
     ]
@@ -285,7 +290,8 @@ async def rules(site: Site, node: str) -> list[Any]:
 
 
 async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
-    """Packets that the gateway's program dropped since it was first loaded, by reason."""
+    """Return the number of packets that the gateway's program has dropped since it was first
+    loaded, by reason."""
     state = await gateway_state(site, gateway)
     assert state is not None
     assert state.traffic is not None
@@ -293,7 +299,8 @@ async def drops(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
 
 
 async def messages(site: Site, gateway: str = GATEWAY) -> dict[str, int]:
-    """Messages that the gateway's program has sent since it was first loaded, by kind."""
+    """Return the number of messages that the gateway's program has sent since it was first loaded,
+    by kind."""
     state = await gateway_state(site, gateway)
     assert state is not None
     assert state.traffic is not None

@@ -19,8 +19,8 @@ EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 
 class Source(NamedTuple):
-    """The sender. `node`: the node it is on, or that it is; empty for a client outside. `name` of a
-    pod: NAMESPACE/NAME."""
+    """The sender. `node`: the node on which the sender is, or the sender itself if it is a node;
+    empty for a client outside the cluster. `name` of a pod: NAMESPACE/NAME."""
 
     name: str
     kind: Literal["client", "pod", "node"]
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     addresses: tuple[str, ...]
 
     def address(self, like: str) -> str:
-        """Its address of the same family as another."""
+        """Return the sender's address of the same family as `like`."""
         return next(own for own in self.addresses if (":" in own) == (":" in like))
 
 
@@ -41,7 +41,7 @@ class Target(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A pod answered, and said from which address it saw the packet come."""
+    """The answer of a pod, with the source address that the pod saw."""
 
     pod: str
     seen: str
@@ -54,8 +54,9 @@ answer."""
 
 
 class Expected(NamedTuple):
-    """The expected result. `answers`: any of these; if empty: `otherwise`. `one_pod`: always the
-    same pod (session affinity). `must_answer` False: no answer is correct, too."""
+    """The expected result. `answers`: any of these is correct; if empty, `otherwise` is expected.
+    `one_pod`: always the same pod answers (session affinity). `must_answer` False: no answer is
+    correct, too."""
 
     answers: frozenset[Answer]
     otherwise: Silent = "silence"
@@ -71,8 +72,8 @@ class Cluster(NamedTuple):
     nodes: Sequence[Json]
 
 
-class Scene(NamedTuple):
-    """One packet and the Service port that it is for. `entry`: the node that translates it."""
+class ServicePacket(NamedTuple):
+    """A packet and the Service port that it is for."""
 
     cluster: Cluster
     service: Json
@@ -85,41 +86,41 @@ class Scene(NamedTuple):
         else serving ones (KEP-1669)."""
         among = [pod for pod in pods_of(self) if nodes is None or pod["spec"]["nodeName"] in nodes]
         publish = self.service["spec"].get("publishNotReadyAddresses", False)
-        ready = [pod for pod in among if publish or (_is_ready(pod) and not _is_going(pod))]
+        ready = [pod for pod in among if publish or (_is_ready(pod) and not _is_terminating(pod))]
         return ready or [pod for pod in among if _is_ready(pod)]
 
 
 def expect(cluster: Cluster, source: Source, target: Target) -> Expected:
     """Return the expected result of a new connection (or of a datagram from a new port)."""
     for service in cluster.services:
-        if _is_going(service):
+        if _is_terminating(service):
             continue
         for port in service["spec"].get("ports", ()):
             if port.get("protocol", "TCP") == target.protocol:
-                scene = Scene(cluster, service, port, source, target)
-                if (expected := _for_port(scene)) is not None:
+                packet = ServicePacket(cluster, service, port, source, target)
+                if (expected := _for_port(packet)) is not None:
                     return expected._replace(
                         one_pod=service["spec"].get("sessionAffinity") == "ClientIP"
                     )
-    return Expected(frozenset(), _of_nobody(cluster, source, target))
+    return Expected(frozenset(), _without_service(cluster, source, target))
 
 
 def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
-    """Return the expected result of a datagram from a port in continued use, whose flow the kernel
-    may know. A flow stays with a pod that still serves, whatever happened to policies, readiness
-    and ranges since (as in kube-proxy), so any source address is correct (it is empty here). If a
-    new flow is answered, an old flow must be. If no pod serves, or no Service is left, flows are
-    left alone: the former pod may answer."""
+    """Return the expected result of a datagram from a port in continued use, for which the kernel
+    may have a conntrack entry. A flow stays with a pod that still serves, whatever has since
+    happened to policies, readiness and ranges (as in kube-proxy), so any source address is correct
+    (it is empty here). If a new flow is answered, an old flow must be answered, too. If no pod
+    serves, or the Service is gone, existing flows are unchanged: the former pod may answer."""
     fresh = expect(cluster, source, target)
     pods: set[str] = set()
     serving = False
     for service in cluster.services:
         for port in service["spec"].get("ports", ()):
             only = {**service, "spec": {**service["spec"], "ports": [port]}}
-            if not _is_going(service) and target in frontends(only, cluster.nodes):
-                scene = Scene(cluster, service, port, source, target)
-                pods |= {_name(pod) for pod in pods_of(scene)}
-                serving |= bool(scene.usable())
+            if not _is_terminating(service) and target in frontends(only, cluster.nodes):
+                packet = ServicePacket(cluster, service, port, source, target)
+                pods |= {_name(pod) for pod in pods_of(packet)}
+                serving |= bool(packet.usable())
     if not serving:
         pods = {_name(pod) for pod in cluster.pods}
     return Expected(
@@ -128,13 +129,14 @@ def expect_kept(cluster: Cluster, source: Source, target: Target) -> Expected:
 
 
 def objection(expected: Expected, observed: Sequence[Observed]) -> str:
-    """Return what is wrong with these observations of one source and target; "" if nothing."""
+    """Return a description of the error in these observations of one source and target; "" if there
+    is none."""
     for one in observed:
         if isinstance(one, Answer):
             if one not in expected.answers:
                 return f"{one.pod} answered and saw {one.seen}"
         elif expected.answers and expected.must_answer:
-            return f"no answer, but {one}"
+            return f"{one} instead of an answer"
         elif not expected.must_answer:
             continue
         # A router's ICMP error is equivalent to silence: nothing in the cluster has answered.
@@ -142,14 +144,14 @@ def objection(expected: Expected, observed: Sequence[Observed]) -> str:
             return f"{one} instead of {expected.otherwise}"
     pods = {one.pod for one in observed if isinstance(one, Answer)}
     if expected.one_pod and len(pods) > 1:
-        return f"affinity, but {', '.join(sorted(pods))} answered"
+        return f"session affinity, but {', '.join(sorted(pods))} answered"
     return ""
 
 
-def pods_of(scene: Scene) -> Iterator[Json]:
+def pods_of(packet: ServicePacket) -> Iterator[Json]:
     """Return the pods that the Service port selects, in any state."""
-    selector = scene.service["spec"].get("selector") or {}
-    for pod in scene.cluster.pods:
+    selector = packet.service["spec"].get("selector") or {}
+    for pod in packet.cluster.pods:
         labels = pod["metadata"].get("labels", {})
         status = pod.get("status", {})
         if (
@@ -158,7 +160,7 @@ def pods_of(scene: Scene) -> Iterator[Json]:
             or status.get("phase") in ("Succeeded", "Failed")
         ):
             continue
-        if _pod_address(pod, scene.target.address) and _has_port(pod, scene.port):
+        if _pod_address(pod, packet.target.address) and _has_port(pod, packet.port):
             yield pod
 
 
@@ -177,7 +179,7 @@ def frontends(service: Json, nodes: Sequence[Json]) -> Iterator[Target]:
 
 
 def balancer_addresses(service: Json) -> tuple[str, ...]:
-    """The addresses that the nodes answer for themselves (ipMode VIP)."""
+    """Return the load-balancer addresses that nodes answer for themselves (ipMode VIP)."""
     ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress", ())
     return tuple(
         entry["ip"] for entry in ingress if entry.get("ip") and entry.get("ipMode", "VIP") == "VIP"
@@ -199,87 +201,89 @@ def internal_addresses(node: Json) -> tuple[str, ...]:
     )
 
 
-def _for_port(scene: Scene) -> Expected | None:
+def _for_port(packet: ServicePacket) -> Expected | None:
     """Return the expected result if the packet is for this Service port, else None."""
-    spec, target = scene.service["spec"], scene.target
-    if target.port == scene.port["port"]:
+    spec, target = packet.service["spec"], packet.target
+    if target.port == packet.port["port"]:
         if target.address in spec.get("clusterIPs", ()):
-            return _cluster_ip(scene)
-        if target.address in balancer_addresses(scene.service):
-            return _balancer(scene)
-    if target.port == scene.port.get("nodePort"):
-        for node in scene.cluster.nodes:
+            return _cluster_ip(packet)
+        if target.address in balancer_addresses(packet.service):
+            return _balancer(packet)
+    if target.port == packet.port.get("nodePort"):
+        for node in packet.cluster.nodes:
             family = f"IPv{ip_address(target.address).version}"
             if target.address in internal_addresses(node) and family in spec.get("ipFamilies", ()):
-                return _external(scene, node["metadata"]["name"])
+                return _external(packet, node["metadata"]["name"])
     return None
 
 
-def _cluster_ip(scene: Scene) -> Expected:
-    entry = scene.source.node
+def _cluster_ip(packet: ServicePacket) -> Expected:
+    entry = packet.source.node
     if not entry:
         return Expected(frozenset())
-    here = {entry} if scene.service["spec"].get("internalTrafficPolicy") == "Local" else None
-    return _answers(scene, scene.usable(here), entry, masquerade=scene.source.kind != "pod")
+    here = {entry} if packet.service["spec"].get("internalTrafficPolicy") == "Local" else None
+    return _answers(packet, packet.usable(here), entry, masquerade=packet.source.kind != "pod")
 
 
-def _balancer(scene: Scene) -> Expected:
-    if not _in_ranges(scene):
+def _balancer(packet: ServicePacket) -> Expected:
+    if not _in_ranges(packet):
         return Expected(frozenset())
-    if scene.source.kind != "client":
-        return _external(scene, scene.source.node)
-    if not is_ours(scene.service):
+    if packet.source.kind != "client":
+        return _external(packet, packet.source.node)
+    if not is_ours(packet.service):
         return Expected(frozenset())
     answers: set[Answer] = set()
-    for entry in _entries(scene):
-        answers |= _external(scene, entry).answers
-    return Expected(frozenset(answers), "silence" if scene.usable() else "refused")
+    for entry in _entries(packet):
+        answers |= _external(packet, entry).answers
+    return Expected(frozenset(answers), "silence" if packet.usable() else "refused")
 
 
-def _entries(scene: Scene) -> set[str]:
-    """The nodes that a load balancer may give the packet to."""
-    allowed = {node["metadata"]["name"] for node in scene.cluster.nodes if not _is_excluded(node)}
-    chosen = {pod["spec"]["nodeName"] for pod in scene.usable(allowed)}
-    if chosen or scene.service["spec"].get("externalTrafficPolicy") == "Local":
+def _entries(packet: ServicePacket) -> set[str]:
+    """Return the nodes to which a load balancer may send the packet."""
+    allowed = {node["metadata"]["name"] for node in packet.cluster.nodes if not _is_excluded(node)}
+    chosen = {pod["spec"]["nodeName"] for pod in packet.usable(allowed)}
+    if chosen or packet.service["spec"].get("externalTrafficPolicy") == "Local":
         return chosen
-    return allowed if scene.usable() else set()
+    return allowed if packet.usable() else set()
 
 
-def _external(scene: Scene, entry: str) -> Expected:
+def _external(packet: ServicePacket, entry: str) -> Expected:
     """Return the expected result at a NodePort or load-balancer address, at the node `entry`. The
-    policy applies only to clients from outside, and from another node: a pod elsewhere would answer
-    these directly, without the reverse translation."""
-    if scene.service["spec"].get("externalTrafficPolicy") != "Local":
-        return _answers(scene, scene.usable(), entry, masquerade=True)
-    if scene.source.node == entry:
-        return _answers(scene, scene.usable(), entry, masquerade=scene.source.kind == "node")
-    return _answers(scene, scene.usable({entry}), entry, masquerade=False)
+    external traffic policy applies only to clients outside the cluster and to clients on another
+    node: a pod elsewhere would answer such a client directly, without the reverse translation."""
+    if packet.service["spec"].get("externalTrafficPolicy") != "Local":
+        return _answers(packet, packet.usable(), entry, masquerade=True)
+    if packet.source.node == entry:
+        return _answers(packet, packet.usable(), entry, masquerade=packet.source.kind == "node")
+    return _answers(packet, packet.usable({entry}), entry, masquerade=False)
 
 
-def _answers(scene: Scene, pods: Sequence[Json], entry: str, *, masquerade: bool) -> Expected:
-    """Return the result: dropped if another node could have answered, so that the client retries;
-    refused if none can."""
+def _answers(
+    packet: ServicePacket, pods: Sequence[Json], entry: str, *, masquerade: bool
+) -> Expected:
+    """Return the expected result if one of these pods answers. Without pods the packet is dropped
+    if another node could have answered, so that the client retries, and refused if none could."""
     if not pods:
-        return Expected(frozenset(), "silence" if scene.usable() else "refused")
+        return Expected(frozenset(), "silence" if packet.usable() else "refused")
     own = {
         address
-        for node in scene.cluster.nodes
+        for node in packet.cluster.nodes
         if node["metadata"]["name"] == entry
         for address in internal_addresses(node)
-        if (":" in address) == (":" in scene.target.address)
+        if (":" in address) == (":" in packet.target.address)
     }
     answers: set[Answer] = set()
     for pod in pods:
         name = _name(pod)
         # A pod that receives its own call would see itself as the client, and answer without the
         # reverse translation.
-        hidden = masquerade or name == scene.source.name
-        seen = own if hidden else {scene.source.address(scene.target.address)}
+        hidden = masquerade or name == packet.source.name
+        seen = own if hidden else {packet.source.address(packet.target.address)}
         answers |= {Answer(name, address) for address in seen}
     return Expected(frozenset(answers))
 
 
-def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
+def _without_service(cluster: Cluster, source: Source, target: Target) -> Silent:
     """Return the result if no Service has this port. A node's own address and a ClusterIP refuse;
     other addresses are not routed."""
     if any(target.address in internal_addresses(node) for node in cluster.nodes):
@@ -287,24 +291,24 @@ def _of_nobody(cluster: Cluster, source: Source, target: Target) -> Silent:
     known = {
         ip
         for service in cluster.services
-        if not _is_going(service)
+        if not _is_terminating(service)
         for ip in service["spec"].get("clusterIPs", ())
     }
     return "refused" if source.node and target.address in known else "silence"
 
 
-def _in_ranges(scene: Scene) -> bool:
-    """Return whether the ranges admit the source. Ranges of the other family only admit no client
-    from outside, because gateways deny by default. For clients inside, at their node, they have no
-    effect, as in kube-proxy."""
-    like = ip_address(scene.target.address).version
+def _in_ranges(packet: ServicePacket) -> bool:
+    """Return whether the source ranges admit the sender. If all ranges are of the other family, no
+    client outside the cluster is admitted, because gateways deny by default; for senders inside the
+    cluster, such ranges have no effect at their node, as in kube-proxy."""
+    like = ip_address(packet.target.address).version
     ranges = [
         ip_network(text.strip())
-        for text in scene.service["spec"].get("loadBalancerSourceRanges") or ()
+        for text in packet.service["spec"].get("loadBalancerSourceRanges") or ()
     ]
-    if scene.source.kind != "client":
+    if packet.source.kind != "client":
         ranges = [network for network in ranges if network.version == like]
-    address = ip_address(scene.source.address(scene.target.address))
+    address = ip_address(packet.source.address(packet.target.address))
     return not ranges or any(address in network for network in ranges)
 
 
@@ -315,14 +319,14 @@ def health_answer(cluster: Cluster, service: Json, node: str) -> tuple[int, int]
     if (
         spec.get("type") != "LoadBalancer"
         or not spec.get("healthCheckNodePort")
-        or _is_going(service)
+        or _is_terminating(service)
     ):
         return None
     names: set[str] = set()
     for port in spec["ports"]:
         for address in spec["clusterIPs"]:
             source = Source("", "client", "", (address,))
-            scene = Scene(
+            packet = ServicePacket(
                 cluster,
                 service,
                 port,
@@ -330,7 +334,7 @@ def health_answer(cluster: Cluster, service: Json, node: str) -> tuple[int, int]
                 Target(address, port["port"], port.get("protocol", "TCP")),
             )
             publish = spec.get("publishNotReadyAddresses", False)
-            names |= {_name(p) for p in scene.usable({node}) if publish or not _is_going(p)}
+            names |= {_name(p) for p in packet.usable({node}) if publish or not _is_terminating(p)}
     return (200 if names else 503), len(names)
 
 
@@ -361,7 +365,7 @@ def _is_ready(pod: Json) -> bool:
     )
 
 
-def _is_going(thing: Json) -> bool:
+def _is_terminating(thing: Json) -> bool:
     return bool(thing["metadata"].get("deletionTimestamp"))
 
 

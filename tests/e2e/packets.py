@@ -1,9 +1,9 @@
-"""Send packets through a lab and compare the results with the oracle.
+"""Packets that are sent through a lab, and the comparison of their results with the oracle.
 
-In: a running lab, sources, targets. Out: nothing if all agree in the end; else a `Disagreement`
-with the packet, the expected and the observed result. A mismatch counts when it lasts past the
-deadline, because the system is asynchronous and only its final state is specified. Objects are read
-from the API server, and packets are sent from real hosts."""
+In: a running lab, sources, targets. Out: nothing if all results agree in the end; else a
+`Disagreement` with the packet, the expected and the observed result. A mismatch counts when it
+lasts past the deadline, because the system is asynchronous and only its final state is specified.
+Objects are read from the API server, and packets are sent from real hosts."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ from fairlead.lab import namespace
 from fairlead.lab.site import Site
 
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
-"""The first and the last time-out for an answer; a lost packet is repeated as a new one."""
+"""The first and the last timeout for an answer. After a timeout a new packet is sent."""
 SILENCE_S = 0.2
 CHECK_INTERVAL_S = 0.05
 AT_ONCE = 48
@@ -51,7 +51,7 @@ class Probe(NamedTuple):
     source_port: int = 0
 
     def expected(self, cluster: Cluster) -> Expected:
-        """What the rules say."""
+        """Return the result that the oracle expects."""
         return (expect_kept if self.source_port else expect)(cluster, self.source, self.target)
 
 
@@ -60,7 +60,7 @@ class Disagreement(AssertionError):
 
 
 async def read_cluster(client: Client) -> Cluster:
-    """The objects as they are now."""
+    """Return the present objects of the API."""
     paths = (SERVICES.path(), PODS.path(), NODES.path())
     answers = await asyncio.gather(*(client.request("GET", path) for path in paths))
     services, pods, nodes = (json.loads(answer)["items"] for answer in answers)
@@ -82,34 +82,36 @@ def sources_of(site: Site, cluster: Cluster) -> tuple[Source, ...]:
 
 
 class Prober:
-    """Sends from the hosts of one lab."""
+    """Sends packets from the hosts of one lab, and compares the results with the oracle."""
 
     def __init__(
         self, site: Site, read: Callable[[], Awaitable[Cluster]], *, silence_s: float = SILENCE_S
     ) -> None:
-        """Create the prober. `read` returns the objects for the oracle. `silence_s`: how long no
-        answer must arrive where none is expected."""
+        """Create the prober. `read` returns the objects for the oracle. `silence_s`: the time
+        during which no answer may arrive if none is expected."""
         self._site = site
         self._read = read
         self._silence_s = silence_s
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.sent = 0
-        self._met: dict[Probe, tuple[Expected, Sequence[Observed]]] = {}
+        self._last_results: dict[Probe, tuple[Expected, Sequence[Observed]]] = {}
 
-    def met(self) -> str:
+    def last_results(self) -> str:
         """Return the results of the last packets of each probe in the last call of `agree`, as
         text."""
-        return "\n\n".join(_described(probe, *met) for probe, met in self._met.items())
+        return "\n\n".join(
+            _described(probe, *results) for probe, results in self._last_results.items()
+        )
 
     async def agree(self, probes: Sequence[Probe], *, deadline_s: float) -> None:
-        """Return when every probe has agreed with the oracle. Raise Disagreement with the others at
-        the deadline."""
+        """Return when the results of every probe have agreed with the oracle. Raise Disagreement
+        with the other probes at the deadline."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         seen: dict[Probe, set[str]] = {probe: set() for probe in probes}
         waiting = list(probes)
         patience_s = FIRST_ANSWER_S
-        self._met.clear()
+        self._last_results.clear()
         while True:
             before = await self._read()
             waiting = [probe for probe in waiting if _can_send(self._site, before, probe.source)]
@@ -118,37 +120,40 @@ class Prober:
             )
             after = await self._read()
             left = []
-            complaints = []
+            problems = []
             for probe, found in zip(waiting, observed, strict=True):
                 seen[probe] |= {one.pod for one in found if isinstance(one, Answer)}
-                self._met[probe] = probe.expected(after), found
-                # Pods start and end independently: a result is correct if it was when the packets
-                # were sent, or is now.
-                said = [
-                    _complaint(probe, probe.expected(cluster), found, seen[probe])
+                self._last_results[probe] = probe.expected(after), found
+                # Pods start and end independently of the packets: a result is correct if it agrees
+                # with the objects before or after the packets.
+                results = [
+                    _problem_text(probe, probe.expected(cluster), found, seen[probe])
                     for cluster in (before, after)
                 ]
-                if all(said):
+                if all(results):
                     left.append(probe)
-                    complaints.append(said[1])
+                    problems.append(results[1])
             waiting = left
             if not waiting:
                 return
             if loop.time() > end_s:
                 raise Disagreement(
-                    "\n\n".join(complaints[:5]) + f"\n\n({len(complaints)} such in all)"
+                    "\n\n".join(problems[:5]) + f"\n\n({len(problems)} disagreements in total)"
                 )
             patience_s = min(2 * patience_s, LAST_ANSWER_S)
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
-        speaks = (expected.answers and expected.must_answer) or expected.otherwise == "refused"
-        timeout_s = patience_s if speaks else self._silence_s
+        expects_answer = (
+            expected.answers and expected.must_answer
+        ) or expected.otherwise == "refused"
+        timeout_s = patience_s if expects_answer else self._silence_s
         if not (expected.one_pod and expected.answers):
             return list(
                 await asyncio.gather(*(self._call(probe, timeout_s) for _ in range(probe.packets)))
             )
-        # Concurrent calls may be distributed before the first client is remembered.
+        # With session affinity the calls are sequential: concurrent calls may be distributed over
+        # several pods before the first client is recorded.
         return [await self._call(probe, timeout_s) for _ in range(probe.packets)]
 
     async def _call(self, probe: Probe, timeout_s: float) -> Observed:
@@ -175,7 +180,8 @@ async def call(
         sock = site.socket(
             source.name, socket.AF_INET6 if ":" in target.address else socket.AF_INET, kind
         )
-    except (Refused, Conflict):  # the pod that was to send is gone
+    # The pod that should send is gone.
+    except (Refused, Conflict):
         return "broken"
     connected = False
     try:
@@ -186,8 +192,8 @@ async def call(
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, (target.address, target.port))
             connected = target.protocol == "TCP"
-            # A packet that the node's own rules refuse or drop fails at once, for datagrams; a
-            # refusal follows by ICMP.
+            # A datagram that a rule of the sending node refuses or drops fails at once with EPERM.
+            # If it is refused, an ICMP error follows.
             with suppress(PermissionError):
                 await loop.sock_sendall(sock, b"who\n")
             answer = b""
@@ -200,17 +206,18 @@ async def call(
         return "broken" if connected else "silence"
     except ConnectionRefusedError:
         return "refused"
-    except OSError:  # a router's ICMP, or a reset in the middle
+    # An ICMP error of a router, or a reset of an open connection.
+    except OSError:
         return "broken" if connected else "unreachable"
     finally:
         sock.close()
-    said: Mapping[str, Any] = json.loads(answer)
-    return Answer(f"default/{said['pod']}", said["peer"])
+    reply: Mapping[str, Any] = json.loads(answer)
+    return Answer(f"default/{reply['pod']}", reply["peer"])
 
 
 async def associate(site: Site, source: Source, target: Target, *, timeout_s: float) -> Observed:
-    """Send one SCTP INIT from a new port and return the result. Only one at a time from a source to
-    an address: errors are reported to all raw sockets."""
+    """Send one SCTP INIT from a new port and return the result. A source must send only one at a
+    time to an address, because all raw sockets receive every error."""
     port, loop = next(_sctp_ports), asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
     with namespace.make_socket(
@@ -220,10 +227,11 @@ async def associate(site: Site, source: Source, target: Target, *, timeout_s: fl
         try:
             async with asyncio.timeout(timeout_s):
                 with sctp.nobody_listens():
-                    with suppress(PermissionError):  # of a refusal the socket is told, too
+                    # A refused INIT also fails with EPERM; the ICMP error follows.
+                    with suppress(PermissionError):
                         sctp.start(sock, target.address, target.port, source_port=port)
                     while (
-                        told := sctp.read(await loop.sock_recv(sock, 4096), family, port)
+                        reply := sctp.read(await loop.sock_recv(sock, 4096), family, port)
                     ) is None:
                         pass
         except TimeoutError:
@@ -232,10 +240,10 @@ async def associate(site: Site, source: Source, target: Target, *, timeout_s: fl
             return "refused"
         except OSError:
             return "unreachable"
-    return Answer(f"default/{told.pod}", told.peer)
+    return Answer(f"default/{reply.pod}", reply.peer)
 
 
-async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[int, int] | None:
+async def get_health(site: Site, host: str, address: str, port: int) -> tuple[int, int] | None:
     """Return (status, X-Load-Balancing-Endpoint-Weight) of a health port; None without an
     answer."""
     with suppress(Unavailable, TimeoutError, ConnectionError):
@@ -249,7 +257,7 @@ async def ask_health(site: Site, host: str, address: str, port: int) -> tuple[in
     return None
 
 
-def _complaint(
+def _problem_text(
     probe: Probe, expected: Expected, observed: Sequence[Observed], seen: set[str]
 ) -> str:
     problem = objection(expected, observed)
@@ -263,7 +271,7 @@ def _described(
     probe: Probe,
     expected: Expected,
     observed: Sequence[Observed],
-    problem: str = "met",
+    problem: str = "observed",
 ) -> str:
     wanted = sorted(f"{answer.pod} seeing {answer.seen}" for answer in expected.answers) or [
         expected.otherwise

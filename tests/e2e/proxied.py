@@ -18,38 +18,38 @@ from fairlead.lab.site import Site
 DEADLINE_S = 60.0
 PROXY = "fairlead.io/proxy"
 PATIENCE_S = 15.0
-"""The time-out of clients where no connection may be lost. A lost connection gets no answer at all,
+"""The timeout of clients where no connection may be lost. A lost connection gets no answer at all,
 or ends at once; an answer that is only slow, on a busy machine, is not a loss."""
 
 
-class Line:
+class EchoConnection:
     """A connection to an echo server, from a host of the lab."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def open(cls, site: Site, host: str, address: str, port: int = 80) -> "Line":
+    async def open(cls, site: Site, host: str, address: str, port: int = 80) -> "EchoConnection":
         return cls(*await site.connect(host, address, port, timeout_s=2))
 
-    async def ask(self) -> dict[str, Any]:
+    async def request(self) -> dict[str, Any]:
         async with asyncio.timeout(3):
             self._writer.write(b"who\n")
-            said: dict[str, Any] = json.loads(await self._reader.readline() or b"{}")
-        return said
+            answer: dict[str, Any] = json.loads(await self._reader.readline() or b"{}")
+        return answer
 
     def close(self) -> None:
         self._writer.close()
 
 
 async def call(site: Site, host: str, address: str, port: int = 80) -> dict[str, Any]:
-    """Return the pod's answer; "" without one."""
+    """Return the pod's answer; an empty dictionary if there is none."""
     try:
-        line = await Line.open(site, host, address, port)
+        connection = await EchoConnection.open(site, host, address, port)
         try:
-            return await line.ask()
+            return await connection.request()
         finally:
-            line.close()
+            connection.close()
     except (OSError, TimeoutError, Unavailable, json.JSONDecodeError):
         return {}
 
@@ -57,14 +57,15 @@ async def call(site: Site, host: str, address: str, port: int = 80) -> dict[str,
 async def until(
     site: Site, host: str, address: str, holds: Callable[[dict[str, Any]], bool]
 ) -> None:
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     try:
         async with asyncio.timeout(DEADLINE_S):
-            # On both gateways, because connections are distributed over them.
-            while not all([holds(said := await call(site, host, address)) for _ in range(8)]):
+            # Eight calls, because connections are distributed over both gateways, and the condition
+            # must hold at both.
+            while not all([holds(answer := await call(site, host, address)) for _ in range(8)]):
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        pytest.fail(f"{host} to {address} met {said}")
+        pytest.fail(f"{host} to {address}: last answer {answer}")
 
 
 async def ingress(
@@ -79,7 +80,7 @@ async def ingress(
             await asyncio.sleep(0.05)
 
 
-async def told(kubectl: Kubectl, name: str, *words: str) -> None:
+async def await_described(kubectl: Kubectl, name: str, *words: str) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while True:
             text = await kubectl("describe", "service", name)

@@ -1,9 +1,9 @@
-"""Services and EndpointSlices of every kind, for comparing two service proxies. Pure.
+"""Services and EndpointSlices of every type, for comparing two service proxies. Pure.
 
-In: a random source, or nothing for the rows of upstream's own packet tables. Out: `Scene`s: a
-Service with addresses and ports of its own, its slices, and the status of its load balancer. Slices
-name pods, not addresses, because each lab has its own addresses. Services have no selector, so
-slices are arbitrary: ready, serving, terminating, without a node, with hints."""
+In: a random source, or nothing for the cases of kube-proxy's own packet tests. Out: `Scene`s: a
+Service with unique addresses and ports, its slices, and the status of its load balancer. Slices
+name pods instead of addresses, because the addresses of pods differ between labs. Services have no
+selector, so slices are arbitrary: ready, serving, terminating, without a node, with hints."""
 
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
@@ -44,7 +44,7 @@ STATES: tuple[Manifest, ...] = (
     {},
 )
 INSIDE, OUTSIDE = ("198.51.100.11/32", "2001:db8:2::b/128"), ("203.0.113.0/25", "2001:db8:77::/64")
-"""Ranges that contain client1, and ranges without any host."""
+"""Source ranges that contain client1, and source ranges that contain no host of the lab."""
 RANGES: tuple[tuple[str, ...], ...] = (
     (),
     (),
@@ -59,8 +59,7 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 
 
 class Scene(NamedTuple):
-    """A Service and its slices. `addresses`: every address at which the Service's ports are called;
-    `node_ports`: the node ports."""
+    """A Service, its slices, and the ingress entries in its status."""
 
     service: Manifest
     slices: tuple[Manifest, ...]
@@ -78,7 +77,7 @@ class Scene(NamedTuple):
     def frontends(
         self, node_addresses: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, int, str]]:
-        """Return address, port and protocol of every target of the Service, whatever the answer."""
+        """Return address, port and protocol of every frontend of the Service."""
         spec = self.service["spec"]
         shown = [entry["ip"] for entry in self.ingress]
         for port in spec["ports"]:
@@ -89,11 +88,10 @@ class Scene(NamedTuple):
                     for address in node_addresses[node]:
                         yield address, port["nodePort"], port["protocol"]
 
-    def strays(
+    def unserved_frontends(
         self, node_addresses: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, int, str]]:
-        """Return the Service's addresses with a port or protocol that it does not have (P2.8,
-        P2.9)."""
+        """Return the Service's addresses with ports and protocols that it does not have."""
         frontends = set(self.frontends(node_addresses))
         for address, number, protocol in sorted(frontends):
             for stray in (
@@ -104,7 +102,7 @@ class Scene(NamedTuple):
                     yield stray
 
 
-class Maker:
+class ServiceFactory:
     """Creates Services with unique addresses and ports."""
 
     def __init__(self) -> None:
@@ -146,7 +144,8 @@ class Maker:
         }
 
     def ingress(self, service: Manifest, number: int, mode: str = "VIP") -> tuple[Manifest, ...]:
-        """Load-balancer addresses of its families."""
+        """Return the ingress entries with the load-balancer addresses of a Service, one for each
+        family."""
         families = service["spec"]["ipFamilies"]
         addresses = [
             _address(family, "203.0.113.0", "2001:db8:f::1:0", number) for family in families
@@ -202,12 +201,13 @@ def slices_of(
 
 
 def endpoint(pod: str, state: Manifest = READY, **fields: Any) -> Manifest:
-    """Of a slice; with the pod's name in the place of its addresses."""
+    """Return an endpoint of a slice, with the pod's name in place of its addresses."""
     return {"pod": pod, "nodeName": PODS[pod], "conditions": state, **fields}
 
 
-def rows(maker: Maker) -> list[Scene]:
-    """Return the cases of upstream's packet tables (TestNoEndpointsReject and those after it)."""
+def rows(maker: ServiceFactory) -> list[Scene]:
+    """Return the cases of kube-proxy's packet tests (TestNoEndpointsReject and the tests after
+    it)."""
     made: list[Scene] = []
 
     def add(
@@ -327,10 +327,10 @@ def rows(maker: Maker) -> list[Scene]:
     return made
 
 
-class Drawer:
+class RandomServices:
     """Random Services."""
 
-    def __init__(self, random: Random, maker: Maker) -> None:
+    def __init__(self, random: Random, maker: ServiceFactory) -> None:
         self._random, self._maker = random, maker
 
     def scene(self, name: str, number: int) -> Scene:
@@ -370,7 +370,7 @@ class Drawer:
         return Scene(service, self._slices(service), shown)
 
     def changed(self, scene: Scene) -> Scene:
-        """The same Service with other policies, and with other slices."""
+        """Return the same Service with other policies and other slices."""
         spec = dict(scene.service["spec"])
         if (
             "externalTrafficPolicy" in spec
@@ -394,8 +394,8 @@ class Drawer:
         return {node: self._random.choice(ZONES) for node in NODES}
 
     def _slices(self, service: Manifest) -> tuple[Manifest, ...]:
-        """Return one or two slices of a family. No endpoint is in both, because kube-proxy then
-        uses either."""
+        """Return one or two slices of a family. No endpoint is in both, because kube-proxy would
+        then use the conditions of either."""
         draw = self._random
         hinted = draw.choice((0.0, 0.0, 1.0, 0.7))
         pods = draw.sample(sorted(PODS), draw.choice((0, 1, 2, 2, 3, 4)))

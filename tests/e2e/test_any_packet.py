@@ -1,11 +1,12 @@
-"""Unusual packets: fragments, packets that are too long for the path, with options, with few hops
-left, pings, SCTP; packets to a Service that nodes do not serve, and to a Service without endpoints.
+"""Unusual packets: fragments, packets that exceed the path MTU, packets with options, packets with
+a low hop limit, pings, SCTP; packets to a Service that nodes do not serve, and to a Service without
+endpoints.
 
-There is a lab for each tunnel. Of its four nodes two share a link with the gateways and get packets
-without a tunnel; two get them through the tunnel. The router distributes packets over two gateways
-by ports and addresses, but fragments by addresses only, because only the first fragment has ports.
-Each test sends to all four nodes, over both families. (Sizes of segments and datagrams:
-test_tunnels.py.)"""
+There is a lab for each tunnel type. Two of its four nodes share a link with the gateways and get
+packets without a tunnel; the other two get them through the tunnel. The router distributes packets
+over two gateways by ports and addresses, but fragments by addresses only, because only the first
+fragment has ports. Each test sends to all four nodes, over both families. (test_tunnels.py tests
+the sizes of segments and datagrams.)"""
 
 import asyncio
 import errno
@@ -39,9 +40,9 @@ TRANSPORTS = (
     Transport(tunnel="vxlan", attach="xdp-generic"),
 )
 FLOWS, ROUNDS = 24, 40
-"""The number of concurrent flows. In four cases of a thousand they miss one of four nodes; then
-more follow, each round one second after the previous one, because a node of a busy machine that
-missed probes may first have to answer them for a while."""
+"""The number of concurrent flows. In four cases of a thousand they do not reach one of the four
+nodes. Then another round follows after a second, up to ROUNDS rounds: on a busy machine, a node
+that missed probes may first have to answer them for a while."""
 TRIES = 10
 BRANCH_MTU = 1300
 SCTP_PORT = 7000
@@ -60,12 +61,12 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
         places = [host.name for host in site.topology.of("node")]
         await shop.start(places)
         await shop.create()
-        await shop.settled(places)
+        await shop.await_weights(places)
         yield shop
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
-async def nothing_learnt(shop: Shop) -> None:
+async def clean_route_cache(shop: Shop) -> None:
     """Delete the path MTUs that the client's kernel has learnt."""
     for family in ("-4", "-6"):
         await output(shop.site, CLIENT, "ip", family, "route", "flush", "cache")
@@ -74,7 +75,7 @@ async def nothing_learnt(shop: Shop) -> None:
 Answer = dict[str, Any]
 
 
-class Asker:
+class UdpFlow:
     """A UDP flow of the client to one of the VIPs."""
 
     def __init__(self, shop: Shop, address: str) -> None:
@@ -86,14 +87,14 @@ class Asker:
         self.socket.connect((address, 53))
 
     def set(self, four: int, six: int, value: int | bytes) -> None:
-        """Set the option of the address's family."""
+        """Set the socket option of the address's family to a value."""
         self.socket.setsockopt(
             *((socket.IPPROTO_IPV6, six) if self.six else (socket.IPPROTO_IP, four)), value
         )
 
-    async def ask(self, data: bytes, *, tries: int = 1) -> Answer | None:
-        """Return the answer; None if there is none within a second. Later tries are for a sender
-        that has learnt a smaller path MTU."""
+    async def request(self, data: bytes, *, tries: int = 1) -> Answer | None:
+        """Return the answer, or None if there is none within a second. More than one try lets the
+        sender learn a smaller path MTU first."""
         loop = asyncio.get_running_loop()
         for _ in range(tries):
             try:
@@ -108,41 +109,42 @@ class Asker:
 
 
 async def at_every_node(shop: Shop, each: Callable[[str], Awaitable[str]]) -> None:
-    """Call the function with flows to each VIP until all nodes have been reached. Return the
-    nodes."""
+    """Call the function with flows to each VIP until the pods of all nodes have answered. The
+    function returns the pod that answered."""
     pods = set(await shop.pods())
     for address in shop.addresses:
-        met: set[str] = set()
+        reached: set[str] = set()
         for _ in range(ROUNDS):
-            met.update(await asyncio.gather(*(each(address) for _ in range(FLOWS))))
-            if met >= pods:
+            reached.update(await asyncio.gather(*(each(address) for _ in range(FLOWS))))
+            if reached >= pods:
                 break
             await asyncio.sleep(1.0)
-        assert met == pods, address
+        assert reached == pods, address
 
 
 @pytest.mark.parametrize("size", [3_000, 60_000])
-async def test_fragments_go_where_the_first_one_went(shop: Shop, size: int) -> None:
-    """All flows at once, so that fragments of many datagrams come mixed."""
+async def test_all_fragments_of_a_datagram_reach_one_node(shop: Shop, size: int) -> None:
+    """All flows send at the same time, so that fragments of many datagrams arrive interleaved."""
 
     async def each(address: str) -> str:
-        flow = Asker(shop, address)
-        met = set()
+        flow = UdpFlow(shop, address)
+        reached = set()
         for turn in range(3):
-            # The first datagram for a far node is answered by an ICMP error with the smaller MTU.
-            answer = await flow.ask(bytes([65 + turn]) * size, tries=TRIES)
+            # The first datagram for a node behind the tunnel is answered by an ICMP error with the
+            # smaller MTU.
+            answer = await flow.request(bytes([65 + turn]) * size, tries=TRIES)
             assert answer, f"no answer to {size} bytes from {address}"
             assert answer["length"] == size
-            met.add(answer["pod"])
-        (pod,) = met
+            reached.add(answer["pod"])
+        (pod,) = reached
         return str(pod)
 
     await at_every_node(shop, each)
 
 
-async def test_a_narrow_way_to_the_client_is_told_to_the_pod(shop: Shop) -> None:
-    """The router's "too big" is for the VIP, whose packets the pod sends: the gateway hands it to
-    the connection's owner."""
+async def test_a_smaller_path_mtu_to_the_client_is_reported_to_the_pod(shop: Shop) -> None:
+    """The router sends its "packet too big" error to the VIP, because the pod's packets come from
+    the VIP. The gateway forwards the error to the node of the connection."""
     client = shop.site.topology.host(CLIENT)
     for family, address in zip(("-4", "-6"), client.addresses, strict=True):
         whole = f"{address}/{128 if family == '-6' else 32}"
@@ -181,44 +183,44 @@ async def test_a_narrow_way_to_the_client_is_told_to_the_pod(shop: Shop) -> None
             await output(shop.site, ROUTER, "ip", family, "route", "del", whole, "dev", "wan")
 
 
-async def test_options_and_extension_headers(shop: Shop) -> None:
+async def test_packets_with_ip_options_and_extension_headers_are_answered(shop: Shop) -> None:
     async def each(address: str) -> str:
-        flow = Asker(shop, address)
+        flow = UdpFlow(shop, address)
         flow.set(
             socket.IP_OPTIONS, socket.IPV6_HOPOPTS, b"\0\0\1\4\0\0\0\0" if flow.six else b"\1\1\1\0"
         )
         if flow.six:
             flow.set(0, socket.IPV6_DSTOPTS, b"\0\0\1\4\0\0\0\0")
-        answer = await flow.ask(b"who?")
+        answer = await flow.request(b"who?")
         assert answer, f"no answer from {address} to a packet with options"
         return str(answer["pod"])
 
     await at_every_node(shop, each)
 
 
-async def test_each_hop_counts_and_the_last_is_the_end(shop: Shop) -> None:
-    """The router uses one hop. Packets with no hop left at the gateway are dropped there and
-    counted; so are packets with as few hops as those that have passed a gateway."""
+async def test_packets_with_too_few_hops_are_dropped_and_counted(shop: Shop) -> None:
+    """The router decrements the hop limit. A packet that reaches the gateway without a hop left is
+    dropped there and counted; so is a packet whose hop limit is as low as after a gateway."""
     site = shop.site
 
-    async def ended(reason: str) -> int:
+    async def dropped(reason: str) -> int:
         return sum([(await drops(site, gateway))[reason] for gateway in shop.gateways])
 
-    before = {reason: await ended(reason) for reason in ("hop_limit", "returned")}
+    before = {reason: await dropped(reason) for reason in ("hop_limit", "returned")}
     for address in shop.addresses:
-        flow = Asker(shop, address)
+        flow = UdpFlow(shop, address)
         for hops in (2, 1 + HOPS_LEFT):
             flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, hops)
-            assert await flow.ask(b"who?") is None
+            assert await flow.request(b"who?") is None
         flow.set(socket.IP_TTL, socket.IPV6_UNICAST_HOPS, 2 + HOPS_LEFT)
-        assert await flow.ask(b"who?") is not None
+        assert await flow.request(b"who?") is not None
 
     async def counted() -> bool:
-        return {reason: await ended(reason) for reason in before} == {
+        return {reason: await dropped(reason) for reason in before} == {
             reason: count + 2 for reason, count in before.items()
         }
 
-    await until(counted, "two drops of each kind for want of hops")
+    await until(counted, "two drops for each of the two reasons")
 
 
 async def test_load_balancer_addresses_answer_pings(shop: Shop) -> None:
@@ -237,7 +239,7 @@ async def test_load_balancer_addresses_answer_pings(shop: Shop) -> None:
             sock.connect((address, 0))
             body = struct.pack("!HH", 7, 1) + bytes(range(40))
             echo, reply = (128, 129) if six else (8, 0)
-            # The kernel fills in ICMPv6 checksums, not ICMP's.
+            # The kernel computes the checksum for ICMPv6, but not for ICMP.
             checksum = 0 if six else ~_folded(struct.pack("!BBH", echo, 0, 0) + body) & 0xFFFF
             await loop.sock_sendall(sock, struct.pack("!BBH", echo, 0, checksum) + body)
             async with asyncio.timeout(DEADLINE_S):
@@ -253,8 +255,8 @@ def _folded(data: bytes) -> int:
     return int(total)
 
 
-async def test_nothing_goes_in_circles(shop: Shop) -> None:
-    """A port of the VIP that no Service has: the gateway's blackhole route ends the packet, the
+async def test_packets_for_an_unused_port_do_not_loop(shop: Shop) -> None:
+    """No Service has this port of the VIP: the gateway's blackhole route drops the packet, and the
     router sees it once."""
     rule = "meta l4proto udp th dport 9 counter name met"
     await output(
@@ -269,8 +271,8 @@ async def test_nothing_goes_in_circles(shop: Shop) -> None:
             CLIENT, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
         ) as sock:
             for _ in range(50):
-                sock.sendto(b"anybody?", (address, 9))
-    await asyncio.sleep(0.5)  # what circles, circles within microseconds
+                sock.sendto(b"request", (address, 9))
+    await asyncio.sleep(0.5)  # a looping packet returns within microseconds
     listed = json.loads(
         await output(shop.site, ROUTER, "nft", "-j", "list", "counter", "inet", "circles", "met")
     )
@@ -280,8 +282,8 @@ async def test_nothing_goes_in_circles(shop: Shop) -> None:
 async def make(
     shop: Shop, name: str, ports: Mapping[str, int], selector: str = NAME, **labels: str
 ) -> tuple[str, ...]:
-    """Make or change a Service with these ports (http, dns), and wait until all gateways serve it
-    so; its addresses."""
+    """Create or change a Service with these ports (http, dns), wait until all gateways serve it,
+    and return its addresses."""
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -317,7 +319,7 @@ async def make(
             for plan, each in zip(plans, found, strict=True)
         )
 
-    await until(served, f"all gateways serve {name}")
+    await until(served, f"service of {name} by all gateways")
     return addresses
 
 
@@ -328,10 +330,10 @@ async def service_at(shop: Shop, gateway: str, name: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
-    """Nodes leave the Service to another proxy, which does not exist: nodes on the gateways' link
-    send its packets to the router, and so to a gateway. Nodes do not take packets out of a tunnel
-    for addresses that they do not serve."""
+async def test_a_packet_passes_a_gateway_only_once(shop: Shop) -> None:
+    """Nodes leave the Service to another service proxy, which does not exist: nodes on the
+    gateways' link send its packets to the router, which sends them to a gateway again. Nodes do not
+    accept packets from a tunnel for addresses that they do not serve."""
     site, sent = shop.site, 100
     addresses = await make(
         shop, "aside", {"http": 9080, "dns": 9053}, **{PROXY_NAME_LABEL: "other"}
@@ -367,15 +369,15 @@ async def test_a_packet_passes_a_gateway_once(shop: Shop) -> None:
     async def all_passed() -> bool:
         return (await counted())[0] >= everything
 
-    await until(all_passed, "the gateways pass all packets on")
-    await asyncio.sleep(0.5)  # what circles, circles within microseconds
+    await until(all_passed, "forwarding of all packets by the gateways")
+    await asyncio.sleep(0.5)  # a looping packet returns within microseconds
     passed, returned = await counted()
     assert passed == everything
-    assert 0 < returned < everything, "two nodes of four are on the link"
+    assert 0 < returned < everything, "some packets must return: two of four nodes are on the link"
 
 
 async def refused(shop: Shop, address: str, tcp: int, udp: int) -> tuple[bool, bool]:
-    """Return whether the client is refused at once: a connection, and a datagram."""
+    """Return whether the client is refused at once, for a connection and for a datagram."""
     host = f"[{address}]" if ":" in address else address
     code, _, _ = await shop.site.exec(CLIENT, ["curl", "-sS", "-m", "5", f"http://{host}:{tcp}/"])
     loop = asyncio.get_running_loop()
@@ -384,7 +386,7 @@ async def refused(shop: Shop, address: str, tcp: int, udp: int) -> tuple[bool, b
     ) as sock:
         sock.setblocking(False)
         sock.connect((address, udp))
-        await loop.sock_sendall(sock, b"anybody?")
+        await loop.sock_sendall(sock, b"request")
         try:
             async with asyncio.timeout(5):
                 await loop.sock_recv(sock, 2000)
@@ -395,7 +397,7 @@ async def refused(shop: Shop, address: str, tcp: int, udp: int) -> tuple[bool, b
     return code == CURL_REFUSED, False
 
 
-async def test_a_service_without_endpoints_refuses(shop: Shop) -> None:
+async def test_a_service_without_endpoints_refuses_clients(shop: Shop) -> None:
     addresses = await make(shop, "empty", {"http": 80, "dns": 53}, selector="nobody")
     for address in addresses:
         assert await refused(shop, address, 80, 53) == (True, True)
@@ -404,7 +406,7 @@ async def test_a_service_without_endpoints_refuses(shop: Shop) -> None:
     async def answered() -> bool:
         return not any([any(await refused(shop, address, 80, 53)) for address in addresses])
 
-    await until(answered, "its pods answer")
+    await until(answered, "an answer of the pods")
     await make(shop, "empty", {"http": 80, "dns": 53}, selector="nobody")
     for address in addresses:
         assert await refused(shop, address, 80, 53) == (True, True)
@@ -415,10 +417,10 @@ async def test_a_service_without_endpoints_refuses(shop: Shop) -> None:
     assert sum(each["refusal"] for each in messages) >= 8
 
 
-async def test_sctp(shop: Shop) -> None:
-    """The kernel may have no SCTP of its own: the association is opened by hand, at both ends. What
-    gateways and nodes make of it is real: the pod sees the client's address, and the client an
-    answer of the VIP."""
+async def test_sctp_reaches_pods_with_the_client_address(shop: Shop) -> None:
+    """The kernel may have no SCTP of its own, so the test opens the association with its own
+    packets at both ends. Gateways and nodes handle these packets as usual: the pod sees the
+    client's address, and the client receives an answer from the VIP."""
     site = shop.site
     service = {
         "apiVersion": "v1",
@@ -439,14 +441,14 @@ async def test_sctp(shop: Shop) -> None:
         )
         for pod in await shop.pods()
     }
-    met: set[str] = set()
+    reached: set[str] = set()
 
     async def serve(pod: str, sock: socket.socket) -> None:
         while True:
             packet = IP(await loop.sock_recv(sock, 2048))
             if SCTPChunkInit in packet:
                 assert packet.src == site.topology.host(CLIENT).addresses[0]
-                met.add(pod)
+                reached.add(pod)
                 answer = SCTP(
                     sport=SCTP_PORT, dport=packet[SCTP].sport, tag=packet[SCTPChunkInit].init_tag
                 )
@@ -464,14 +466,14 @@ async def test_sctp(shop: Shop) -> None:
         sock.setblocking(False)
     answered: set[int] = set()
 
-    async def hear() -> None:
+    async def read_answers() -> None:
         while True:
             packet = IP(await loop.sock_recv(client, 2048))
             if SCTPChunkInitAck in packet and packet.src == address:
                 answered.add(packet[SCTP].dport)
 
     tasks = [asyncio.ensure_future(serve(pod, sock)) for pod, sock in pods.items()] + [
-        asyncio.ensure_future(hear())
+        asyncio.ensure_future(read_answers())
     ]
     ports = range(20_000, 20_000 + 4 * FLOWS)
     try:
@@ -486,7 +488,7 @@ async def test_sctp(shop: Shop) -> None:
             return answered == set(ports)
 
         await until(all_answered, "an answer to each INIT")
-        assert met == pods.keys()
+        assert reached == pods.keys()
     finally:
         for task in tasks:
             task.cancel()

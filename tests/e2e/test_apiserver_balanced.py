@@ -1,6 +1,6 @@
-"""The balancer for API servers: the gateway starts first, without even a kubeconfig; then two real
-API servers start, which all clients, the gateway included, reach through it. Failures of an API
-server or of the gateway's process stop no client."""
+"""The balancer for API servers. The gateway starts first, without even a kubeconfig. Then two real
+API servers start, and all clients, including the gateway, reach them through the balancer. Failures
+of an API server or of the gateway's process affect no client for long."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ DEADLINE_S = 60.0
 ADDRESS, ADDRESS6 = "203.0.113.5", "2001:db8:f::5"
 URL, URL6 = f"https://{ADDRESS}:6443", f"https://[{ADDRESS6}]:6443"
 PORTS = (7443, 7444)
-MAX_LINES = 10
+MAX_CONNECTIONS = 10
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -84,8 +84,8 @@ class Gateway:
         )
 
     async def clean_up(self) -> None:
-        code, _, said = await self.site.exec("gw1", self._command("--cleanup"))
-        assert code == 0, said
+        code, _, output = await self.site.exec("gw1", self._command("--cleanup"))
+        assert code == 0, output
 
     async def ready(self) -> bool:
         code, _, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/readyz"])
@@ -98,10 +98,10 @@ class Gateway:
             int(row["scur"]) for server in self.servers for row in rows if row["svname"] == server
         ]
 
-    async def found(self) -> list[str]:
+    async def server_states(self) -> list[str]:
         """Return the state of the API servers, in the order of the configuration."""
-        _, said, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
-        shown = json.loads(said or "{}").get("api_servers", {}).get("servers", {})
+        _, output, _ = await self.site.exec("gw1", ["curl", "-sfm2", "http://127.0.0.1:9441/state"])
+        shown = json.loads(output or "{}").get("api_servers", {}).get("servers", {})
         return [shown.get(server, {}).get("state", "") for server in self.servers]
 
 
@@ -119,14 +119,14 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
             while not await holds():
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
+        pytest.fail(f"waited {DEADLINE_S:.0f} s in vain for {what}")
 
 
-async def asked(
+async def lists_services(
     site: Site, token: str, host: str = "client1", times: int = 1, url: str = URL
 ) -> bool:
-    """Return whether each of these connections, in sequence, gets the list of Services."""
-    ask = [
+    """Return whether each of these sequential connections gets the list of Services."""
+    argv = [
         "curl",
         "-skfm5",
         "-H",
@@ -134,13 +134,13 @@ async def asked(
         f"{url}/api/v1/namespaces/default/services",
     ]
     for _ in range(times):
-        if (await site.exec(host, ask))[0]:
+        if (await site.exec(host, argv))[0]:
             return False
     return True
 
 
-async def taken(site: Site) -> bool:
-    """Return whether a server accepts connections there."""
+async def accepts_connections(site: Site) -> bool:
+    """Return whether the balancer accepts connections."""
     try:
         _, writer = await site.connect("client1", ADDRESS, 6443, timeout_s=1)
     except Unavailable:
@@ -149,10 +149,14 @@ async def taken(site: Site) -> bool:
     return True
 
 
-async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_path: Path) -> None:
+async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process_fail(
+    site: Site, tmp_path: Path
+) -> None:
     gateway = Gateway(site, tmp_path)
     gateway.start()
-    await until("the balancer without any API server", lambda: taken(site))
+    await until(
+        "connections to the balancer without any API server", lambda: accepts_connections(site)
+    )
     assert not await gateway.ready()
 
     one = KubeApiServer(
@@ -167,67 +171,83 @@ async def test_the_gateway_comes_first_and_no_server_is_missed(site: Site, tmp_p
         await other.start_server()
         access = msgspec.structs.replace(one.access, server=URL)
         site.directory.write_kubeconfig(gateway.kubeconfig, settings.kubeconfig(site.name, access))
-        await until("the gateway, by the API that it balances", gateway.ready)
-        await until("both API servers", lambda: is_found(gateway, "ready", "ready"))
+        await until("readiness of the gateway, through its own balancer", gateway.ready)
+        await until("readiness of both API servers", lambda: has_states(gateway, "ready", "ready"))
         token = access.token
-        assert await asked(site, token, times=6)
-        assert await asked(site, token, url=URL6)
-        assert not await asked(site, token, "client2", url=URL6)
-        assert not await asked(site, token, "client2")
-        assert await asked(site, token, "gw1")
-        _, said, _ = await site.exec("gw1", ["fairlead", "status"])
-        rows = [line.split() for line in said.splitlines()]
+        assert await lists_services(site, token, times=6)
+        assert await lists_services(site, token, url=URL6)
+        assert not await lists_services(site, token, "client2", url=URL6)
+        assert not await lists_services(site, token, "client2")
+        assert await lists_services(site, token, "gw1")
+        _, output, _ = await site.exec("gw1", ["fairlead", "status"])
+        rows = [line.split() for line in output.splitlines()]
         assert ["API", "SERVER", "STATE", "OPEN", "CONNECTIONS"] in rows
         shown = {row[0]: row[1] for row in rows if row and row[0] in gateway.servers}
         assert shown == dict.fromkeys(gateway.servers, "ready")
 
-        # Its process is killed without effect on clients. Then an API server freezes: its clients
-        # are disconnected, and reconnect to the other one.
+        # The gateway's process is killed without effect on clients. Then an API server freezes: its
+        # clients are disconnected, and reconnect to the other one.
         await site.kill_role("gw1")
-        assert await asked(site, token, times=4)
-        await until("nobody's connections", lambda: has_open(gateway, 0, 0))
-        lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        while 0 in (held := await gateway.open_connections()) and len(lines) < MAX_LINES:
-            lines.append(await site.connect("client1", ADDRESS, 6443))
+        assert await lists_services(site, token, times=4)
+        await until("the end of all connections", lambda: has_open(gateway, 0, 0))
+        connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        while (
+            0 in (open_counts := await gateway.open_connections())
+            and len(connections) < MAX_CONNECTIONS
+        ):
+            connections.append(await site.connect("client1", ADDRESS, 6443))
             await asyncio.sleep(0.1)
-        assert all(held), held
+        assert all(open_counts), open_counts
         assert other.server is not None
         other.server.send(signal.SIGSTOP)
-        await until("the rest", lambda: asked(site, token, times=8))
-        ended = [asyncio.ensure_future(reader.read()) for reader, _ in lines]
-        await until("the end of what it has", lambda: are_done(ended, held[1]))
-        assert sum(each.done() for each in ended) == held[1] < len(ended)
+        await until("answers of the other API server", lambda: lists_services(site, token, times=8))
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in connections]
+        await until(
+            "the end of the connections of the frozen API server",
+            lambda: are_done(ended, open_counts[1]),
+        )
+        assert sum(each.done() for each in ended) == open_counts[1] < len(ended)
         gateway.start()
-        await until("another gateway process", gateway.ready)
-        await until("what it shows", lambda: is_found(gateway, "ready", "down"))
+        await until("readiness of the new gateway process", gateway.ready)
+        await until(
+            "the state `down` of the frozen API server",
+            lambda: has_states(gateway, "ready", "down"),
+        )
         other.server.send(signal.SIGCONT)
-        await until("the API server again", lambda: is_found(gateway, "ready", "ready"))
+        await until(
+            "readiness of the continued API server", lambda: has_states(gateway, "ready", "ready")
+        )
         for each in ended:
             each.cancel()
-        for _, writer in lines:
+        for _, writer in connections:
             writer.close()
 
         # An API server that reports itself as not ready keeps its connections.
-        lines = [await site.connect("client1", ADDRESS, 6443) for _ in range(2)]
+        connections = [await site.connect("client1", ADDRESS, 6443) for _ in range(2)]
         assert one.etcd is not None
         one.etcd.send(signal.SIGSTOP)
-        await until("that none is ready", lambda: is_found(gateway, "not ready", "not ready"))
-        ended = [asyncio.ensure_future(reader.read()) for reader, _ in lines]
+        await until(
+            "the state `not ready` of both API servers",
+            lambda: has_states(gateway, "not ready", "not ready"),
+        )
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in connections]
         assert not (await asyncio.wait(ended, timeout=1))[0]
         one.etcd.send(signal.SIGCONT)
-        await until("that they are ready", lambda: is_found(gateway, "ready", "ready"))
-        await until("answers", lambda: asked(site, token, times=4))
+        await until(
+            "readiness of both API servers again", lambda: has_states(gateway, "ready", "ready")
+        )
+        await until("answers of both API servers", lambda: lists_services(site, token, times=4))
         for each in ended:
             each.cancel()
-        for _, writer in lines:
+        for _, writer in connections:
             writer.close()
         await other.down()
 
     await site.kill_role("gw1")
-    assert await taken(site)
+    assert await accepts_connections(site)
     await gateway.clean_up()
-    assert not await taken(site)
+    assert not await accepts_connections(site)
 
 
-async def is_found(gateway: Gateway, *states: str) -> bool:
-    return await gateway.found() == list(states)
+async def has_states(gateway: Gateway, *states: str) -> bool:
+    return await gateway.server_states() == list(states)

@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 NODE = "node1"
 CAPABILITIES = {"ipip": "+net_admin,+bpf,+perfmon", "vxlan": "+net_admin"}
-"""tests/deploy/test_chart.py: what the chart gives."""
+"""The capabilities that the chart grants to such a node; tests/deploy/test_chart.py checks the
+chart."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CAPABILITIES)
@@ -46,8 +47,8 @@ async def run(site: Site, *options: str) -> None:
 
 
 def start(site: Site, name: str, port: int, allowed: str, **sections: Any) -> Process:
-    """A `fairlead node` with these sections in its configuration, and no more capabilities than are
-    named."""
+    """Start a `fairlead node` with these sections in its configuration, and with only these
+    capabilities."""
     config = yaml.safe_load(site.directory.config.read_text()) | sections
     path = site.directory.path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -74,7 +75,7 @@ def start(site: Site, name: str, port: int, allowed: str, **sections: Any) -> Pr
     )
 
 
-async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_process(
+async def test_a_node_that_only_decapsulates_creates_only_the_tunnel_which_outlives_the_process(
     site: Site,
 ) -> None:
     web = Web(site)
@@ -88,8 +89,8 @@ async def test_it_opens_the_tunnel_and_nothing_else_and_goes_on_without_its_proc
         return (await site.exec(NODE, ["curl", "-sf", f"http://127.0.0.1:{port}/readyz"]))[0] == 0
 
     proxy = start(site, "proxy", 9442, "+net_admin", tunnel={"kind": "none"})
-    await until(lambda: ready(9442), "the service proxy")
-    await web.settled([NODE])
+    await until(lambda: ready(9442), "readiness of the service proxy")
+    await web.await_weights([NODE])
     assert not await answers()
     before = await rules_of_the_proxy(site)
     tunnel = start(

@@ -1,4 +1,4 @@
-"""The gateway's own probes are dropped, so that all nodes seem dead. The Service is served
+"""All probes of the gateway are dropped, so that all nodes seem to be down. The Service is served
 according to the API, and an Event is written."""
 
 import os
@@ -14,7 +14,8 @@ from fairlead.plan.members import HEALTH_CHECKS_FAILING
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-BLIND = """add table inet blind; add chain inet blind out { type filter hook output priority 0; };
+DROP_PROBES = """add table inet blind;
+add chain inet blind out { type filter hook output priority 0; };
 add rule inet blind out ip daddr 192.0.2.0/24 tcp dport { 10256, 30000-32767 } drop"""
 
 
@@ -25,39 +26,39 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize("policy", ["Local", "Cluster"])
-async def test_a_service_goes_on_while_every_probe_fails(site: Site, policy: str) -> None:
+async def test_a_service_is_served_while_every_probe_fails(site: Site, policy: str) -> None:
     web = Web(site)
     await web.create(externalTrafficPolicy=policy)
     await web.place(["node1", "node2"])
 
-    async def told() -> bool:
+    async def has_event() -> bool:
         async with site.client() as client:
-            said = [
+            messages = [
                 each.message
                 for each in await client.list(EVENTS)
                 if each.reason == HEALTH_CHECKS_FAILING
             ]
-        return any(("port 10256" in message) == (policy == "Cluster") for message in said)
+        return any(("port 10256" in message) == (policy == "Cluster") for message in messages)
 
-    async def failing() -> bool:
+    async def has_note() -> bool:
         return "health port" in str(
             (await fetch(site, GATEWAY, "/state"))["services"][f"default/{NAME}"]["plan"]["notes"]
         )
 
-    async def proved() -> bool:
-        return not await failing()
+    async def has_no_note() -> bool:
+        return not await has_note()
 
-    async def blind() -> None:
-        await output(site, GATEWAY, "nft", BLIND.replace("\n", ""))
-        await until(failing, "a note about it")
-        await until(told, "an Event about it")
+    async def drop_probes() -> None:
+        await output(site, GATEWAY, "nft", DROP_PROBES.replace("\n", ""))
+        await until(has_note, "a note about the failing probes")
+        await until(has_event, "an Event about the failing probes")
 
     async with Load(site, web.address) as load:
-        period = await load.through(blind())
+        period = await load.counts_during(drop_probes())
         assert period.requests > 50
         assert (period.failed, period.broken) == (0, [])
         assert {state for _, state in (await web.members()).values()} == {"active"}
-        period = await load.through(output(site, GATEWAY, "nft", "delete table inet blind"))
+        period = await load.counts_during(output(site, GATEWAY, "nft", "delete table inet blind"))
         assert (period.failed, period.broken) == (0, [])
-        await until(proved, "the nodes answer again")
+        await until(has_no_note, "answers of the nodes to probes")
         assert {state for _, state in (await web.members()).values()} == {"active"}

@@ -1,4 +1,4 @@
-"""All gateways are killed (SIGKILL), or there never was one: Services keep their addresses, and
+"""All gateways are killed (SIGKILL), or no gateway ever existed: Services keep their addresses, and
 their status shows that no gateway is alive."""
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.load import Load, Web, until
-from tests.faults.test_real_server import unharmed
+from tests.faults.test_real_server import check_unharmed
 
 from fairlead.lab import process
 from fairlead.lab.site import Site, tear_down
@@ -43,7 +43,7 @@ def kubectl(site: Site) -> Kubectl:
     return Kubectl(site.directory.kubeconfig, f"fairlead-{site.name}")
 
 
-async def has(site: Site, status: str, reason: str) -> None:
+async def await_ready_condition(site: Site, status: str, reason: str) -> None:
     async def shown() -> bool:
         found = (await kubectl(site).service("web"))["status"].get("conditions", ())
         return (status, reason) in {
@@ -52,15 +52,15 @@ async def has(site: Site, status: str, reason: str) -> None:
             if each["type"] == "fairlead.io/Ready"
         }
 
-    await until(shown, f"Ready is {status}, {reason}")
+    await until(shown, f"condition Ready {status}, {reason}")
 
 
-async def described(site: Site, *words: str) -> None:
+async def await_described(site: Site, *words: str) -> None:
     async def shown() -> bool:
         text = await kubectl(site)("describe", "service", "web")
         return all(word in text for word in words)
 
-    await until(shown, f"kubectl describe shows {words}")
+    await until(shown, f"{words} in kubectl describe")
 
 
 async def status(site: Site, *options: str) -> str:
@@ -70,15 +70,15 @@ async def status(site: Site, *options: str) -> str:
 
 
 async def fairlead(lab: str, *words: str) -> str:
-    """Return the output of the program on this machine."""
+    """Return the output of the `fairlead` command on this machine."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         PROGRAM, *words, stdout=pipe, stderr=pipe, env=process.environment(lab, "fairlead")
     )
     async with asyncio.timeout(120):
-        told, errors = await child.communicate()
+        output, errors = await child.communicate()
     assert child.returncode == 0, errors.decode()
-    return told.decode()
+    return output.decode()
 
 
 async def instances(site: Site) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -87,8 +87,8 @@ async def instances(site: Site) -> dict[tuple[str, str], Mapping[str, Any]]:
     }
 
 
-async def test_all_roles_are_shown(web: Web) -> None:
-    await has(web.site, "True", "EndpointsReady")
+async def test_fairlead_status_shows_all_roles(web: Web) -> None:
+    await await_ready_condition(web.site, "True", "EndpointsReady")
     found = await instances(web.site)
     (controller,) = (each for (role, _), each in found.items() if role == "controller")
     assert controller["state"] == "leads"
@@ -109,7 +109,7 @@ async def test_all_roles_are_shown(web: Web) -> None:
     assert gateway["seen_s_ago"] is not None
 
 
-async def test_killed_gateways_are_noticed_and_packets_go_on(web: Web) -> None:
+async def test_killed_gateways_are_reported_and_packets_still_pass(web: Web) -> None:
     site = web.site
     async with Load(site, web.address) as load:
         await site.kill_role("gw1")
@@ -122,21 +122,21 @@ async def test_killed_gateways_are_noticed_and_packets_go_on(web: Web) -> None:
         assert row.startswith("gateway gw1 gone ")
         assert "by its own clock" in row
         assert "no gateway is alive" not in text
-        await has(site, "True", "EndpointsReady")
+        await await_ready_condition(site, "True", "EndpointsReady")
 
         await site.kill_role("gw2")
-        await has(site, "False", "NoGateway")
-        await described(site, "Warning", "NoGateway", "no gateway is alive", web.address)
+        await await_ready_condition(site, "False", "NoGateway")
+        await await_described(site, "Warning", "NoGateway", "no gateway is alive", web.address)
         assert "no gateway is alive" in await status(site)
 
         await site.start_role("gw1")
-        await has(site, "True", "EndpointsReady")
-        await described(site, "Normal", "Recovered", "NoGateway no longer holds")
+        await await_ready_condition(site, "True", "EndpointsReady")
+        await await_described(site, "Normal", "Recovered", "NoGateway no longer holds")
         await site.start_role("gw2")
-        unharmed(await load.take())
+        check_unharmed(await load.take())
 
 
-async def test_a_gateway_that_is_taken_away_takes_its_lease_along(web: Web) -> None:
+async def test_removing_a_gateway_deletes_its_lease(web: Web) -> None:
     site = web.site
     await site.stop_role("gw2")
     assert ("gateway", "gw2") in await instances(site)
@@ -159,7 +159,7 @@ async def test_a_gateway_that_is_taken_away_takes_its_lease_along(web: Web) -> N
     assert ("gateway", "gw2") not in await instances(site)
 
 
-async def test_a_lab_without_gateways() -> None:
+async def test_missing_gateways_are_reported() -> None:
     name = f"none{os.getpid()}"
     try:
         await fairlead("tests", "lab", "up", "--name", name, "--gateways", "0", "--nodes", "1")
@@ -169,8 +169,8 @@ async def test_a_lab_without_gateways() -> None:
         await web.create()
         await web.start(("node1",))
         assert web.address
-        await has(site, "False", "NoGateway")
-        await described(site, "Warning", "NoGateway", "no gateway is alive")
+        await await_ready_condition(site, "False", "NoGateway")
+        await await_described(site, "Warning", "NoGateway", "no gateway is alive")
         assert "no gateway is alive" in await status(site)
     finally:
         await tear_down(name)

@@ -1,6 +1,6 @@
-"""No separate gateways: every node is a gateway. Whichever node a packet enters at, it reaches a
-pod, with its source address, under Local. Three nodes share a link, and the fourth is behind the
-router, so that packets between nodes use both the link and the tunnel."""
+"""Every node is a gateway. With policy Local, a packet that enters at any node reaches a pod and
+keeps its source address. Three nodes share a link, and the fourth is behind the router, so that
+packets between nodes use both the link and the tunnel."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.crowd import Crowd, Shop, unharmed
+from tests.e2e.crowd import Crowd, Shop, check_unharmed
 from tests.e2e.load import NAME, addresses_of, output, until
 from tests.e2e.scenes import PROXY_NAME_LABEL
 from tests.e2e.test_shares import SOURCES
@@ -29,7 +29,7 @@ TABLE = 7471100
 PLACES = ("node1", "node1", "node4")
 """The nodes with pods."""
 CALLS = 40
-TRACES = {
+STATE_COMMANDS = {
     "nft list ruleset": "fairlead",
     "tc filter show dev eth0 ingress": "fairlead",
     "ip -4 rule": f"lookup {TABLE}",
@@ -37,7 +37,8 @@ TRACES = {
     "ip -4 route show table all": "blackhole",
     "ip -6 route show table all": "blackhole",
 }
-"""The commands that show state which roles leave, and the text by which it is recognized."""
+"""The commands that show the state of roles in the kernel, and the text by which each test
+recognizes it."""
 ROWS = {
     "ipip": Transport(tunnel="ipip"),
     "vxlan everywhere": Transport(tunnel="vxlan", forwarding="vxlan"),
@@ -71,27 +72,28 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[NodesShop]:
         transport=ROWS[request.param],
     )
     async with lab as site:
-        made = NodesShop(site)
-        await made.start(PLACES)
-        await made.create()
-        await made.settled(PLACES)
-        yield made
+        shop = NodesShop(site)
+        await shop.start(PLACES)
+        await shop.create()
+        await shop.await_weights(PLACES)
+        yield shop
 
 
-async def ask(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
-    """Return (pod, peer) as the pod reports them that a new TCP connection reaches."""
+async def call_by_tcp(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
+    """Open a TCP connection and return (pod, peer): the pod that answers, and the client address
+    that it sees."""
     reader, writer = await shop.site.connect(caller, address, 80)
     try:
         async with asyncio.timeout(5):
             writer.write(b"GET / HTTP/1.0\r\n\r\n")
-            said = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
-            return said["pod"], said["peer"]
+            answer = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+            return answer["pod"], answer["peer"]
     finally:
         writer.close()
 
 
-async def ask_by_datagram(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
-    """Return the same for UDP."""
+async def call_by_udp(shop: NodesShop, caller: str, address: str) -> tuple[str, str]:
+    """Send a UDP datagram and return (pod, peer) like `call_by_tcp`."""
     with shop.site.socket(
         caller, socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
     ) as sock:
@@ -100,18 +102,18 @@ async def ask_by_datagram(shop: NodesShop, caller: str, address: str) -> tuple[s
         await loop.sock_connect(sock, (address, 53))
         await loop.sock_sendall(sock, b"hello")
         async with asyncio.timeout(5):
-            said = json.loads(await loop.sock_recv(sock, 2000))
-        return said["pod"], said["peer"]
+            answer = json.loads(await loop.sock_recv(sock, 2000))
+        return answer["pod"], answer["peer"]
 
 
-@pytest.mark.parametrize("entrance", ["node1", "node2", "node3", "node4"])
-async def test_every_node_leads_to_every_pod(shop: NodesShop, entrance: str) -> None:
+@pytest.mark.parametrize("entry_node", ["node1", "node2", "node3", "node4"])
+async def test_every_pod_is_reached_through_every_node(shop: NodesShop, entry_node: str) -> None:
     pods = await shop.pods()
     client = shop.site.topology.host("client1").addresses
-    await shop.site.route_vips([entrance])
+    await shop.site.route_vips([entry_node])
     try:
         for address in shop.addresses:
-            for call in (ask, ask_by_datagram):
+            for call in (call_by_tcp, call_by_udp):
                 answers = [await call(shop, "client1", address) for _ in range(CALLS)]
                 assert {peer for _, peer in answers} == {client[":" in address]}
                 assert {pod for pod, _ in answers} == set(pods)
@@ -119,20 +121,20 @@ async def test_every_node_leads_to_every_pod(shop: NodesShop, entrance: str) -> 
         await shop.site.route_vips([host.name for host in shop.site.topology.gateways])
 
 
-async def test_callers_on_nodes_and_in_pods_are_answered_too(shop: NodesShop) -> None:
+async def test_clients_on_nodes_and_in_pods_are_answered(shop: NodesShop) -> None:
     (pod, *_) = await shop.pods()
     for caller in ("node1", "node2", "node4", f"default/{pod}"):
         for address in shop.addresses:
-            for call in (ask, ask_by_datagram):
+            for call in (call_by_tcp, call_by_udp):
                 answered = Counter([(await call(shop, caller, address))[0] for _ in range(5)])
                 assert answered.total() == 5
 
 
-async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(
+async def test_a_packet_passes_two_gateways_at_most_if_no_node_serves_its_service(
     shop: NodesShop,
 ) -> None:
-    """The packet may be sent to another node, which is also a gateway and does not serve the
-    Service either."""
+    """The first gateway may send the packet to another node, which is also a gateway and does not
+    serve the Service either. No further gateway passes it on."""
     site, sent = shop.site, 100
     service = {
         "apiVersion": "v1",
@@ -167,14 +169,14 @@ async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(
             len([each for each in plan["listeners"] if each["members"]]) == 2 for plan in plans
         )
 
-    await until(served, "all gateways serve it")
+    await until(served, "service by all gateways")
     for address in addresses:
         source = SOURCES[6 if ":" in address else 4]
         argv = [sys.executable, "-m", "fairlead.probe", "flood", "tcp", source, address, "9080"]
-        code, said, errors = await site.exec(
+        code, printed, errors = await site.exec(
             "client1", [*argv, "--count", str(sent), "--per-second", "2000"]
         )
-        assert (code, said.strip()) == (0, str(sent)), errors
+        assert (code, printed.strip()) == (0, str(sent)), errors
 
     async def passed() -> int:
         return sum(
@@ -187,14 +189,14 @@ async def test_a_packet_passes_one_gateway_where_nodes_leave_its_service_alone(
     async def all_passed() -> bool:
         return await passed() >= 2 * sent
 
-    await until(all_passed, "gateways pass all packets on")
-    await asyncio.sleep(0.5)  # what circles, circles within microseconds
+    await until(all_passed, "forwarding of all packets by the gateways")
+    await asyncio.sleep(0.5)  # a looping packet returns within microseconds
     assert await passed() == 2 * sent
 
 
-async def test_nothing_fails_while_pods_come_and_go(shop: NodesShop) -> None:
-    """The nodes' tables change one after the other; a packet that enters at one node and is passed
-    to another stays there meanwhile."""
+async def test_no_connection_fails_while_pods_are_added_and_deleted(shop: NodesShop) -> None:
+    """The tables of the nodes change one after the other. Meanwhile, a connection that enters at
+    one node and is passed to another stays there."""
     steps: Sequence[Sequence[str]] = (
         ("node2", "node2", "node3"),
         ("node4",),
@@ -208,10 +210,10 @@ async def test_nothing_fails_while_pods_come_and_go(shop: NodesShop) -> None:
             await shop.place(places)
 
     async with Crowd(shop, tcp=100, udp=0, quic=0, new_per_s=100) as crowd:
-        unharmed(await crowd.through(change()), gone=set(await shop.pods()))
+        check_unharmed(await crowd.counts_during(change()), gone=set(await shop.pods()))
 
 
-async def test_a_gateway_process_on_a_node_can_be_killed(shop: NodesShop) -> None:
+async def test_killing_the_roles_of_a_node_breaks_no_flow(shop: NodesShop) -> None:
     async def kill() -> None:
         for node in ("node1", "node2", "node4"):
             await shop.site.kill_role(node, "gateway")
@@ -222,17 +224,17 @@ async def test_a_gateway_process_on_a_node_can_be_killed(shop: NodesShop) -> Non
             await shop.site.start_role(node, "node")
 
     async with Crowd(shop, tcp=100, udp=20, quic=0, new_per_s=50) as crowd:
-        unharmed(await crowd.through(kill()))
+        check_unharmed(await crowd.counts_during(kill()))
 
 
-async def test_cleaning_up_leaves_nothing(shop: NodesShop) -> None:
+async def test_cleanup_leaves_nothing_in_the_kernel(shop: NodesShop) -> None:
     site = shop.site
     for role in ("gateway", "node"):
         await site.stop_role("node2", role)
         options = ["--config", str(site.directory.config)]
         options += ["--pin-path", str(site.directory.pins("node2"))] if role == "gateway" else []
         await output(site, "node2", "fairlead", role, *options, "--cleanup")
-    for look, ours in TRACES.items():
+    for look, ours in STATE_COMMANDS.items():
         assert ours in await output(site, "node1", *look.split()), look
         assert ours not in await output(site, "node2", *look.split()), look
     assert "fairlead" not in await output(site, "node2", "ip", "link")

@@ -1,7 +1,8 @@
 """Clients inside the cluster reach a Service of class proxy through a gateway, and therefore with a
-PROXY header: pods on nodes with and without an endpoint, the endpoint itself, nodes, pods in the
-host network. With `fairlead node`, and with the real kube-proxy. Switching the header on and off on
-a live Service has no effect on pods that accept both forms, whoever connects."""
+PROXY header. Clients are pods on nodes with and without an endpoint, the endpoint itself, nodes,
+and pods in the host network. The nodes run `fairlead node`, and then the real kube-proxy. Switching
+the header on and off for a Service in use breaks no connection, from any client, if the pods accept
+both forms."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import pytest_asyncio
 from tests.e2e.changes import pod
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.load import OPEN_CONNECTIONS, Load, output
-from tests.e2e.proxied import DEADLINE_S, PATIENCE_S, PROXY, call, ingress, told, until
+from tests.e2e.proxied import DEADLINE_S, PATIENCE_S, PROXY, await_described, call, ingress, until
 
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, LoadBalancerIngress, ObjectKey
@@ -30,7 +31,7 @@ PODS = {
     "beside": ("idle", "node1", False),
     "away": ("idle", "node3", False),
 }
-"""App, node, and whether it uses the node's network: of `hosted`, whose packets are those of
+"""The pods: app, node, and whether the pod is in the host network. Packets of `hosted` are those of
 node2."""
 CALLERS = {
     "client1": "client1",
@@ -85,49 +86,50 @@ async def entries(client: Client, name: str) -> Sequence[LoadBalancerIngress]:
             await asyncio.sleep(0.05)
 
 
-async def all_are_served_and_named(
+async def check_all_are_identified(
     site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """All clients are answered and identified. They resolve no names, and call the address behind a
-    hostname."""
+    """Check that all clients are answered, and that the pods see the client's address. Clients
+    resolve no names: for a hostname they call its address."""
     for name, fields in PROXIED.items():
         for address in filter(None, map(shown_address, shown[name])):
-            # With policy Cluster a node may hand a connection on to another one, in its own name.
+            # With policy Cluster a node may pass a connection to another node, with its own address
+            # as the source.
             senders = (
                 site.topology.of("gateway")
                 if "externalTrafficPolicy" not in fields
                 else site.topology.hosts
             )
-            for caller, known_as in CALLERS.items():
-                met = await settled(site, caller, address)
+            for caller, seen_as in CALLERS.items():
+                answers = await await_both_pods(site, caller, address)
                 family = ":" in address
-                named = {(said.get("proxy"), said.get("proxy_peer")) for said in met}
+                named = {(answer.get("proxy"), answer.get("proxy_peer")) for answer in answers}
                 assert named == {
-                    (fields["annotations"][HEADER], site.topology.host(known_as).addresses[family])
-                }, (caller, met)
-                assert {said["peer"] for said in met} <= {
+                    (fields["annotations"][HEADER], site.topology.host(seen_as).addresses[family])
+                }, (caller, answers)
+                assert {answer["peer"] for answer in answers} <= {
                     host.addresses[family] for host in senders
-                }, (caller, met)
+                }, (caller, answers)
 
 
-async def settled(site: Site, caller: str, address: str) -> list[dict[str, Any]]:
-    """Wait for a sequence of calls that both pods, and no others, answer. Each gateway learns for
-    itself that nodes answer, and with policy Cluster a node chooses a pod for each call."""
-    met: list[dict[str, Any]] = []
+async def await_both_pods(site: Site, caller: str, address: str) -> list[dict[str, Any]]:
+    """Wait for a sequence of calls that both pods, and no other, answer. Each gateway confirms the
+    nodes separately, and with policy Cluster a node chooses a pod for each call."""
+    answers: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while {said.get("pod") for said in met} != {"own", "hosted"}:
-                met = [await call(site, caller, address) for _ in range(CALLS)]
+            while {answer.get("pod") for answer in answers} != {"own", "hosted"}:
+                answers = [await call(site, caller, address) for _ in range(CALLS)]
     except TimeoutError:
-        pytest.fail(f"{caller} to {address} met {met}")
-    return met
+        pytest.fail(f"{caller} to {address}: last answers {answers}")
+    return answers
 
 
-async def nodes_answer_for_direct_alone(
+async def check_nodes_answer_only_for_direct(
     site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """Check that without a gateway a client inside gets an answer of class direct, from its own
-    node, and of no other class."""
+    """Check that without any gateway a client inside the cluster reaches a Service of class direct
+    through its own node, and no Service of another class."""
     await site.route_vips([])
     try:
         for entry in shown["direct"]:
@@ -138,25 +140,25 @@ async def nodes_answer_for_direct_alone(
         await site.route_vips([gateway.name for gateway in site.topology.gateways])
 
 
-async def test_with_our_own_service_proxy(
+async def test_pods_see_clients_inside_the_cluster_with_fairlead_node(
     site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
     assert [entry.ip_mode for entry in shown["direct"]] == ["VIP", "VIP"]
     assert [entry.ip_mode for name in ("first", "second") for entry in shown[name]] == ["Proxy"] * 4
     assert [entry.ip for entry in shown["named"]] == ["", ""]
-    await all_are_served_and_named(site, shown)
-    await nodes_answer_for_direct_alone(site, shown)
+    await check_all_are_identified(site, shown)
+    await check_nodes_answer_only_for_direct(site, shown)
 
 
-async def test_a_header_that_is_switched_costs_nobody_anything(
+async def test_switching_the_proxy_header_breaks_no_connection(
     site: Site, kubectl: Kubectl, shown: Mapping[str, Sequence[LoadBalancerIngress]]
 ) -> None:
-    """Pods accept connections with and without a header. Clients inside never bypass the gateways
-    meanwhile."""
+    """Pods accept connections with and without a header. Clients inside the cluster use the
+    gateways all the time."""
     await kubectl.apply("live", loadBalancerClass=PROXY)
     published = await ingress(kubectl, "live", lambda entry: entry["ipMode"] == "Proxy")
     address = published["ip"]
-    await settled(site, "client1", address)
+    await await_both_pods(site, "client1", address)
     outside, within = (
         Load(site, address, host=host, timeout_s=PATIENCE_S) for host in ("client1", "default/away")
     )
@@ -179,7 +181,7 @@ async def test_a_header_that_is_switched_costs_nobody_anything(
                 [],
                 OPEN_CONNECTIONS,
             ), period
-    await told(
+    await await_described(
         kubectl,
         "live",
         "ProxyHeaderSwitched",
@@ -190,23 +192,23 @@ async def test_a_header_that_is_switched_costs_nobody_anything(
 
 def begins_with(header: str) -> Callable[[dict[str, Any]], bool]:
     """Return whether the answer reports a connection with this header; `false`: without one."""
-    return lambda said: bool(said) and said.get("proxy", "false") == header
+    return lambda answer: bool(answer) and answer.get("proxy", "false") == header
 
 
-async def test_with_the_real_kube_proxy(
+async def test_pods_see_clients_inside_the_cluster_with_kube_proxy(
     site: Site, shown: Mapping[str, Sequence[LoadBalancerIngress]], kube_proxy: Path
 ) -> None:
     async def replace(node: str) -> None:
         await site.stop_role(node)
-        code, said, errors = await site.exec(
+        code, answer, errors = await site.exec(
             node, ["fairlead", "node", "--config", str(site.directory.config), "--cleanup"]
         )
-        assert code == 0, said + errors
+        assert code == 0, answer + errors
         await kubeproxy.start(site, node)
         tables = await output(site, node, "nft", "list", "tables")
         assert "kube-proxy" in tables
         assert "fairlead" not in tables
 
     await asyncio.gather(*(replace(node.name) for node in site.topology.of("node")))
-    await all_are_served_and_named(site, shown)
-    await nodes_answer_for_direct_alone(site, shown)
+    await check_all_are_identified(site, shown)
+    await check_nodes_answer_only_for_direct(site, shown)

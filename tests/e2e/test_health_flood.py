@@ -1,4 +1,4 @@
-"""A node whose health ports are flooded, from outside and by a pod of its own, stays a member of
+"""A node whose health ports are flooded, from outside and by one of its own pods, stays a member at
 all gateways."""
 
 import asyncio
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 FLOODING = Path(__file__).parents[2] / "bench" / "flooding.py"
 NODES = ("node1", "node2")
 FLOODED_S = 8.0
-"""Eighty probes of the node."""
+"""The duration of the flood: eighty probes of the node."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -31,7 +31,7 @@ async def web() -> AsyncIterator[Web]:
         web = Web(site)
         await web.start(NODES)
         await web.create(ipFamilyPolicy="PreferDualStack")
-        await web.settled(NODES)
+        await web.await_weights(NODES)
         yield web
 
 
@@ -42,7 +42,7 @@ def verdicts(site: Site) -> Counter[tuple[str, str]]:
     return Counter((each["target"], each["verdict"]) for each in probed)
 
 
-async def test_a_node_that_is_flooded_stays_a_member(web: Web) -> None:
+async def test_a_node_with_flooded_health_ports_stays_a_member(web: Web) -> None:
     site = web.site
     node = site.topology.host("node1")
     plan = (await fetch(site, GATEWAY, "/state"))["services"]["default/web"]["plan"]
@@ -57,8 +57,8 @@ async def test_a_node_that_is_flooded_stays_a_member(web: Web) -> None:
             floods.append((site.spawn(place, argv, label=f"flood/{place}", log=log), log))
         try:
             for _, log in floods:
-                await until(partial(_goes_on, log), "the flood")
-            period = await load.through(web.settled(NODES), watch_s=FLOODED_S)
+                await until(partial(_is_flooding, log), "the flood")
+            period = await load.counts_during(web.await_weights(NODES), watch_s=FLOODED_S)
             assert await web.members() == dict.fromkeys(NODES, (1, "active"))
         finally:
             for flood, _ in floods:
@@ -67,5 +67,5 @@ async def test_a_node_that_is_flooded_stays_a_member(web: Web) -> None:
     assert period.nodes.keys() == set(NODES)
 
 
-async def _goes_on(log: Path) -> bool:
+async def _is_flooding(log: Path) -> bool:
     return "flooding" in await asyncio.to_thread(log.read_text)

@@ -1,5 +1,5 @@
-"""Ingress behind a load balancer: applications see the client's address, and `fairlead ingress
-check` finds what is wrong."""
+"""Ingress controllers behind a load balancer: applications see the client's address, and `fairlead
+ingress check` finds wrong configurations."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from tests.drivers.inside import run_inside
 from tests.e2e.ingress import CONTROLLERS, EITHER_PORT, GATEWAY, HOSTS, Entry, Ingresses
 from tests.e2e.kubectl import Kubectl, service
 from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, until
-from tests.e2e.proxied import PATIENCE_S, PROXY, told
+from tests.e2e.proxied import PATIENCE_S, PROXY, await_described
 
 from fairlead.errors import Refused
 from fairlead.ingress.check import Plan, Report, check
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 CLIENT = "client1"
 DEADLINE_S = 60
 
-SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
+CASES: list[tuple[str, Class, Header, set[str]]] = [
     ("off", "direct", "none", set()),
     ("narrow", "direct", "none", {"HeaderMissing"}),
     ("wide", "direct", "none", {"HeaderMissing", "ClientMayForge"}),
@@ -45,13 +45,13 @@ SET_UPS: list[tuple[str, Class, Header, set[str]]] = [
     ("off", "proxy", "v2", {"HeaderNotExpected"}),
     ("narrow", "proxy", "v1", set()),
     ("narrow", "proxy", "v2", set()),
-    # Nothing precedes Fairlead's own headers here, and they come from the load balancer, which is
-    # trusted.
+    # The load balancer writes no header here, so a header that the client sends comes first. It
+    # arrives from the load balancer, which is trusted.
     ("narrow", "proxy", "none", {"HeaderMissing", "ClientMayForge"}),
     ("wide", "proxy", "v2", {"ClientMayForge"}),
 ]
-"""The set-up of the controller, the class, the header, and the findings that are required."""
-OTHERWISE: dict[tuple[Controller, str, Class], set[str]] = {("haproxy", "narrow", "direct"): set()}
+"""The configuration of the controller, the class, the header, and the required findings."""
+EXCEPTIONS: dict[tuple[Controller, str, Class], set[str]] = {("haproxy", "narrow", "direct"): set()}
 """HAProxy requires a header from trusted sources only: behind class direct, no client is trusted.
 """
 
@@ -78,42 +78,46 @@ async def ingresses(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[I
     ("trust", "by", "sends"),
     [("off", "direct", "none"), ("narrow", "proxy", "v1"), ("narrow", "proxy", "v2")],
 )
-async def test_applications_see_the_client(
+async def test_applications_see_the_client_address(
     ingresses: Ingresses, controller: Controller, trust: str, by: Class, sends: Header
 ) -> None:
-    """Two applications, by host name with TLS, over both families; behind class direct without any
-    setting."""
+    """Two applications, by host name with TLS, over both families. Behind class direct the
+    controllers need no setting."""
     own = ingresses.site.topology.host(CLIENT).addresses
     for application, name in zip(("app-a", "app-b"), HOSTS, strict=True):
         for address in ingresses.services[Entry(controller, trust, by, sends)]:
-            said = await ask(ingresses.site, address, name)
-            assert (said["pod"], said["forwarded_for"]) == (application, own[":" in address])
+            answer = await call_over_tls(ingresses.site, address, name)
+            assert (answer["pod"], answer["forwarded_for"]) == (application, own[":" in address])
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Controller) -> None:
-    """With and without TLS, over both families; there is no finding about a correct set-up."""
-    cases = list(itertools.product(SET_UPS, (False, True), range(2)))
+async def test_the_check_finds_every_wrong_configuration(
+    ingresses: Ingresses, controller: Controller
+) -> None:
+    """The cases are run with and without TLS, over both families. A correct configuration gets no
+    finding."""
+    cases = list(itertools.product(CASES, (False, True), range(2)))
 
     async def one(set_up: tuple[str, Class, Header, set[str]], tls: bool, family: int) -> None:
         trust, by, sends, expected = set_up
-        expected = OTHERWISE.get((controller, trust, by), expected)
-        asked = plan(ingresses, Entry(controller, trust, by, sends), tls, family)
+        expected = EXCEPTIONS.get((controller, trust, by), expected)
+        plan_of_case = plan(ingresses, Entry(controller, trust, by, sends), tls, family)
         report: Report
 
         async def as_expected() -> bool:
             nonlocal report
-            report = await check(asked)
+            report = await check(plan_of_case)
             return {
                 each.code for each in report.findings if each.severity in ("security", "error")
             } == expected
 
         try:
-            # There is no readiness to wait for in wrong set-ups: they never answer.
+            # With a wrong configuration no request ever succeeds, so there is no readiness to wait
+            # for.
             await until(as_expected, "the findings")
         except AssertionError:
             pytest.fail(
-                f"{trust} {by} {sends} {tls=} {family=}: {expected} is not what {report} says"
+                f"{trust} {by} {sends} {tls=} {family=}: expected {expected}, found {report}"
             )
         assert report.has_problems == bool(expected)
 
@@ -133,10 +137,11 @@ async def test_each_wrong_set_up_is_found(ingresses: Ingresses, controller: Cont
     ],
     ids=lambda each: each.name if isinstance(each, Entry) else "",
 )
-async def test_a_service_is_checked_by_its_name(
+async def test_the_check_accepts_the_name_of_a_service(
     ingresses: Ingresses, entry: Entry, expected: set[str]
 ) -> None:
-    """The command finds and tests the frontend, a pod and a node port, as a user would."""
+    """The command finds and tests the load-balancer address, a pod and a node port, as a user
+    would."""
     site = ingresses.site
     report = await checked(site, entry.name, "--echo", "/")
     found = {
@@ -159,8 +164,10 @@ async def test_a_service_is_checked_by_its_name(
         )
 
 
-async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
-    """HAProxy closes connections for which it has no server, as a pod does that expects no
+async def test_the_check_reports_no_header_problem_for_a_service_without_pods(
+    ingresses: Ingresses,
+) -> None:
+    """HAProxy closes connections for which it has no server, like a pod that does not expect a
     header."""
     site = ingresses.site
     await site.apply(
@@ -172,16 +179,16 @@ async def test_without_a_pod_no_header_is_blamed(ingresses: Ingresses) -> None:
     )
     await addresses_of(site, "deserted")
 
-    async def is_said() -> bool:
+    async def is_reported() -> bool:
         # No port is open until HAProxy has loaded the Service.
         report = await checked(site, "deserted")
         assert {each["code"] for each in report["findings"]} == {"NoPod"}
         return all(row["answer"]["outcome"] == "rejected" for row in report["calls"])
 
-    await until(is_said, "the balancer without a pod")
+    await until(is_reported, "the findings about the Service without pods")
 
 
-async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
+async def test_the_check_finds_forgeable_headers_behind_a_hostname_with_ipv6(
     ingresses: Ingresses, tmp_path: Path
 ) -> None:
     """A pod trusts headers from the balancer, which writes none: it would accept forged ones from
@@ -200,8 +207,8 @@ async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
         name = await hostname()
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{address_in(name)} {name}\n")
-    # nip.io's DNS is out of the lab's reach; what it would say stands in a file that this command
-    # alone sees.
+    # The lab cannot reach the DNS of nip.io. The hosts file, which only this command sees, contains
+    # its answer.
     there = [
         "unshare",
         "--mount",
@@ -228,15 +235,15 @@ async def test_behind_a_hostname_that_leads_to_ipv6_forgery_is_found(
             "ClientMayForge",
         } and "2001:2:0:fe::2 is trusted" in "".join(messages.values())
 
-    await until(is_found, "the forgery")
+    await until(is_found, "the finding about forged headers")
 
 
-async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_second_service(
+async def test_moving_clients_to_a_second_service_loses_no_connection(
     ingresses: Ingresses,
 ) -> None:
-    """nginx takes connections with a header on one port, without on another (docs/proxy.md):
-    clients go from Service to Service and lose nothing; one Service that is switched costs new
-    connections, and its owner is told what to do instead."""
+    """nginx accepts connections with a header on one port, and without a header on another
+    (docs/proxy.md). Moving clients from one Service to another loses no connection. Switching one
+    Service loses new connections, and an Event tells its owner what to do instead."""
     site, kubectl = (
         ingresses.site,
         Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name),
@@ -252,44 +259,53 @@ async def test_a_server_that_takes_one_kind_of_connection_is_switched_by_a_secon
         async with Load(site, second, timeout_s=PATIENCE_S) as clients:
             assert (await plain(site, second))["forwarded_for"] == own
             await site.apply([to_nginx("second", expecting, "v2")])
-            await told(
+            await await_described(
                 kubectl,
                 "second",
                 "ProxyHeaderSwitched",
                 "pods must already accept both versions",
             )
             for load in (old_clients, clients):
-                assert lost(await load.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
+                assert losses(await load.counts_during(asyncio.sleep(0))) == (
+                    {},
+                    [],
+                    OPEN_CONNECTIONS,
+                )
 
-            # What docs/proxy.md warns of: open connections go on, new ones fail until it is taken
-            # back.
+            # This is the effect that docs/proxy.md warns of: open connections continue, and new
+            # ones fail until the change is reverted.
             await site.apply([to_nginx("first", without, "v2")])
-            await told(
+            await await_described(
                 kubectl,
                 "first",
                 "ProxyHeaderSwitched",
                 "connections with and without a header",
                 "move clients to a second Service",
             )
-            failures, broken, still_open = lost(await old_clients.through(asyncio.sleep(0)))
+            failures, broken, still_open = losses(await old_clients.counts_during(asyncio.sleep(0)))
             assert (bool(failures), broken, still_open) == (True, [], OPEN_CONNECTIONS)
             await site.apply([to_nginx("first", without)])
-            await until(partial(plain, site, first), "the first Service again")
-            assert lost(await old_clients.through(asyncio.sleep(0))) == ({}, [], OPEN_CONNECTIONS)
+            await until(partial(plain, site, first), "an answer of the first Service")
+            assert losses(await old_clients.counts_during(asyncio.sleep(0))) == (
+                {},
+                [],
+                OPEN_CONNECTIONS,
+            )
 
             await old.aclose()
             async with site.client() as client:
                 await client.delete(SERVICES, ObjectKey("default", "first"))
             await until(partial(is_gone, site, first), "the end of the first Service")
-            assert lost(await clients.take()) == ({}, [], OPEN_CONNECTIONS)
+            assert losses(await clients.take()) == ({}, [], OPEN_CONNECTIONS)
 
 
-async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_nothing_is_lost(
+async def test_switching_the_header_of_a_server_that_accepts_both_forms_loses_no_connection(
     ingresses: Ingresses,
 ) -> None:
-    """HAProxy that looks for a header from the gateways (docs/proxy.md): on, to the other version,
-    and off, under load. New connections are logged with the client's address from the switch on,
-    until the switch off; open ones as they began."""
+    """HAProxy accepts connections with and without a header from the gateways (docs/proxy.md). The
+    header is switched on, to the other version, and off, under load. New connections are logged
+    with the client's address while the header is on; open connections keep the address with which
+    they began."""
     site, kubectl = (
         ingresses.site,
         Kubectl(ingresses.site.directory.kubeconfig, ingresses.site.name),
@@ -297,42 +313,45 @@ async def test_a_server_that_takes_both_kinds_of_connection_is_switched_and_noth
     client, gateway = (site.topology.host(host).addresses[0] for host in (CLIENT, GATEWAY))
     await site.apply([to_either("")])
     (address,) = await addresses_of(site, "either")
-    await until(partial(plain, site, address), "the Service")
+    await until(partial(plain, site, address), "an answer of the Service")
 
-    async def switch(header: str, told_as: str) -> None:
+    async def switch(header: str, described_as: str) -> None:
         await site.apply([to_either(header)])
-        await told(kubectl, "either", f"new connections begin with {told_as}, ")
+        await await_described(kubectl, "either", f"new connections begin with {described_as}, ")
 
     async with AsyncExitStack() as loads:
         open_since_none = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
-        assert (await open_since_none.through(asyncio.sleep(0))).clients.keys() == {gateway}
-        assert await wrong(ingresses, address, "none") == {"AddressLost", "ClientMayForge"}
-        through_switch = await open_since_none.through(switch("v1", "a PROXY header v1"))
-        assert lost(through_switch) == ({}, [], OPEN_CONNECTIONS)
+        assert (await open_since_none.counts_during(asyncio.sleep(0))).clients.keys() == {gateway}
+        assert await problem_codes(ingresses, address, "none") == {"AddressLost", "ClientMayForge"}
+        through_switch = await open_since_none.counts_during(switch("v1", "a PROXY header v1"))
+        assert losses(through_switch) == ({}, [], OPEN_CONNECTIONS)
         assert client in through_switch.clients
         assert through_switch.clients.keys() <= {gateway, client}
 
         open_since_v1 = await loads.enter_async_context(Load(site, address, timeout_s=PATIENCE_S))
-        for header, told_as, seen in (
+        for header, described_as, seen in (
             ("v2", "a PROXY header v2", client),
             ("", "no PROXY header", gateway),
         ):
             await open_since_none.take()
             during = (
-                await open_since_v1.through(switch(header, told_as)),
+                await open_since_v1.counts_during(switch(header, described_as)),
                 await open_since_none.take(),
             )
-            after = await open_since_v1.through(asyncio.sleep(0)), await open_since_none.take()
+            after = (
+                await open_since_v1.counts_during(asyncio.sleep(0)),
+                await open_since_none.take(),
+            )
             for period, begun in (
                 *zip(during, (client, gateway), strict=True),
                 *zip(after, (client, gateway), strict=True),
             ):
-                assert lost(period) == ({}, [], OPEN_CONNECTIONS)
+                assert losses(period) == ({}, [], OPEN_CONNECTIONS)
                 assert period.clients.keys() <= {client, seen}
                 assert period.open_clients.keys() == {begun}
             assert {who for period in after for who in period.clients} == {seen}
             if header:
-                assert await wrong(ingresses, address, header) == set()
+                assert await problem_codes(ingresses, address, header) == set()
 
 
 async def checked(
@@ -360,7 +379,7 @@ async def checked(
     return report
 
 
-async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
+async def problem_codes(ingresses: Ingresses, address: str, sends: str) -> set[str]:
     """Return the findings of a check of the Service and of the pod behind it."""
     behind = f"{ingresses.pods['haproxy'][0]}:{EITHER_PORT}"
     argv = [
@@ -387,26 +406,26 @@ async def wrong(ingresses: Ingresses, address: str, sends: str) -> set[str]:
 
 
 async def plain(site: Site, address: str) -> dict[str, Any]:
-    """Return the application's answer over HTTP; "" without one."""
+    """Return the application's answer over HTTP; an empty dictionary without one."""
     code, output, _ = await site.exec(
         CLIENT, ["curl", "-sf", "--max-time", "2", "-H", f"Host: {HOSTS[0]}", f"http://{address}/"]
     )
-    said: dict[str, Any] = {} if code else json.loads(output)
-    return said
+    answer: dict[str, Any] = {} if code else json.loads(output)
+    return answer
 
 
 async def is_gone(site: Site, address: str) -> bool:
     return not await plain(site, address)
 
 
-def lost(period: Period) -> tuple[dict[str, int], list[Broken], int]:
+def losses(period: Period) -> tuple[dict[str, int], list[Broken], int]:
     """Return the failed new connections by error, the broken open ones, and the number of open
     ones."""
     return period.failures, period.broken, period.open_connections
 
 
 def to_nginx(name: str, port: int, header: str = "", **spec: Any) -> dict[str, Any]:
-    """A Service of class proxy for a port of nginx."""
+    """Return a Service of class proxy for a port of nginx."""
     annotations = {"fairlead.io/proxy-protocol": header} if header else {}
     ports = [{"name": "web", "port": 80, "targetPort": port}]
     fields = {"selector": {"app": "nginx"}, "loadBalancerClass": PROXY, "ports": ports} | spec
@@ -414,7 +433,8 @@ def to_nginx(name: str, port: int, header: str = "", **spec: Any) -> dict[str, A
 
 
 def to_either(header: str) -> dict[str, Any]:
-    """A Service of class proxy for the port of HAProxy that takes both."""
+    """Return a Service of class proxy for the port of HAProxy that accepts connections with and
+    without a header."""
     annotations = {"fairlead.io/proxy-protocol": header} if header else {}
     ports = [{"name": "web", "port": 80, "targetPort": EITHER_PORT}]
     return service(
@@ -426,8 +446,8 @@ def to_either(header: str) -> dict[str, Any]:
     )
 
 
-async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
-    """What an application says to the client, over TLS with SNI."""
+async def call_over_tls(site: Site, address: str, name: str) -> dict[str, Any]:
+    """Return the answer of an application to the client, over TLS with SNI."""
     where = f"[{address}]" if ":" in address else address
     argv = [
         "curl",
@@ -440,12 +460,12 @@ async def ask(site: Site, address: str, name: str) -> dict[str, Any]:
     ]
     code, output, errors = await site.exec(CLIENT, argv)
     assert code == 0, f"{name} at {address}: {code} {errors}"
-    said: dict[str, Any] = json.loads(output)
-    return said
+    answer: dict[str, Any] = json.loads(output)
+    return answer
 
 
 def plan(ingresses: Ingresses, entry: Entry, tls: bool, family: int) -> Plan:
-    """The Service, and the pod itself behind it."""
+    """Return a plan of `fairlead ingress check` for the Service and the pod behind it."""
     front = ingresses.services[entry][family], 443 if tls else 80
     own = ingresses.pods[entry.controller][family], ingresses.port(entry.trust, tls=tls)
     entry_points = [EntryPoint(*end, tls, HOSTS[0]) for end in (front, own)]

@@ -1,5 +1,5 @@
-"""Two controllers, one leader: after any change of leadership, every Service has one address of its
-own, which was written once."""
+"""Two controllers, of which one is the leader: after any change of leadership, every Service has
+its own address, which was written once."""
 
 import asyncio
 import json
@@ -80,11 +80,12 @@ async def addresses(site: Site, names: list[str]) -> dict[str, str]:
 
 
 class Written(NamedTuple):
-    """How often the address of each Service was written, according to the API server's log. `cut`:
-    writes whose answer was lost when the writer was killed; they may have taken effect or not."""
+    """How often the address of each Service was written, according to the API server's log.
+    `interrupted`: Services whose write got no answer because the writer was killed; the write may
+    have taken effect or not."""
 
     times: Counter[str]
-    cut: set[str]
+    interrupted: set[str]
 
 
 def published(site: Site) -> Written:
@@ -100,7 +101,7 @@ def published(site: Site) -> Written:
 
 
 def patches(site: Site) -> Iterator[tuple[str, str, int]]:
-    """Path, query and status of every PATCH."""
+    """Return path, query and status code of every PATCH in the API server's log."""
     if site.size.apiserver == "embedded":
         with urllib.request.urlopen(f"{site.url}/_requests", timeout=10) as answer:
             yield from (
@@ -113,7 +114,8 @@ def patches(site: Site) -> Iterator[tuple[str, str, int]]:
         real_server(site.topology, site.directory).audit_log.read_text().splitlines(keepends=True)
     ):
         if not line.endswith("\n"):
-            continue  # still being written: about something later
+            # This line is incomplete: its request is later than all complete ones.
+            continue
         told = json.loads(line)
         if told["verb"] == "patch" and told["stage"] in ("ResponseComplete", "Panic"):
             path, _, query = told["requestURI"].partition("?")
@@ -131,30 +133,32 @@ async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize(
-    "fate", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda fate: fate.name
+    "ending", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda ending: ending.name
 )
-async def test_leadership_passes_on_under_load(site: Site, fate: signal.Signals) -> None:
+async def test_every_service_gets_one_address_when_the_leader_changes(
+    site: Site, ending: signal.Signals
+) -> None:
     controllers = Controllers(site)
     leader = process.one(site.name, "control/controller")
     before = await controllers.holder()
     second = controllers.start("second")
     try:
-        names = [f"{fate.name.lower()}-{number}" for number in range(60)]
+        names = [f"{ending.name.lower()}-{number}" for number in range(60)]
         load = asyncio.ensure_future(create(site, names))
         await asyncio.sleep(0.6)
-        leader.send(fate)
-        # Leadership may change again before the end: a controller that a busy machine keeps from
-        # renewing in time loses the Lease.
+        leader.send(ending)
+        # Leadership may change again before the end: on a busy machine a controller may fail to
+        # renew in time, and lose the Lease.
         await controllers.other_than(before)
-        if fate == signal.SIGSTOP:
+        if ending == signal.SIGSTOP:
             leader.send(signal.SIGCONT)
         await load
-        given = await addresses(site, names)
-        assert len(set(given.values())) == len(names), "two Services on one address"
+        assigned = await addresses(site, names)
+        assert len(set(assigned.values())) == len(names), "two Services on one address"
         written = published(site)
         wrong = {name: written.times[name] for name in names if written.times[name] != 1}
         assert {
-            name for name, times in wrong.items() if times or name not in written.cut
+            name for name, times in wrong.items() if times or name not in written.interrupted
         } == set(), f"written so often: {wrong}"
     finally:
         await second.stop(5)

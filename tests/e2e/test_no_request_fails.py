@@ -1,10 +1,11 @@
-"""No request fails: under a steady load of new and of long-lived connections, whatever happens to
+"""No request fails under a steady load of new and long-lived connections, whatever happens to
 Fairlead or to the pods.
 
 Each test puts one Service with policy Local, with five pods placed 3/1/1/0 on four nodes, through
-an event of one kind, and counts: `failed`, new connections without an answer within a second;
-`broken`, open connections that the server did not end. Real packets, real processes, real SIGKILL.
-Random moments follow from the seed, which a failure prints; FAIRLEAD_SEED sets it."""
+events of one type, and counts: `failed`, new connections without an answer within a second;
+`broken`, open connections that ended although the server did not end them. Packets, processes and
+SIGKILLs are real. Random moments follow from the seed, which a failure prints; FAIRLEAD_SEED sets
+it."""
 
 import asyncio
 import os
@@ -35,14 +36,16 @@ CONTROLLER = "control"
 NODES = ("node1", "node2", "node3", "node4")
 FOREIGN_FILTER = ("dev", "eth0", "ingress", "pref", "7")
 EVERY_WATCH: dict[str, Any] = {"method": "GET", "path": "[?&]watch=true", "count": 22}
-"""A fault that occurs once for each watch: three of each role, four of the lab's control plane."""
+"""A fault that occurs once for each watch: three watches of each role, four of the lab's control
+plane."""
 
 BACK_WITHIN_MS = 1000
 """The maximum outage of a client after the death of a node."""
 
 
-def dice(test: str) -> random.Random:
-    """The random choices of one test. Printed, so that a failure shows how to repeat it."""
+def seeded_random(test: str) -> random.Random:
+    """Return the random source of one test. Its seed is printed, so that a failure shows how to
+    repeat the test."""
     print(f"FAIRLEAD_SEED={SEED}")
     return random.Random(f"{SEED} {test}")
 
@@ -56,10 +59,10 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def web(site: Site) -> Web:
-    """The Service in a known state, whatever the previous test left."""
+    """Return the Service in a known state, whatever state the previous test left."""
     process.one(site.name, SERVER_LABEL).send(signal.SIGCONT)
     web = Web(site)
-    await until(web.answers, "the API server stayed away")
+    await until(web.api_server_answers, "answers of the API server")
     async with site.client() as client:
         await client.request("DELETE", "/_faults")
     await site.route_vips([GATEWAY])
@@ -80,16 +83,16 @@ def runs(site: Site, host: str) -> bool:
     return any(role.label == label for role in process.find(site.name, label))
 
 
-def unharmed(period: Period) -> None:
+def check_unharmed(period: Period) -> None:
     """Check that no connection failed, and that there were connections."""
     assert period.requests > 50
     assert (period.failed, period.broken) == (0, []), f"seed {SEED}: {period}"
 
 
-def nearly_unharmed(period: Period, late: int) -> None:
-    """Check that no connection broke, and that at most this many had to retry. While the API server
-    fails, a gateway may not learn that the only pod of a node is deleted; its probes find out, and
-    a client that connected in between is answered a second later."""
+def check_nearly_unharmed(period: Period, late: int) -> None:
+    """Check that no connection broke, and that at most `late` connections had to retry. While the
+    API server fails, a gateway may not learn that the only pod of a node is deleted, until its
+    probes show it. A client that connects in between is answered a second later."""
     assert period.requests > 50
     assert period.broken == [], f"seed {SEED}: {period}"
     assert period.failed <= late, f"seed {SEED}: {period}"
@@ -97,8 +100,8 @@ def nearly_unharmed(period: Period, late: int) -> None:
     assert period.longest_gap_ms < BACK_WITHIN_MS + 1_000, f"seed {SEED}: {period}"
 
 
-async def test_the_load_sees_what_is_lost(web: Web) -> None:
-    """Proof that the other tests can fail: for four seconds the router has no route to the VIP."""
+async def test_the_load_counts_lost_connections(web: Web) -> None:
+    """The load must be able to fail: for four seconds the router has no route to the VIP."""
 
     async def cut() -> None:
         await web.site.route_vips([])
@@ -106,19 +109,19 @@ async def test_the_load_sees_what_is_lost(web: Web) -> None:
         await web.site.route_vips([GATEWAY])
 
     async with Load(web.site, web.address) as load:
-        period = await load.through(cut())
+        period = await load.counts_during(cut())
     assert period.failed > 0
     assert len(period.broken) > 0
     assert period.longest_gap_ms > 3000
 
 
-async def test_roles_are_killed_at_any_moment(web: Web) -> None:
-    """Each role again and again, several at once. Nothing in the cluster changes, so the nodes'
-    rules must not either."""
-    chance = dice("roles")
+async def test_no_request_fails_when_roles_are_killed_at_any_moment(web: Web) -> None:
+    """Each role is killed repeatedly, several roles at the same time. Nothing in the cluster
+    changes, so the rules of the nodes must not change either."""
+    chance = seeded_random("roles")
     before = {node: await rules(web.site, node) for node in NODES}
 
-    async def torment(host: str, own: random.Random) -> None:
+    async def kill_repeatedly(host: str, own: random.Random) -> None:
         for _ in range(3):
             await asyncio.sleep(own.uniform(0.0, 3.0))
             await web.site.kill_role(host)
@@ -128,19 +131,19 @@ async def test_roles_are_killed_at_any_moment(web: Web) -> None:
     async def all_at_once() -> None:
         async with asyncio.TaskGroup() as group:
             for host in (CONTROLLER, GATEWAY, *NODES):
-                group.create_task(torment(host, random.Random(chance.random())))
-        await web.settled(PLACEMENT)
+                group.create_task(kill_repeatedly(host, random.Random(chance.random())))
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(all_at_once()))
+        check_unharmed(await load.counts_during(all_at_once()))
     assert {node: await rules(web.site, node) for node in NODES} == before
 
 
-async def test_roles_hang(web: Web) -> None:
-    """The roles are stopped for some seconds, as on a machine without free memory. A node whose
-    health port does not answer gets no new connections and keeps the open ones. A gateway that was
-    stopped does not attribute its own silence to the nodes."""
-    chance = dice("hang roles")
+async def test_no_request_fails_while_roles_are_stopped(web: Web) -> None:
+    """The roles are stopped (SIGSTOP) for some seconds, like on a machine without free memory. A
+    node whose health port does not answer gets no new connections and keeps the open ones. A
+    gateway that was stopped does not attribute its own silence to the nodes."""
+    chance = seeded_random("hang roles")
 
     async def stop(host: str, after_s: float, for_s: float) -> None:
         role = process.one(web.site.name, f"{host}/{ROLES[web.site.topology.host(host).kind]}")
@@ -155,16 +158,16 @@ async def test_roles_hang(web: Web) -> None:
         async with asyncio.TaskGroup() as group:
             for host in (CONTROLLER, GATEWAY, *NODES):
                 group.create_task(stop(host, chance.uniform(0.0, 3.0), chance.uniform(0.2, 3.0)))
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(hang()))
+        check_unharmed(await load.counts_during(hang()))
 
 
-async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
-    """The kernel forwards without the process as before, and the successor changes nothing: no
-    member is removed because its node has not been probed yet."""
-    chance = dice("gateway")
+async def test_a_restarted_gateway_leaves_the_forwarding_state_unchanged(web: Web) -> None:
+    """The kernel forwards without the process as before, and the next process changes nothing: it
+    removes no member only because it has not probed the node yet."""
+    chance = seeded_random("gateway")
     left = await forwarding(web.site)
     dropped = await drops(web.site)
 
@@ -178,15 +181,15 @@ async def test_a_gateway_adopts_what_its_predecessor_left(web: Web) -> None:
             assert await forwarding(web.site) == left
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.counts_during(die_and_return()))
         assert await drops(web.site) == dropped
     assert await forwarding(web.site) == left
 
 
-async def test_the_api_server_hangs(web: Web) -> None:
-    """Stopped for some seconds. Roles die and start meanwhile, and what is asked of the API arrives
-    when it goes on."""
-    chance = dice("hang")
+async def test_no_request_fails_while_the_api_server_hangs(web: Web) -> None:
+    """The API server is stopped (SIGSTOP) for some seconds. Meanwhile roles are killed and
+    restarted, and their requests are answered when it continues."""
+    chance = seeded_random("hang")
     server = process.one(web.site.name, SERVER_LABEL)
     target = [*PLACEMENT, "node4"]
 
@@ -207,16 +210,16 @@ async def test_the_api_server_hangs(web: Web) -> None:
             group.create_task(web.start(["node4"]))
             for host in (GATEWAY, CONTROLLER, "node2"):
                 group.create_task(restart(host))
-        await web.settled(target)
+        await web.await_weights(target)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(hang()))
+        check_unharmed(await load.counts_during(hang()))
 
 
-async def test_the_api_server_fails(web: Web) -> None:
-    """Watches are cut, expire and are refused, lists fail, connections are refused, while pods move
-    to and fro."""
-    chance = dice("faults")
+async def test_no_request_fails_while_the_api_server_fails(web: Web) -> None:
+    """Watches are closed, expire and are refused, lists fail, and connections are refused, while
+    pods move between nodes."""
+    chance = seeded_random("faults")
     faults: list[list[dict[str, Any]]] = [
         [{"action": "cut"} | EVERY_WATCH],
         [{"action": "expire"} | EVERY_WATCH],
@@ -233,21 +236,22 @@ async def test_the_api_server_fails(web: Web) -> None:
                 if any(kind["action"] == "refuse" for kind in kinds):
                     await web.site.kill_role("node3")
                     await web.site.start_role("node3")
-                    await until(web.answers, "the API server stayed away")
+                    await until(web.api_server_answers, "answers of the API server")
                 await web.place([*PLACEMENT, "node4"] if number % 2 == 0 else PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        nearly_unharmed(await load.through(fail()), late=len(faults))
+        check_nearly_unharmed(await load.counts_during(fail()), late=len(faults))
 
 
-async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
-    """As Kubernetes does it: a new pod first, then the old one ends when its callers have gone."""
+async def test_no_request_fails_while_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
+    """Pods are replaced like by Kubernetes: first a new pod is created, then the old one ends when
+    its clients have gone."""
 
     async def roll_out() -> None:
         for name, node in (await web.pods()).items():
             await web.start([node])
             await web.end([name])
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async def move() -> None:
         await web.place(["node1", "node1", "node1", "node4", "node3"])
@@ -258,13 +262,13 @@ async def test_pods_are_rolled_out_moved_and_scaled(web: Web) -> None:
 
     async with Load(web.site, web.address) as load:
         for event in (roll_out, move, scale):
-            unharmed(await load.through(event(), watch_s=2))
+            check_unharmed(await load.counts_during(event(), watch_s=2))
 
 
-async def test_a_service_is_edited(web: Web) -> None:
-    """Each edit and its opposite, in place. Another policy has another health port, of which a
-    gateway has no result at first. It must not send traffic to a pod that is terminating and
-    serving according to the API, but no longer answers."""
+async def test_no_request_fails_while_a_service_is_edited(web: Web) -> None:
+    """Each field is edited and changed back, in place. Another policy has another health port, for
+    which a gateway has no result at first. The gateway must not send traffic to a pod that is
+    terminating and serving according to the API but no longer answers."""
     port = {"port": 80, "targetPort": "http"}
     edits: list[dict[str, Any]] = [
         {"externalTrafficPolicy": "Cluster"},
@@ -282,7 +286,7 @@ async def test_a_service_is_edited(web: Web) -> None:
             for spec in edits:
                 await client.patch(SERVICES, ("default", NAME), {"spec": spec})
                 await asyncio.sleep(0.5)
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     await web.place([*PLACEMENT, "node4"])
     [name] = [name for name, node in (await web.pods()).items() if node == "node4"]
@@ -291,31 +295,31 @@ async def test_a_service_is_edited(web: Web) -> None:
     try:
         await web.place(PLACEMENT)
         async with Load(web.site, web.address) as load:
-            unharmed(await load.through(edit()))
+            check_unharmed(await load.counts_during(edit()))
     finally:
         silent.send(signal.SIGCONT)
 
 
-async def test_a_node_dies_and_comes_back(web: Web) -> None:
-    """Its own connections are lost, no others; callers are served again within a second."""
+async def test_only_connections_of_a_dead_node_are_lost(web: Web) -> None:
+    """Only the connections of the node are lost; clients are served again within a second."""
 
     async def die() -> None:
         await web.site.kill_node("node1")
 
     async def come_back() -> None:
         await web.site.revive_node("node1")
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address, timeout_s=0.2) as load:
-        dead = await load.through(die(), watch_s=5)
+        dead = await load.counts_during(die(), watch_s=5)
     assert {each.node for each in dead.broken} == {"node1"}, dead
     assert dead.longest_gap_ms <= BACK_WITHIN_MS, dead
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(come_back(), watch_s=2))
+        check_unharmed(await load.counts_during(come_back(), watch_s=2))
 
 
-async def test_roles_end_in_good_order_and_leave_the_data_plane(web: Web) -> None:
-    """SIGTERM: the exit code is 0, soon; packets go on."""
+async def test_roles_exit_on_sigterm_and_leave_the_data_plane(web: Web) -> None:
+    """After SIGTERM the roles exit soon, with exit code 0, and packets still pass."""
     hosts = (CONTROLLER, GATEWAY, *NODES)
 
     async def end_and_start() -> None:
@@ -330,13 +334,13 @@ async def test_roles_end_in_good_order_and_leave_the_data_plane(web: Web) -> Non
         await asyncio.sleep(1)
         for host in hosts:
             await web.site.start_role(host)
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(end_and_start()))
+        check_unharmed(await load.counts_during(end_and_start()))
 
 
-async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
+async def test_cleanup_removes_only_objects_of_fairlead(web: Web) -> None:
     site = web.site
     foreign = (
         "table inet foreign { chain input { type filter hook input priority 0; tcp dport 7 "
@@ -390,11 +394,11 @@ async def test_cleanup_removes_what_is_ours_and_nothing_else(web: Web) -> None:
     await output(site, GATEWAY, "tc", "filter", "del", *FOREIGN_FILTER)
     for host in (GATEWAY, "node1"):
         await site.start_role(host)
-    await web.settled(PLACEMENT)
+    await web.await_weights(PLACEMENT)
 
 
 async def _run_once(site: Site, host: str, program: str, *options: str) -> None:
-    """The role `node` starts, puts its rules into force, and is stopped."""
+    """Start the role `node`, wait until its rules are in force, and stop it."""
     settings = (
         "--config",
         str(site.directory.config),
@@ -409,7 +413,7 @@ async def _run_once(site: Site, host: str, program: str, *options: str) -> None:
         code, _, _ = await site.exec(host, ["curl", "-sf", "http://127.0.0.1:9442/readyz"])
         return code == 0
 
-    await until(is_ready, f"it is not ready: {options}")
+    await until(is_ready, f"readiness of the role with {options}")
     assert any(map(ours, await rules(site, host)))
     role.send(signal.SIGTERM)
     async with asyncio.timeout(60):
@@ -418,19 +422,19 @@ async def _run_once(site: Site, host: str, program: str, *options: str) -> None:
 
 
 def ours(listed: dict[str, dict[str, str]]) -> bool:
-    """Whether an object of nft's listing is of the node proxy's table."""
+    """Return whether an object in nft's listing belongs to the table of the role `node`."""
     ((kind, described),) = listed.items()
     return (described["name"] if kind == "table" else described.get("table")) == "fairlead"
 
 
-async def test_weights_change_a_hundred_times(web: Web) -> None:
-    """Pods become unready and ready again at random, never all at once, without effect on open
-    connections. At first one node has all pods, as when a Service's first pod becomes ready: its
-    slots then need no transition, and connections to the other nodes have only their flow entries.
-    """
-    chance = dice("weights")
+async def test_no_request_fails_while_weights_change_a_hundred_times(web: Web) -> None:
+    """Pods become unready and ready again at random, but never all at the same time, without effect
+    on open connections. At first one node has all pods, as when the first pod of a Service becomes
+    ready: its slots then need no transition, and only flow entries keep connections on the other
+    nodes."""
+    chance = seeded_random("weights")
     await web.place(["node1"])
-    await until(web.on_one_node, "the pods that ended are still known")
+    await until(web.on_one_node, "the removal of the terminated pods")
     await web.place(PLACEMENT)
     names = sorted(await web.pods())
 
@@ -446,9 +450,9 @@ async def test_weights_change_a_hundred_times(web: Web) -> None:
             await asyncio.sleep(chance.uniform(0.0, 0.2))
         for name in unready:
             await web.set_ready(name, ready=True)
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with Load(web.site, web.address) as load:
-        period = await load.through(flip())
+        period = await load.counts_during(flip())
     print(period)
     assert period.broken == [], f"seed {SEED}: {period}"

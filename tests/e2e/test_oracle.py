@@ -1,5 +1,5 @@
-"""The oracle against the tables of kube-proxy's own tests, and against plain cases of a load
-balancer with policy Local."""
+"""The oracle, compared with the tables of kube-proxy's own packet tests and with simple cases of a
+load balancer with policy Local."""
 
 from typing import Any, Literal
 
@@ -26,18 +26,18 @@ SOURCES = {
     "client": Source("client1", "client", "", ("198.51.100.11",)),
 }
 TARGETS = {
-    "cIP": Target(CLUSTER_IP, 80, "TCP"),
-    "NP": Target(HERE, NODE_PORT, "TCP"),
-    "LB": Target(VIP, 80, "TCP"),
+    "ClusterIP": Target(CLUSTER_IP, 80, "TCP"),
+    "NodePort": Target(HERE, NODE_PORT, "TCP"),
+    "load balancer": Target(VIP, 80, "TCP"),
 }
-State = Literal["ready", "unready", "leaving", "gone"]
+State = Literal["ready", "unready", "terminating", "terminating unready"]
 
 
 def pod(name: str, node: str, address: str, state: State = "ready") -> dict[str, Any]:
     metadata: dict[str, Any] = {"namespace": "default", "name": name, "labels": {"app": "web"}}
-    if state in ("leaving", "gone"):
+    if state in ("terminating", "terminating unready"):
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    ready = "True" if state in ("ready", "leaving") else "False"
+    ready = "True" if state in ("ready", "terminating") else "False"
     return {
         "metadata": metadata,
         "spec": {
@@ -55,7 +55,8 @@ def pod(name: str, node: str, address: str, state: State = "ready") -> dict[str,
 def cluster(
     *, here: State = "ready", there: State = "ready", pods: bool = True, **spec: Any
 ) -> Cluster:
-    """One Service; an endpoint on node1 (`here`) and one on node2 (`there`)."""
+    """Return a cluster with one Service, and an endpoint on node1 (`here`) and one on node2
+    (`there`)."""
     fields = {
         "type": "LoadBalancer",
         "selector": {"app": "web"},
@@ -81,9 +82,9 @@ def cluster(
     return Cluster([service], both if pods else [], nodes)
 
 
-def told(expected: Expected) -> str:
-    """Return the result in the terms of the tables: the pods that may answer, and whether they see
-    the source or an address of a node."""
+def table_entry(expected: Expected) -> str:
+    """Return the result as the tables show it: the pods that may answer, with SNAT if they see an
+    address of a node instead of the source."""
     if not expected.answers:
         return expected.otherwise
     nodes = {HERE, THERE, "192.0.2.23"}
@@ -100,45 +101,48 @@ def told(expected: Expected) -> str:
 
 BOTH, BOTH_HIDDEN = "here there", "here SNAT there SNAT"
 POLICIES: dict[str, dict[str, Any]] = {
-    "svc1": {},
-    "svc2": {"externalTrafficPolicy": "Local"},
-    "svc3": {"internalTrafficPolicy": "Local"},
+    "all_cluster": {},
+    "external_local": {"externalTrafficPolicy": "Local"},
+    "internal_local": {"internalTrafficPolicy": "Local"},
 }
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "svc1", "svc2", "svc3"),
+    ("source", "target", "all_cluster", "external_local", "internal_local"),
     [
-        ("pod", "cIP", BOTH, BOTH, "here"),  # P7.1-3
-        ("pod", "NP", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),  # P7.4-6
-        ("pod", "LB", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),  # P7.7-9
-        ("node", "cIP", BOTH_HIDDEN, BOTH_HIDDEN, "here SNAT"),  # P7.10-12
-        ("node", "NP", BOTH_HIDDEN, BOTH_HIDDEN, BOTH_HIDDEN),  # P7.13-15
-        ("node", "LB", BOTH_HIDDEN, BOTH_HIDDEN, BOTH_HIDDEN),  # P7.16-18
-        ("client", "NP", BOTH_HIDDEN, "here", BOTH_HIDDEN),  # P7.22-24
-        ("endpoint", "cIP", "here SNAT there", "here SNAT there", "here SNAT"),  # P2.2
-        ("endpoint", "LB", BOTH_HIDDEN, "here SNAT there", BOTH_HIDDEN),
-        ("pod elsewhere", "NP", BOTH_HIDDEN, "here", BOTH_HIDDEN),
-        # Through a balancer in front of the nodes: each node with pods takes a share.
-        ("client", "LB", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),
+        ("pod", "ClusterIP", BOTH, BOTH, "here"),
+        ("pod", "NodePort", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),
+        ("pod", "load balancer", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),
+        ("node", "ClusterIP", BOTH_HIDDEN, BOTH_HIDDEN, "here SNAT"),
+        ("node", "NodePort", BOTH_HIDDEN, BOTH_HIDDEN, BOTH_HIDDEN),
+        ("node", "load balancer", BOTH_HIDDEN, BOTH_HIDDEN, BOTH_HIDDEN),
+        ("client", "NodePort", BOTH_HIDDEN, "here", BOTH_HIDDEN),
+        ("endpoint", "ClusterIP", "here SNAT there", "here SNAT there", "here SNAT"),
+        ("endpoint", "load balancer", BOTH_HIDDEN, "here SNAT there", BOTH_HIDDEN),
+        ("pod elsewhere", "NodePort", BOTH_HIDDEN, "here", BOTH_HIDDEN),
+        # A load balancer in front of the nodes sends a share to each node with pods.
+        ("client", "load balancer", BOTH_HIDDEN, BOTH, BOTH_HIDDEN),
     ],
 )
-def test_the_matrix_of_policies(source: str, target: str, svc1: str, svc2: str, svc3: str) -> None:
+def test_policies_determine_the_pods_and_the_source_address(
+    source: str, target: str, all_cluster: str, external_local: str, internal_local: str
+) -> None:
     answers = [
-        told(expect(cluster(**POLICIES[name]), SOURCES[source], TARGETS[target]))
+        table_entry(expect(cluster(**POLICIES[name]), SOURCES[source], TARGETS[target]))
         for name in POLICIES
     ]
-    assert answers == [svc1, svc2, svc3]
+    assert answers == [all_cluster, external_local, internal_local]
 
 
 @pytest.mark.parametrize("source", ["pod", "node", "client"])
-@pytest.mark.parametrize("target", ["cIP", "NP", "LB"])
+@pytest.mark.parametrize("target", ["ClusterIP", "NodePort", "load balancer"])
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-def test_without_endpoints(source: str, target: str, policy: str) -> None:
-    """P1, at a balancer in front of the nodes too; but a ClusterIP is not routed to it."""
+def test_a_service_without_endpoints_is_refused(source: str, target: str, policy: str) -> None:
+    """As in kube-proxy's TestNoEndpointsReject, also at a load balancer in front of the nodes. A
+    client's packet to a ClusterIP is not routed at all."""
     empty = cluster(pods=False, externalTrafficPolicy=policy)
-    silent = source == "client" and target == "cIP"
-    assert told(expect(empty, SOURCES[source], TARGETS[target])) == (
+    silent = source == "client" and target == "ClusterIP"
+    assert table_entry(expect(empty, SOURCES[source], TARGETS[target])) == (
         "silence" if silent else "refused"
     )
 
@@ -150,22 +154,23 @@ def test_without_endpoints(source: str, target: str, policy: str) -> None:
         ("unready", "ready", "there", "silence"),
         ("unready", "unready", "refused", "refused"),
         (
-            "leaving",
+            "terminating",
             "ready",
             "there",
             "here",
-        ),  # KEP-1669: the node's own choice is made among its own endpoints
-        ("leaving", "unready", "here", "here"),
-        ("leaving", "leaving", BOTH, "here"),
-        ("gone", "ready", "there", "silence"),
+            # KEP-1669: the node chooses only among its own endpoints.
+        ),
+        ("terminating", "unready", "here", "here"),
+        ("terminating", "terminating", BOTH, "here"),
+        ("terminating unready", "ready", "there", "silence"),
     ],
 )
-def test_readiness_with_policy_local(
+def test_with_policy_local_ready_pods_of_the_node_answer(
     here: State, there: State, through_balancer: str, at_node: str
 ) -> None:
     now = cluster(here=here, there=there, externalTrafficPolicy="Local")
-    assert told(expect(now, SOURCES["client"], TARGETS["LB"])) == through_balancer
-    assert told(expect(now, SOURCES["client"], TARGETS["NP"])) == at_node
+    assert table_entry(expect(now, SOURCES["client"], TARGETS["load balancer"])) == through_balancer
+    assert table_entry(expect(now, SOURCES["client"], TARGETS["NodePort"])) == at_node
     ready = here == "ready"
     now.services[0]["spec"]["healthCheckNodePort"] = 30999
     assert health_answer(now, now.services[0], "node1") == (200 if ready else 503, int(ready))
@@ -174,33 +179,35 @@ def test_readiness_with_policy_local(
 @pytest.mark.parametrize(
     ("source", "target", "wanted"),
     [
-        ("client", "LB", "silence"),  # P3.6
-        ("pod", "LB", "silence"),  # P3.8
-        ("node", "LB", BOTH_HIDDEN),  # P3.10
-        ("client", "NP", BOTH_HIDDEN),  # P3.3
-        ("pod", "cIP", BOTH),  # P3.1
+        ("client", "load balancer", "silence"),
+        ("pod", "load balancer", "silence"),
+        ("node", "load balancer", BOTH_HIDDEN),
+        ("client", "NodePort", BOTH_HIDDEN),
+        ("pod", "ClusterIP", BOTH),
     ],
 )
-def test_source_ranges(source: str, target: str, wanted: str) -> None:
+def test_source_ranges_apply_to_load_balancer_addresses_only(
+    source: str, target: str, wanted: str
+) -> None:
     now = cluster(loadBalancerSourceRanges=[" 192.0.2.0/24"])
-    assert told(expect(now, SOURCES[source], TARGETS[target])) == wanted
+    assert table_entry(expect(now, SOURCES[source], TARGETS[target])) == wanted
 
 
-def test_other_ports_classes_and_excluded_nodes() -> None:
+def test_other_ports_other_classes_and_excluded_nodes_get_no_traffic() -> None:
     pod_, client = SOURCES["pod"], SOURCES["client"]
-    assert told(expect(cluster(), pod_, Target(CLUSTER_IP, 81, "TCP"))) == "refused"
-    assert told(expect(cluster(), pod_, Target(CLUSTER_IP, 80, "UDP"))) == "refused"
-    assert told(expect(cluster(), client, Target(HERE, NODE_PORT, "UDP"))) == "refused"
-    assert told(expect(cluster(), client, Target("203.0.113.99", 80, "TCP"))) == "silence"
+    assert table_entry(expect(cluster(), pod_, Target(CLUSTER_IP, 81, "TCP"))) == "refused"
+    assert table_entry(expect(cluster(), pod_, Target(CLUSTER_IP, 80, "UDP"))) == "refused"
+    assert table_entry(expect(cluster(), client, Target(HERE, NODE_PORT, "UDP"))) == "refused"
+    assert table_entry(expect(cluster(), client, Target("203.0.113.99", 80, "TCP"))) == "silence"
     foreign = cluster(loadBalancerClass="example.com/other")
-    assert told(expect(foreign, client, TARGETS["LB"])) == "silence"
-    assert told(expect(foreign, pod_, TARGETS["LB"])) == BOTH_HIDDEN
+    assert table_entry(expect(foreign, client, TARGETS["load balancer"])) == "silence"
+    assert table_entry(expect(foreign, pod_, TARGETS["load balancer"])) == BOTH_HIDDEN
     for policy, wanted in (("Local", "there"), ("Cluster", BOTH_HIDDEN)):
         excluding = cluster(externalTrafficPolicy=policy)
         excluding.nodes[0]["metadata"]["labels"] = {
             "node.kubernetes.io/exclude-from-external-load-balancers": "true"
         }
-        assert told(expect(excluding, client, TARGETS["LB"])) == wanted
+        assert table_entry(expect(excluding, client, TARGETS["load balancer"])) == wanted
 
 
 @pytest.mark.parametrize(
@@ -225,5 +232,7 @@ def test_other_ports_classes_and_excluded_nodes() -> None:
         (Expected(frozenset(), "silence"), ["broken"], False),
     ],
 )
-def test_objections(expected: Expected, observed: list[Observed], good: bool) -> None:
+def test_observations_that_contradict_the_rules_are_rejected(
+    expected: Expected, observed: list[Observed], good: bool
+) -> None:
     assert (objection(expected, observed) == "") is good

@@ -1,9 +1,9 @@
-"""Hundreds of random changes to a cluster, up to three in quick succession; then packets must agree
-with the rules.
+"""Hundreds of random changes to a cluster, up to three in quick succession. After each group of
+changes, packets must agree with the rules.
 
 The whole system is real: API server, control plane, controller, two gateways, three nodes, pods,
-and two clients outside. With a real API server, whose admission and garbage collection are slower,
-a tenth of the changes is made. A run is repeated by its seed, which is printed: FAIRLEAD_SEED.
+and two clients outside. A run with a real API server, whose admission and garbage collection are
+slower, makes a tenth of the changes. FAIRLEAD_SEED repeats a run by its seed, which is printed.
 FAIRLEAD_CHANGES sets its length; `make histories` makes thousands of changes."""
 
 import asyncio
@@ -29,7 +29,7 @@ from tests.e2e.oracle import (
     internal_addresses,
     is_ours,
 )
-from tests.e2e.packets import Disagreement, Probe, Prober, ask_health, read_cluster, sources_of
+from tests.e2e.packets import Disagreement, Probe, Prober, get_health, read_cluster, sources_of
 
 from fairlead.kube.client import Client
 from fairlead.kube.objects import NODES, PODS, SERVICES, Resource
@@ -60,34 +60,34 @@ class Run:
     def __init__(self, site: Site, client: Client, seed: int) -> None:
         self.site = site
         self.client = client
-        self.wanted = DesiredState(random.Random(seed))
+        self.desired = DesiredState(random.Random(seed))
         self.random = random.Random(seed + 1)
         self.prober = Prober(site, lambda: read_cluster(client))
         self.kept: list[Probe] = []
-        """Datagrams from the same port across all changes."""
+        """Flows of datagrams that keep their source port across all changes."""
         self.done: list[str] = []
         self.former: list[Target] = []
-        """Former targets of Services; some of these Services are deleted."""
+        """Former targets of Services, of which some are deleted."""
 
     async def step(self, most: int) -> int:
         """Make up to `most` changes, and check the packets after them. Return the number of
         changes."""
         before = await read_cluster(self.client)
-        changes = [self.wanted.next() for _ in range(min(most, self.random.choice(AT_A_TIME)))]
+        changes = [self.desired.next() for _ in range(min(most, self.random.choice(AT_A_TIME)))]
         for change in changes:
             self.done.append(change.text)
-            await carry_out(self.client, change)
+            await apply_change(self.client, change)
         self.former += [
             target for service in before.services for target in frontends(service, before.nodes)
         ]
         self.former = sorted(set(self.former[-60:]))
         after = await read_cluster(self.client)
-        self.keep(after)
-        await self.hold([*self.choose(after, changes), *self.kept])
+        self.replace_flow(after)
+        await self.check([*self.choose(after, changes), *self.kept])
         return len(changes)
 
-    def keep(self, cluster: Cluster) -> None:
-        """Occasionally replace the oldest flow by a new one."""
+    def replace_flow(self, cluster: Cluster) -> None:
+        """Occasionally replace the oldest flow with a new one."""
         targets = [
             t
             for service in cluster.services
@@ -107,7 +107,7 @@ class Run:
                     Probe(source, target, 1, source_port=20000 + len(self.done)),
                 ][-KEPT:]
 
-    async def hold(self, probes: Sequence[Probe]) -> None:
+    async def check(self, probes: Sequence[Probe]) -> None:
         """Check that all probes agree with the oracle in the end, and also the Services' status."""
         try:
             await self.prober.agree(probes, deadline_s=DEADLINE_S)
@@ -165,12 +165,12 @@ class Run:
             Probe(source, target, 8, True)
             for source, target in self.random.sample(pairs, min(len(pairs), 12))
         ]
-        await self.hold(probes)
-        await self.hold_health_ports()
+        await self.check(probes)
+        await self.check_health_ports()
         for service in (await read_cluster(self.client)).services:
             check_status(service)
 
-    async def hold_health_ports(self) -> None:
+    async def check_health_ports(self) -> None:
         """Check the answer of each node to load balancers that probe a Service with policy
         Local."""
         loop = asyncio.get_running_loop()
@@ -185,14 +185,14 @@ class Run:
         wrong = []
         for service in cluster.services:
             for node in cluster.nodes:
-                wanted = health_answer(cluster, service, node["metadata"]["name"])
-                if wanted is None:
+                desired = health_answer(cluster, service, node["metadata"]["name"])
+                if desired is None:
                     continue
                 address, port = internal_addresses(node)[0], service["spec"]["healthCheckNodePort"]
-                if (found := await ask_health(self.site, "client1", address, port)) != wanted:
+                if (found := await get_health(self.site, "client1", address, port)) != desired:
                     wrong.append(
                         f"health of {service['metadata']['name']} at {address}:{port}: {found}, "
-                        f"expected {wanted}"
+                        f"expected {desired}"
                     )
         return wrong
 
@@ -208,27 +208,28 @@ class Run:
 
 
 def can_reach(source: Source, target: Target) -> bool:
-    """ClusterIPs are not routed outside the cluster."""
+    """Return whether packets of the source are routed to the target. ClusterIPs are not routed
+    outside the cluster."""
     return source.kind != "client" or not target.address.startswith(("10.96.", "2001:db8:96:"))
 
 
-async def carry_out(client: Client, change: Change) -> None:
+async def apply_change(client: Client, change: Change) -> None:
     for plural, name in change.delete:
         await client.delete(RESOURCES[plural], ("default", name))
     await manifests.apply(client, [m for m in change.apply if m["kind"] == "Pod"])
     for manifest in change.apply:
         if manifest["kind"] == "Service":
-            await when_free(client, manifest, anew=bool(change.delete))
+            await when_free(client, manifest, recreated=bool(change.delete))
     for plural, name, patch in change.patch:
         await client.patch(RESOURCES[plural], ("" if plural == "nodes" else "default", name), patch)
 
 
-async def when_free(client: Client, manifest: Json, *, anew: bool) -> None:
-    """Apply the object. If it is to be recreated, wait until the former object is gone: before
-    that, it would be an edit of the former object."""
+async def when_free(client: Client, manifest: Json, *, recreated: bool) -> None:
+    """Apply the object. If it is to be recreated, first wait until the former object is gone: until
+    then, the request would edit the former object."""
     key = ("default", manifest["metadata"]["name"])
     async with asyncio.timeout(DEADLINE_S):
-        while anew and any(
+        while recreated and any(
             s["metadata"]["name"] == key[1] for s in (await read_cluster(client)).services
         ):
             await asyncio.sleep(0.01)
@@ -236,7 +237,7 @@ async def when_free(client: Client, manifest: Json, *, anew: bool) -> None:
 
 
 def check_status(service: Json) -> None:
-    """Check that the Service has both its claim and its addresses, or nothing of either."""
+    """Check that the Service has both the finalizer and addresses, or neither."""
     name, metadata, spec = service["metadata"]["name"], service["metadata"], service["spec"]
     shown = [
         entry["ip"]
@@ -299,15 +300,16 @@ async def test_packets_agree_with_the_rules_after_every_change(site: Site, clien
 
 
 class Lie(NamedTuple):
-    """A false statement about one object of the API, made to the oracle. Packets must refute it."""
+    """A false statement about one object of the API, which the oracle receives. Packets must refute
+    it."""
 
-    says: str
+    statement: str
     kind: str
     name: str
     tell: Callable[[dict[str, Any]], None]
 
-    def told(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with the object changed as the lie says."""
+    def applied_to(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with the object changed as in the statement."""
         objects = copy.deepcopy(getattr(cluster, self.kind))
         self.tell(next(one for one in objects if one["metadata"]["name"] == self.name))
         return cluster._replace(**{self.kind: objects})
@@ -338,27 +340,32 @@ LIES = (
     Lie("pod a1 is on node2", "pods", "a1", _elsewhere),
     Lie("Service a has policy Cluster", "services", "a", _cluster_policy),
     Lie("Service a has port 81", "services", "a", _other_port),
-    Lie("Service a has source ranges without the callers", "services", "a", _in_ranges),
+    Lie("Service a has source ranges that contain no client", "services", "a", _in_ranges),
 )
 PACKETS = 12
 DISAGREES_S = 0.5
 """The time in which the checks may still agree with a lie."""
 
 
-async def notice(prober: Prober, probes: Sequence[Probe], wrong: str, complaint: str = "") -> None:
-    """Check that the checks fail, with this message. The test fails with the results of the packets
-    if the checks agree."""
+async def check_detected(
+    prober: Prober, probes: Sequence[Probe], wrong: str, complaint: str = ""
+) -> None:
+    """Check that the probes disagree with the oracle, with this complaint. Otherwise fail with the
+    results of the packets."""
     try:
         await prober.agree(probes, deadline_s=DISAGREES_S)
     except Disagreement as disagreement:
-        said = str(disagreement)
+        message = str(disagreement)
     else:
-        pytest.fail(f"not noticed: {wrong}\n{prober.met()}", pytrace=False)
-    assert complaint in said, f"noticed otherwise: {wrong}"
+        pytest.fail(
+            f"the checks did not detect that {wrong}\n{prober.last_results()}", pytrace=False
+        )
+    assert complaint in message, f"unexpected complaint about: {wrong}"
 
 
 def refuting(probes: Sequence[Probe], truth: Cluster, lie: Cluster) -> list[Probe]:
-    """The probes whose every answer under the truth is wrong under the lie, whichever pod answers.
+    """Return the probes for which every answer that is correct under the truth is wrong under the
+    lie, whichever pod answers.
 
     One such probe refutes the lie with certainty. Any other probe may agree with it by chance: if
     one of two pods may answer under the lie, all packets go to that pod once in 2**PACKETS times.
@@ -368,8 +375,8 @@ def refuting(probes: Sequence[Probe], truth: Cluster, lie: Cluster) -> list[Prob
 
 
 async def probes_of_a(site: Site, client: Client) -> list[Probe]:
-    """Packets from outside, from a node and from a pod to Service a, once both of its pods are
-    ready: while they are not, every caller is refused, which is no evidence against any lie."""
+    """Return probes of Service a from outside, from a node and from a pod, once both of its pods
+    are ready: before that, every client is refused, which is no evidence against any lie."""
     probes: list[Probe] = []
     named: set[str] = set()
     try:
@@ -377,7 +384,7 @@ async def probes_of_a(site: Site, client: Client) -> list[Probe]:
             while len(probes) != 6 or named != {"default/a1", "default/a2"}:
                 await asyncio.sleep(0.05)
                 cluster = await read_cluster(client)
-                targets = [t for one in cluster.services for t in at_client(one, cluster)]
+                targets = [t for one in cluster.services for t in targets_of_client(one, cluster)]
                 callers = ("client1", "node2", "default/caller1")
                 sources = [one for one in sources_of(site, cluster) if one.name in callers]
                 probes = [Probe(source, t, PACKETS, True) for source in sources for t in targets]
@@ -389,9 +396,11 @@ async def probes_of_a(site: Site, client: Client) -> list[Probe]:
     return probes
 
 
-async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
-    """The checks of this file complain when the oracle is told of other objects than the system,
-    and when the system is broken."""
+async def test_wrong_objects_and_a_broken_data_plane_are_detected(
+    site: Site, client: Client
+) -> None:
+    """The checks of this file fail when the oracle receives other objects than the system, and when
+    the system is broken."""
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -403,7 +412,7 @@ async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
             "ports": [{"port": 80, "targetPort": 8080}],
         },
     }
-    # The changes made before may have left nodes without traffic from load balancers.
+    # Earlier changes may have excluded nodes from external load balancers.
     for node in NODE_NAMES:
         await client.patch(NODES, ("", node), {"metadata": {"labels": {EXCLUDE_LABEL: None}}})
     pods = [*CALLERS, pod("a1", "a", "node1"), pod("a2", "a", "node3")]
@@ -414,26 +423,29 @@ async def test_what_is_wrong_is_noticed(site: Site, client: Client) -> None:
     for lie in LIES:
 
         async def read_lie(lie: Lie = lie) -> Cluster:
-            return lie.told(await read_cluster(client))
+            return lie.applied_to(await read_cluster(client))
 
         truth = await read_cluster(client)
-        assert refuting(probes, truth, lie.told(truth)), f"no probe can refute that {lie.says}"
-        # Where a lie forbids answers, a machine that stands still seems to prove it: nothing is
-        # answered then. Pods answer all of these packets, so a long silence costs no time here.
+        assert refuting(probes, truth, lie.applied_to(truth)), (
+            f"no probe can refute: {lie.statement}"
+        )
+        # If a lie forbids answers, a machine that stands still seems to confirm it, because nothing
+        # is answered then. In truth pods answer all of these packets, so a long timeout for silence
+        # costs no time.
         prober = Prober(site, read_lie, silence_s=DEADLINE_S)
-        await notice(prober, probes, f"the oracle was told that {lie.says}")
-    # Last, a node has lost its rules, and no role is there to restore them.
+        await check_detected(prober, probes, f"the oracle received: {lie.statement}")
+    # Finally a node loses its rules, and its role is killed, so that it cannot restore them.
     await site.kill_role("node1")
     await site.exec("node1", ["nft", "delete", "table", "inet", "fairlead"])
     prober = Prober(site, lambda: read_cluster(client))
-    await notice(prober, probes, "node1 has lost its rules", "no answer")
+    await check_detected(prober, probes, "node1 has lost its rules", "instead of an answer")
 
 
-def at_client(service: Json, cluster: Cluster) -> list[Target]:
+def targets_of_client(service: Json, cluster: Cluster) -> list[Target]:
     """Return the targets of a client for Service a: its load-balancer address, and the NodePort of
     the first node."""
     if service["metadata"]["name"] != "a":
         return []
     node = internal_addresses(cluster.nodes[0])[0]
-    wanted = (*balancer_addresses(service), node)
-    return [target for target in frontends(service, cluster.nodes) if target.address in wanted]
+    desired = (*balancer_addresses(service), node)
+    return [target for target in frontends(service, cluster.nodes) if target.address in desired]

@@ -1,7 +1,7 @@
-"""`fairlead node` and the real kube-proxy, each on all nodes of a lab of its own, handle every
-packet equally.
+"""`fairlead node` and the real kube-proxy, each on all nodes of its own lab, handle every packet
+equally.
 
-First the cases of upstream's own packet tables, from every source to every target, in two
+First come the cases of kube-proxy's own packet tests, from every source to every target, in two
 configurations; then packets that are dropped or refused although they are for no Service, and
 packets of open flows; then random Services and slices, created and changed. FAIRLEAD_SEED repeats a
 run, FAIRLEAD_SERVICES sets its length."""
@@ -28,14 +28,14 @@ from tests.e2e.scenes import (
     NODES,
     OUTSIDE,
     PODS,
-    Drawer,
-    Maker,
+    RandomServices,
     Scene,
+    ServiceFactory,
     endpoint,
     rows,
     slices_of,
 )
-from tests.e2e.twins import Ask, Twin, Twins
+from tests.e2e.twins import Probe, Twin, Twins
 
 from fairlead.lab import kubeproxy, namespace
 from fairlead.lab.site import Site
@@ -64,7 +64,7 @@ CLUSTER_IPS = {"-4": "10.96.0.0/16", "-6": "2001:db8:96::/112"}
 
 
 @asynccontextmanager
-async def alike(
+async def twin_labs(
     kube_proxy: Path, name: str = "", node_ports_at: Sequence[tuple[str, int]] = ()
 ) -> AsyncIterator[Twins]:
     """Return two labs. `node_ports_at`: the only addresses of nodes (0: IPv4, 1: IPv6) at which
@@ -107,13 +107,13 @@ async def alike(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def twins(kube_proxy: Path) -> AsyncIterator[Twins]:
-    async with alike(kube_proxy) as made:
+    async with twin_labs(kube_proxy) as made:
         yield made
 
 
 async def prepare(site: Site) -> None:
-    """Prepare both labs: packets from outside are translated by node1, for ClusterIPs too, and the
-    rate of ICMP errors is unlimited."""
+    """Prepare a lab: node1 translates packets from outside, also for ClusterIPs, and the rate of
+    ICMP errors is unlimited."""
     await site.route_vips(["node1"])
     for family, (four, six) in zip(
         CLUSTER_IPS, [site.topology.host("node1").addresses] * 2, strict=True
@@ -128,40 +128,43 @@ async def prepare(site: Site) -> None:
 
 
 def node_addresses(twins: Twins) -> Mapping[str, tuple[str, ...]]:
-    """The same in both labs."""
+    """Return the addresses of each node, which are the same in both labs."""
     return {host.name: host.addresses for host in twins.ours.site.topology.of("node")}
 
 
-def stray_asks_of(twins: Twins, scene: Scene) -> list[Ask]:
+def unserved_probes_of(twins: Twins, scene: Scene) -> list[Probe]:
     """Return probes from every source to ports that the Service does not have at its addresses."""
-    strays = scene.strays(node_addresses(twins))
+    unserved_frontends = scene.unserved_frontends(node_addresses(twins))
     return [
-        Ask(scene.name, source, Target(*stray), False) for stray in strays for source in SOURCES
+        Probe(scene.name, source, Target(*unserved), False)
+        for unserved in unserved_frontends
+        for source in SOURCES
     ]
 
 
-def asks_of(twins: Twins, scene: Scene) -> list[Ask]:
+def probes_of(twins: Twins, scene: Scene) -> list[Probe]:
     """Return probes from every source to every address of the Service."""
     nodes = node_addresses(twins)
     affine = scene.service["spec"].get("sessionAffinity") == "ClientIP"
     return [
-        Ask(scene.name, source, Target(*frontend), affine)
+        Probe(scene.name, source, Target(*frontend), affine)
         for frontend in scene.frontends(nodes)
         for source in SOURCES
-        # With session affinity, it is random whether an endpoint reaches itself.
+        # With session affinity, an endpoint that calls its own Service reaches itself or another
+        # endpoint at random.
         if not (affine and source == "default/a1" and "a1" in scene.endpoints)
-        and not is_answered_past_the_translation(scene, source, frontend[0], nodes)
-        and not calls_itself_on_no_node(scene, source)
+        and not bypasses_the_reverse_translation(scene, source, frontend[0], nodes)
+        and not is_hairpin_without_node_name(scene, source)
     ]
 
 
-def is_answered_past_the_translation(
+def bypasses_the_reverse_translation(
     scene: Scene, source: str, address: str, nodes: Mapping[str, tuple[str, ...]]
 ) -> bool:
     """Return whether a pod calls the NodePort of another node, with policy Local. kube-proxy takes
-    the client for a pod of that node and leaves its address unchanged; any endpoint except one on
-    that node then answers it directly, with an address that the client does not know. `fairlead
-    node` takes the client for one outside, and an endpoint of that node answers."""
+    the client for a pod of that node and does not translate its address. Any endpoint that is not
+    on that node then answers the client directly, from an address that the client does not know.
+    `fairlead node` treats the client as external, and an endpoint of that node answers."""
     node = PODS.get(source.removeprefix("default/")) or CALLERS.get(source.removeprefix("default/"))
     local = scene.service["spec"].get("externalTrafficPolicy") == "Local"
     return (
@@ -171,7 +174,7 @@ def is_answered_past_the_translation(
     )
 
 
-def calls_itself_on_no_node(scene: Scene, source: str) -> bool:
+def is_hairpin_without_node_name(scene: Scene, source: str) -> bool:
     """Return whether a pod calls a Service of which it is an endpoint whose slice names no node.
     kube-proxy rewrites the source of a hairpin call only for endpoints that are on its node
     according to the slice, so there is no answer; `fairlead node` rewrites it for these endpoints,
@@ -183,8 +186,8 @@ def calls_itself_on_no_node(scene: Scene, source: str) -> bool:
     )
 
 
-async def agree(twins: Twins, scenes: Sequence[Scene], asks: Sequence[Ask]) -> None:
-    found = await twins.differences(asks, scenes)
+async def agree(twins: Twins, scenes: Sequence[Scene], probes: Sequence[Probe]) -> None:
+    found = await twins.differences(probes, scenes)
     by_name = {scene.name: scene for scene in scenes}
     shown = [
         json.dumps(by_name[name])
@@ -196,38 +199,40 @@ async def agree(twins: Twins, scenes: Sequence[Scene], asks: Sequence[Ask]) -> N
     )
 
 
-async def test_the_rows_of_upstreams_tables(twins: Twins) -> None:
-    scenes = rows(Maker())
+async def test_the_cases_of_upstream_tables_are_equal(twins: Twins) -> None:
+    scenes = rows(ServiceFactory())
     await twins.both("show", scenes)
-    asks = [
-        ask for scene in scenes for ask in (*asks_of(twins, scene), *stray_asks_of(twins, scene))
+    probes = [
+        probe
+        for scene in scenes
+        for probe in (*probes_of(twins, scene), *unserved_probes_of(twins, scene))
     ]
-    await agree(twins, scenes, asks)
+    await agree(twins, scenes, probes)
     await twins.both("remove", scenes)
     print(
-        f"{len(scenes)} Services, {len(asks)} cases, {twins.ours.sent} and {twins.theirs.sent} "
+        f"{len(scenes)} Services, {len(probes)} cases, {twins.ours.sent} and {twins.theirs.sent} "
         "packets"
     )
 
 
-async def test_the_rows_where_pods_are_known_by_interfaces_and_node_ports_answer_at_some_addresses(
+async def test_the_cases_of_upstream_tables_are_equal_with_restricted_node_port_addresses(
     kube_proxy: Path,
 ) -> None:
-    async with alike(kube_proxy, "other", [("node1", 0), ("node2", 1)]) as twins:
-        await test_the_rows_of_upstreams_tables(twins)
+    async with twin_labs(kube_proxy, "other", [("node1", 0), ("node2", 1)]) as twins:
+        await test_the_cases_of_upstream_tables_are_equal(twins)
 
 
-async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
-    """Such drops and refusals must not affect packets that another program serves, and must affect
-    packets of a flow without answers."""
+async def test_drops_and_refusals_affect_only_packets_that_nothing_serves(twins: Twins) -> None:
+    """Drops and refusals must not affect packets that another program serves, but must affect
+    packets of a flow that was never answered."""
     ports = [
         {"name": "web", "port": 80, "protocol": "TCP"},
         {"name": "syslog", "port": 514, "protocol": "UDP"},
     ]
-    service = Maker().service("filtered", "LoadBalancer", ports=ports, ipFamilies=["IPv4"])
+    service = ServiceFactory().service("filtered", "LoadBalancer", ports=ports, ipFamilies=["IPv4"])
     slices = slices_of(service, [endpoint("a1")], {"web": 8080, "syslog": 9999})
     (ip,) = service["spec"]["clusterIPs"]
-    first, second = (Maker().ingress(service, number)[0] for number in (130, 131))
+    first, second = (ServiceFactory().ingress(service, number)[0] for number in (130, 131))
 
     async def show(*ranges: str) -> None:
         spec = {**service["spec"], "loadBalancerSourceRanges": list(ranges)}
@@ -236,25 +241,25 @@ async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
     async with AsyncExitStack() as stack:
         flows = [stack.enter_context(one_way(twin.site, first["ip"])) for twin in twins]
 
-        async def come_through(wanted: bool) -> None:
+        async def await_passing(wanted: bool) -> None:
             for each in flows:
                 await until(
-                    partial(each.comes_through_or_not, wanted),
-                    f"that datagrams come through is {wanted}",
+                    partial(each.passes, wanted),
+                    f"datagrams that {'arrive' if wanted else 'are dropped'}",
                 )
 
         await show()
-        await come_through(True)
+        await await_passing(True)
         await show(*OUTSIDE)
-        await come_through(False)
+        await await_passing(False)
         await show(*INSIDE, "192.0.2.0/24")
-        await come_through(True)
+        await await_passing(True)
     for twin in twins:
         rules = f"ip daddr {ip} tcp dport 9001 dnat ip to {twin.address('a1')}:8080"
         async with (
-            translated_elsewhere(twin.site, rules),
-            borne(twin.site, ip),
-            borne(twin.site, second["ip"]),
+            with_other_translation(twin.site, rules),
+            with_address(twin.site, ip),
+            with_address(twin.site, second["ip"]),
         ):
             with twin.site.socket("node1", socket.AF_INET, socket.SOCK_STREAM) as server:
                 server.bind((ip, 9000))
@@ -266,28 +271,30 @@ async def test_what_is_dropped_or_refused_besides(twins: Twins) -> None:
     await twins.both("remove", [Scene(service, slices)])
 
 
-async def test_random_services(twins: Twins) -> None:
-    draw, maker = random.Random(SEED), Maker()
-    drawer, cases = Drawer(draw, maker), 0
+async def test_random_services_are_served_equally(twins: Twins) -> None:
+    draw, maker = random.Random(SEED), ServiceFactory()
+    drawer, cases = RandomServices(draw, maker), 0
     for batch in range(-(-SERVICES // BATCH)):
         await twins.both("label", drawer.zones())
         scenes = [drawer.scene(f"s{batch}-{number}", number + 10) for number in range(BATCH)]
         for showing in (scenes, [drawer.changed(scene) for scene in scenes]):
             await twins.both("show", showing)
-            asks = [ask for scene in showing for ask in _some(draw, asks_of(twins, scene))]
-            await agree(twins, showing, asks)
-            cases += len(asks)
+            probes = [
+                probe for scene in showing for probe in _sample(draw, probes_of(twins, scene))
+            ]
+            await agree(twins, showing, probes)
+            cases += len(probes)
         await twins.both("remove", showing)
     print(f"{SERVICES} Services, {cases} cases, {twins.ours.sent} and {twins.theirs.sent} packets")
 
 
-class OneWay(NamedTuple):
+class OneWayFlow(NamedTuple):
     """A UDP flow to a server that never answers."""
 
     server: socket.socket
     caller: socket.socket
 
-    async def comes_through_or_not(self, wanted: bool) -> bool:
+    async def passes(self, wanted: bool) -> bool:
         """Return whether three datagrams have the desired result."""
         loop = asyncio.get_running_loop()
         for _ in range(3):
@@ -305,7 +312,7 @@ class OneWay(NamedTuple):
 
 
 @contextmanager
-def one_way(site: Site, address: str) -> Iterator[OneWay]:
+def one_way(site: Site, address: str) -> Iterator[OneWayFlow]:
     """Open a flow from a client to port 514 of this address."""
     with (
         site.socket("default/a1", socket.AF_INET, socket.SOCK_DGRAM) as server,
@@ -315,11 +322,11 @@ def one_way(site: Site, address: str) -> Iterator[OneWay]:
             each.setblocking(False)
         server.bind(("", 9999))
         caller.connect((address, 514))
-        yield OneWay(server, caller)
+        yield OneWayFlow(server, caller)
 
 
 @asynccontextmanager
-async def translated_elsewhere(site: Site, rules: str) -> AsyncIterator[None]:
+async def with_other_translation(site: Site, rules: str) -> AsyncIterator[None]:
     """Add a table on node1 with a later priority than the service proxy's."""
     chain = f"chain prerouting {{ type nat hook prerouting priority -99; {rules}; }}"
     await output(site, "node1", "nft", f"table inet elsewhere {{ {chain}; }}")
@@ -330,7 +337,7 @@ async def translated_elsewhere(site: Site, rules: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def borne(site: Site, address: str) -> AsyncIterator[None]:
+async def with_address(site: Site, address: str) -> AsyncIterator[None]:
     """Add an address to node1."""
     await output(site, "node1", "ip", "address", "add", f"{address}/32", "dev", "lo")
     try:
@@ -340,17 +347,18 @@ async def borne(site: Site, address: str) -> AsyncIterator[None]:
 
 
 async def connects(site: Site, place: str, address: str, port: int, *, source: str = "") -> bool:
-    """Return whether a server accepts connections there."""
+    """Return whether a server accepts connections at this address and port."""
     with site.socket(place, socket.AF_INET, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         caller.bind((source, 0))
         try:
             async with asyncio.timeout(5):
                 await asyncio.get_running_loop().sock_connect(caller, (address, port))
-        except OSError:  # a timeout too
+        # Also a TimeoutError.
+        except OSError:
             return False
         return True
 
 
-def _some(draw: random.Random, asks: list[Ask]) -> list[Ask]:
-    return draw.sample(asks, min(ASKS, len(asks)))
+def _sample(draw: random.Random, probes: list[Probe]) -> list[Probe]:
+    return draw.sample(probes, min(ASKS, len(probes)))

@@ -1,7 +1,7 @@
-"""Unusual endpoints and nodes, with packets: slices written by hand, endpoints without a node, no
-node ports, nodes that leave gracefully, ports that are not published.
+"""Unusual endpoints and nodes, with packets: handwritten slices, endpoints without a node, no node
+ports, nodes that are drained, ports that are not published.
 
-In: objects as people and autoscalers write them. Out: which pod answers a client, and which address
+In: objects as users and autoscalers write them. Out: which pod answers a client, and which address
 it sees."""
 
 import asyncio
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 DEADLINE_S = 60.0
 PACKETS = 32
-"""The packets of one round. If two equal pods answer, all packets of a round meet the same pod once
-in two thousand million rounds."""
+"""The number of packets of one round. If two equally likely pods may answer, all packets of a round
+reach the same pod once in two thousand million rounds."""
 PAUSE_S = 0.05
 """The pause between two rounds. A gateway sends at most 1,000 refusals per second, and drops
 further packets; these rounds stay below the limit, so that a refusal is never mistaken for silence.
@@ -57,7 +57,7 @@ async def clean(kubectl: Kubectl) -> AsyncIterator[None]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def outside(site: Site, client: Client) -> Source:
+async def outside_client(site: Site, client: Client) -> Source:
     """A client outside the cluster."""
     return next(
         source
@@ -66,14 +66,14 @@ async def outside(site: Site, client: Client) -> Source:
     )
 
 
-async def given(kubectl: Kubectl, name: str = "web") -> str:
+async def assigned_address(kubectl: Kubectl, name: str = "web") -> str:
     async with asyncio.timeout(DEADLINE_S):
         while not (found := addresses_of(await kubectl.service(name))):
             await asyncio.sleep(0.05)
     return found[0]
 
 
-async def until_met(
+async def await_results(
     site: Site,
     source: Source,
     address: str,
@@ -81,8 +81,8 @@ async def until_met(
     wanted: str,
     holds: Callable[[set[Observed]], bool],
 ) -> set[Observed]:
-    """Send rounds of packets until the condition holds for a whole round; return what it met. The
-    test fails with what the last round met if no round does in time."""
+    """Send rounds of packets until the condition holds for a whole round, and return the results of
+    this round. Fail with the results of the last round if no round meets the condition in time."""
     found: Counter[Observed] = Counter()
     rounds = 0
     target = Target(address, port, "TCP")
@@ -97,14 +97,14 @@ async def until_met(
                     return set(found)
                 await asyncio.sleep(PAUSE_S)
     except TimeoutError:
-        met = ", ".join(f"{count} times {one}" for one, count in found.items())
+        observed = ", ".join(f"{count} times {one}" for one, count in found.items())
         pytest.fail(
             f"{source.name} to {address} port {port}: expected {wanted} within {DEADLINE_S} s; "
-            f"the last of {rounds} rounds met: {met or 'nothing yet'}"
+            f"results of the last of {rounds} rounds: {observed or 'nothing yet'}"
         )
 
 
-async def meets(
+async def await_exact_results(
     site: Site,
     source: Source,
     address: str,
@@ -113,7 +113,7 @@ async def meets(
     port: int = 80,
 ) -> None:
     """Wait until packets of the source have exactly these results."""
-    await until_met(site, source, address, port, f"exactly {expected}", expected.__eq__)
+    await await_results(site, source, address, port, f"exactly {expected}", expected.__eq__)
 
 
 async def pod_addresses(client: Client, *names: str) -> list[str]:
@@ -143,26 +143,28 @@ async def write_slice(client: Client, name: str, rows: Sequence[tuple[str, str |
     )
 
 
-async def test_slices_by_hand_with_and_without_nodes(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+async def test_handwritten_slices_are_served_with_and_without_node_names(
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     w1, w2 = await pod_addresses(client, "w1", "w2")
     await kubectl.apply("web", selector=None, externalTrafficPolicy="Cluster")
     await write_slice(client, "hand-1", [(w1, None)])
     await write_slice(client, "hand-2", [(w2, None)])
-    address = await given(kubectl)
+    address = await assigned_address(kubectl)
     nodes = {await client_address(client, name) for name in ("node1", "node2", "node3")}
-    await answered_by(site, outside, address, {"default/w1", "default/w2"}, seen=nodes)
-    # Under Local an endpoint without a node counts on no node: packets are dropped, but the address
-    # stays.
+    await answered_by(site, outside_client, address, {"default/w1", "default/w2"}, seen=nodes)
+    # With policy Local an endpoint without a node counts for no node: packets are dropped, but the
+    # address stays.
     await kubectl("patch", "service", "web", "-p", '{"spec":{"externalTrafficPolicy":"Local"}}')
-    await meets(site, outside, address, {"silence"})
-    assert await given(kubectl) == address
+    await await_exact_results(site, outside_client, address, {"silence"})
+    assert await assigned_address(kubectl) == address
     await write_slice(client, "hand-1", [(w1, "node1")])
-    me = outside.address(address)
-    await meets(site, outside, address, {Answer("default/w1", me)})
+    me = outside_client.address(address)
+    await await_exact_results(site, outside_client, address, {Answer("default/w1", me)})
     await write_slice(client, "hand-2", [(w2, "node2")])
-    await meets(site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)})
+    await await_exact_results(
+        site, outside_client, address, {Answer("default/w1", me), Answer("default/w2", me)}
+    )
     for name in ("hand-1", "hand-2"):
         await client.delete(ENDPOINT_SLICES, ObjectKey("default", name))
 
@@ -174,23 +176,25 @@ async def client_address(client: Client, node: str) -> str:
 async def answered_by(
     site: Site, source: Source, address: str, names: set[str], *, seen: set[str]
 ) -> None:
-    """Check that all of these pods answer, and see one of these addresses, wherever a packet
-    enters."""
+    """Check that all of these pods answer, and see one of these addresses, at whichever gateway a
+    packet enters."""
 
     def holds(found: set[Observed]) -> bool:
         return {each.pod if isinstance(each, Answer) else each for each in found} == names
 
-    found = await until_met(site, source, address, 80, f"answers of {names}", holds)
+    found = await await_results(site, source, address, 80, f"answers of {names}", holds)
     assert {each.seen for each in found if isinstance(each, Answer)} <= seen
 
 
 async def test_without_node_ports_members_are_confirmed_and_serve(
-    site: Site, kubectl: Kubectl, outside: Source, clean: None
+    site: Site, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     await kubectl.apply("web", allocateLoadBalancerNodePorts=False)
-    address = await given(kubectl)
-    me = outside.address(address)
-    await meets(site, outside, address, {Answer("default/w1", me), Answer("default/w2", me)})
+    address = await assigned_address(kubectl)
+    me = outside_client.address(address)
+    await await_exact_results(
+        site, outside_client, address, {Answer("default/w1", me), Answer("default/w2", me)}
+    )
     spec = (await kubectl.service("web"))["spec"]
     assert "nodePort" not in spec["ports"][0]
     plan = (await fetch(site, "gw1", "/state"))["services"]["default/web"]["plan"]
@@ -200,7 +204,9 @@ async def test_without_node_ports_members_are_confirmed_and_serve(
         "node1": "active",
         "node2": "active",
     }
-    assert not plan.get("notes"), "the health ports have answered, nobody is believed without proof"
+    assert not plan.get("notes"), (
+        "the health ports have answered, so every member must be confirmed"
+    )
 
 
 async def until_unready(client: Client, name: str) -> None:
@@ -209,17 +215,19 @@ async def until_unready(client: Client, name: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_pods_that_are_published_before_they_are_ready(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+async def test_pods_are_served_before_they_are_ready_with_publish_not_ready_addresses(
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
     await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready=false")
     await until_unready(client, "u")
     await kubectl.apply("web", selector={"app": "late"})
-    address = await given(kubectl)
+    address = await assigned_address(kubectl)
     # The Service has no endpoints on any node, so the gateway refuses connections.
-    await meets(site, outside, address, {"refused"})
+    await await_exact_results(site, outside_client, address, {"refused"})
     await kubectl("patch", "service", "web", "-p", '{"spec":{"publishNotReadyAddresses":true}}')
-    await meets(site, outside, address, {Answer("default/u", outside.address(address))})
+    await await_exact_results(
+        site, outside_client, address, {Answer("default/u", outside_client.address(address))}
+    )
     await kubectl("annotate", "pod", "u", "lab.fairlead.io/ready-")
 
 
@@ -229,23 +237,23 @@ TAINT = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSch
 
 @pytest.mark.parametrize("how", ["label", "taint"])
 async def test_a_node_that_leaves_keeps_its_connections(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None, how: str
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None, how: str
 ) -> None:
     await kubectl.apply("web")
-    address = await given(kubectl)
-    me = outside.address(address)
+    address = await assigned_address(kubectl)
+    me = outside_client.address(address)
     both: set[Observed] = {Answer("default/w1", me), Answer("default/w2", me)}
-    await meets(site, outside, address, both)
+    await await_exact_results(site, outside_client, address, both)
     talks = [await site.connect("client1", address, 80) for _ in range(PACKETS)]
     try:
-        before = [await who(*talk) for talk in talks]
+        before = [await answering_pod(*talk) for talk in talks]
         assert set(before) == {"w1", "w2"}
         if how == "label":
             await kubectl("label", "node", "node1", f"{LABEL}=")
         else:
             await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": [TAINT]}})
-        await meets(site, outside, address, {Answer("default/w2", me)})
-        assert [await who(*talk) for talk in talks] == before, (
+        await await_exact_results(site, outside_client, address, {Answer("default/w2", me)})
+        assert [await answering_pod(*talk) for talk in talks] == before, (
             "open connections stay where they are"
         )
     finally:
@@ -253,29 +261,29 @@ async def test_a_node_that_leaves_keeps_its_connections(
             writer.close()
         await kubectl("label", "node", "node1", f"{LABEL}-")
         await client.patch(NODES, ObjectKey("", "node1"), {"spec": {"taints": None}})
-    await meets(site, outside, address, both)
+    await await_exact_results(site, outside_client, address, both)
 
 
-async def who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+async def answering_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
     """Return the pod that answers on an open connection."""
     writer.write(b"who\n")
     async with asyncio.timeout(DEADLINE_S):
         return str(json.loads(await reader.readline())["pod"])
 
 
-async def test_a_port_with_an_error_is_served_by_nobody(
-    site: Site, client: Client, kubectl: Kubectl, outside: Source, clean: None
+async def test_a_port_with_an_error_in_the_status_is_not_served(
+    site: Site, client: Client, kubectl: Kubectl, outside_client: Source, clean: None
 ) -> None:
-    """The controller is stopped, so that slices written by hand stay unchanged."""
+    """The controller is stopped, so that the status written by the test stays unchanged."""
     ports = [
         {"name": "a", "port": 80, "targetPort": "web"},
         {"name": "b", "port": 81, "targetPort": "web"},
     ]
     await kubectl.apply("web", ports=ports)
-    address = await given(kubectl)
-    me = outside.address(address)
+    address = await assigned_address(kubectl)
+    me = outside_client.address(address)
     both: set[Observed] = {Answer("default/w1", me), Answer("default/w2", me)}
-    await meets(site, outside, address, both, port=81)
+    await await_exact_results(site, outside_client, address, both, port=81)
     await site.stop_role("control")
     try:
         shown = [
@@ -288,17 +296,17 @@ async def test_a_port_with_an_error_is_served_by_nobody(
             }
         }
         await client.patch(SERVICES, ObjectKey("default", "web"), status, subresource="status")
-        await gone(site, outside, address, 81)
-        await meets(site, outside, address, both)
+        await await_no_answer(site, outside_client, address, 81)
+        await await_exact_results(site, outside_client, address, both)
     finally:
         await site.start_role("control")
-    await meets(site, outside, address, both, port=81)
+    await await_exact_results(site, outside_client, address, both, port=81)
 
 
-async def gone(site: Site, source: Source, address: str, port: int) -> None:
-    """Check that no pod answers any more. What a router does with such packets is not tested."""
+async def await_no_answer(site: Site, source: Source, address: str, port: int) -> None:
+    """Wait until no pod answers. The reaction of a router to such packets is not tested."""
 
     def holds(found: set[Observed]) -> bool:
         return not any(isinstance(each, Answer) for each in found)
 
-    await until_met(site, source, address, port, "no answer of any pod", holds)
+    await await_results(site, source, address, port, "no answer of any pod", holds)

@@ -1,8 +1,8 @@
 """The life of a Service as its owner sees it, through the real kubectl: from apply to delete, in a
 lab with all roles.
 
-In: manifests and commands as people write them. Out: the output of `kubectl get` and `describe`,
-the results of packets, and the state that is left in the kernels of gateways and nodes."""
+In: manifests and commands as users write them. Out: the output of `kubectl get` and `describe`, the
+results of packets, and the state that is left in the kernels of gateways and nodes."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
                 await asyncio.sleep(0.05)
             return answer
     except TimeoutError:
-        pytest.fail(f"{what}: not within {DEADLINE_S} s")
+        pytest.fail(f"waited {DEADLINE_S} s in vain for {what}")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def clean(kubectl: Kubectl, site: Site) -> AsyncIterator[None]:
     """Check that no Service is left, and no state of a Service in any kernel."""
     yield
     await kubectl("delete", "services", "--all", "--all-namespaces", "--timeout=10s")
-    await nothing_left(site)
+    await await_nothing_left(site)
 
 
 async def listeners(site: Site, gateway: str) -> int:
@@ -82,7 +82,7 @@ async def rules_of(site: Site, node: str, *words: str) -> list[str]:
     return [line for line in output.splitlines() if any(word in line for word in words)]
 
 
-async def nothing_left(site: Site) -> None:
+async def await_nothing_left(site: Site) -> None:
     async def gone() -> bool:
         maps = [await listeners(site, host.name) for host in site.topology.of("gateway")]
         rules = [
@@ -93,10 +93,10 @@ async def nothing_left(site: Site) -> None:
         # A real API server has a Service of its own.
         return not any(maps) and not [line for line in rules if '"default/kubernetes"' not in line]
 
-    await until(gone, "nothing of a Service left in gateways and nodes")
+    await until(gone, "the removal of all state of Services in gateways and nodes")
 
 
-async def reach(
+async def check_reachable(
     site: Site, client: Client, address: str, port: int = 80, protocol: str = "TCP"
 ) -> None:
     """Check that client, node and pod get the oracle's result from this address, from each pod in
@@ -107,7 +107,7 @@ async def reach(
     await Prober(site, lambda: read_cluster(client)).agree(probes, deadline_s=DEADLINE_S)
 
 
-async def given(kubectl: Kubectl, name: str, count: int = 1) -> list[str]:
+async def assigned_addresses(kubectl: Kubectl, name: str, count: int = 1) -> list[str]:
     async def shown() -> list[str]:
         found = addresses_of(await kubectl.service(name))
         return found if len(found) == count else []
@@ -116,18 +116,20 @@ async def given(kubectl: Kubectl, name: str, count: int = 1) -> list[str]:
     return answer
 
 
-async def described(kubectl: Kubectl, name: str, *words: str) -> str:
-    async def says() -> str:
+async def await_described(kubectl: Kubectl, name: str, *words: str) -> str:
+    async def described() -> str:
         text = await kubectl("describe", "service", name)
         return text if all(word in text for word in words) else ""
 
-    answer: str = await until(says, f"{words} in kubectl describe service {name}")
+    answer: str = await until(described, f"{words} in kubectl describe service {name}")
     return answer
 
 
-async def test_apply_to_delete(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_a_service_is_served_until_it_is_deleted_and_leaves_nothing(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web")
-    (address,) = await given(kubectl, "web")
+    (address,) = await assigned_addresses(kubectl, "web")
     shown = await kubectl.service("web")
     assert FINALIZER in shown["metadata"]["finalizers"]
     assert shown["metadata"]["annotations"]["fairlead.io/class"] == "fairlead.io/direct"
@@ -136,15 +138,15 @@ async def test_apply_to_delete(site: Site, client: Client, kubectl: Kubectl, cle
         {"ip": address, "ipMode": "VIP", "ports": ports}
     ]
     assert shown["spec"]["healthCheckNodePort"] >= 30000
-    text = await described(kubectl, "web", "EnsuredLoadBalancer", address)
+    text = await await_described(kubectl, "web", "EnsuredLoadBalancer", address)
     assert "Warning" not in text
     assert address in await kubectl("get", "services")
-    await reach(site, client, address)
+    await check_reachable(site, client, address)
     assert await listeners(site, "gw1") == await listeners(site, "gw2") == 1
     assert await rules_of(site, "node1", "default/web")
     await kubectl("delete", "service", "web", "--timeout=10s")
     assert "NotFound" in await kubectl("get", "service", "web", fails=True)
-    await nothing_left(site)
+    await await_nothing_left(site)
     sources = sources_of(site, await read_cluster(client))
     probes = [Probe(source, Target(address, 80, "TCP"), 1) for source in sources]
     await Prober(site, lambda: read_cluster(client)).agree(probes, deadline_s=DEADLINE_S)
@@ -154,35 +156,37 @@ async def test_edits_keep_the_address(
     site: Site, client: Client, kubectl: Kubectl, clean: None
 ) -> None:
     await kubectl.apply("web")
-    (address,) = await given(kubectl, "web")
+    (address,) = await assigned_addresses(kubectl, "web")
     await kubectl("patch", "service", "web", "-p", '{"spec":{"externalTrafficPolicy":"Cluster"}}')
-    await reach(site, client, address)
+    await check_reachable(site, client, address)
     ports = [
         {"name": "web", "port": 8000, "targetPort": "web"},
         {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": "dns"},
     ]
     await kubectl.apply("web", ports=ports, sessionAffinity="ClientIP")
-    await reach(site, client, address, 8000)
-    await reach(site, client, address, 53, "UDP")
-    await reach(site, client, address, 80)  # the oracle knows that nobody answers there now
+    await check_reachable(site, client, address, 8000)
+    await check_reachable(site, client, address, 53, "UDP")
+    # The oracle expects a refusal here now.
+    await check_reachable(site, client, address, 80)
     await kubectl("annotate", "service", "web", "example.com/note=anything")
     await kubectl("label", "service", "web", "team=a")
     await kubectl.apply("web", loadBalancerSourceRanges=["198.51.100.12/32", "10.244.0.0/16"])
-    await reach(site, client, address)  # client1 is not in the ranges, the pod is
+    # The ranges contain the pod, but not client1.
+    await check_reachable(site, client, address)
     await kubectl.apply("web")
-    await reach(site, client, address)
+    await check_reachable(site, client, address)
     assert addresses_of(await kubectl.service("web")) == [address]
 
 
-async def test_a_requested_address(
+async def test_a_requested_address_is_assigned_or_an_event_tells_why_not(
     site: Site, client: Client, kubectl: Kubectl, clean: None
 ) -> None:
     wish = {"fairlead.io/addresses": f"{POOL}77"}
     await kubectl.apply("web", annotations=wish)
-    assert await given(kubectl, "web") == [f"{POOL}77"]
-    await reach(site, client, f"{POOL}77")
+    assert await assigned_addresses(kubectl, "web") == [f"{POOL}77"]
+    await check_reachable(site, client, f"{POOL}77")
     await kubectl.apply("late", annotations=wish)
-    await described(
+    await await_described(
         kubectl,
         "late",
         "Warning",
@@ -192,23 +196,23 @@ async def test_a_requested_address(
     )
     assert addresses_of(await kubectl.service("late")) == []
     await kubectl.apply("odd", annotations={"fairlead.io/addresses": "192.0.2.200"})
-    await described(kubectl, "odd", "Warning", "192.0.2.200", "is in no pool")
+    await await_described(kubectl, "odd", "Warning", "192.0.2.200", "is in no pool")
     await kubectl("annotate", "service", "web", "--overwrite", f"fairlead.io/addresses={POOL}78")
 
     async def moved() -> bool:
         return addresses_of(await kubectl.service("web")) == [f"{POOL}78"]
 
-    await until(moved, "the address that was asked for instead")
-    await reach(site, client, f"{POOL}78")
-    assert await given(kubectl, "late") == [f"{POOL}77"]
-    await reach(site, client, f"{POOL}77")
+    await until(moved, "the address that is requested instead")
+    await check_reachable(site, client, f"{POOL}78")
+    assert await assigned_addresses(kubectl, "late") == [f"{POOL}77"]
+    await check_reachable(site, client, f"{POOL}77")
 
 
-async def test_the_type_changed_away_and_back(
+async def test_changing_the_type_releases_the_address_and_back_assigns_one(
     site: Site, client: Client, kubectl: Kubectl, clean: None
 ) -> None:
     await kubectl.apply("web")
-    (address,) = await given(kubectl, "web")
+    (address,) = await assigned_addresses(kubectl, "web")
     await kubectl.apply("web", type="ClusterIP", externalTrafficPolicy=None)
 
     async def released() -> bool:
@@ -220,25 +224,27 @@ async def test_the_type_changed_away_and_back(
             or "fairlead.io/class" in annotations
         )
 
-    await until(released, "finalizer, address and claim gone")
-    await described(kubectl, "web", "DeletedLoadBalancer")
-    await reach(site, client, address)
+    await until(released, "the removal of finalizer, address and claim")
+    await await_described(kubectl, "web", "DeletedLoadBalancer")
+    await check_reachable(site, client, address)
     assert await listeners(site, "gw1") == 0
     await kubectl.apply("web")
-    (again,) = await given(kubectl, "web")
-    await reach(site, client, again)
+    (again,) = await assigned_addresses(kubectl, "web")
+    await check_reachable(site, client, again)
 
 
-async def test_another_class_is_left_alone(site: Site, kubectl: Kubectl, clean: None) -> None:
+async def test_a_service_of_another_class_is_not_claimed(
+    site: Site, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("theirs", loadBalancerClass="example.com/other")
     await kubectl.apply("ours")
-    await given(kubectl, "ours")
+    await assigned_addresses(kubectl, "ours")
     await asyncio.sleep(0.5)
     shown = await kubectl.service("theirs")
     assert (addresses_of(shown), shown["metadata"].get("finalizers")) == ([], None)
     assert "fairlead.io/class" not in shown["metadata"]["annotations"]
-    # The status that their controller writes stays unchanged, and the nodes serve it as any other
-    # address.
+    # The status that the other controller writes stays unchanged, and the nodes serve its address
+    # like any other.
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.200"}]}}}
     await kubectl(
         "patch",
@@ -271,18 +277,20 @@ async def test_another_class_is_left_alone(site: Site, kubectl: Kubectl, clean: 
     )
 
 
-async def test_dual_stack(site: Site, client: Client, kubectl: Kubectl, clean: None) -> None:
+async def test_a_dual_stack_service_gets_and_serves_both_addresses(
+    site: Site, client: Client, kubectl: Kubectl, clean: None
+) -> None:
     await kubectl.apply("web", ipFamilyPolicy="RequireDualStack", ipFamilies=["IPv6", "IPv4"])
-    six, four = await given(kubectl, "web", 2)
+    six, four = await assigned_addresses(kubectl, "web", 2)
     assert (":" in six, ":" in four) == (True, False)
-    await reach(site, client, six)
-    await reach(site, client, four)
+    await check_reachable(site, client, six)
+    await check_reachable(site, client, four)
     await kubectl.apply("web", ipFamilyPolicy="SingleStack", ipFamilies=["IPv6"])
-    assert await given(kubectl, "web") == [six]
-    await reach(site, client, six)
-    await reach(site, client, four)
+    assert await assigned_addresses(kubectl, "web") == [six]
+    await check_reachable(site, client, six)
+    await check_reachable(site, client, four)
     await kubectl.apply("web", ipFamilyPolicy="PreferDualStack", ipFamilies=["IPv6", "IPv4"])
-    assert (await given(kubectl, "web", 2))[0] == six
+    assert (await assigned_addresses(kubectl, "web", 2))[0] == six
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -302,14 +310,14 @@ async def with_configuration(site: Site, text: str) -> None:
     await site.start_role("control")
 
 
-async def test_the_pool_is_exhausted(
+async def test_an_exhausted_pool_is_reported_and_a_released_address_is_reassigned(
     site: Site, client: Client, kubectl: Kubectl, clean: None, two_addresses: None
 ) -> None:
     for name in ("first", "second"):
         await kubectl.apply(name)
-        await given(kubectl, name)
+        await assigned_addresses(kubectl, name)
     await kubectl.apply("third")
-    await described(
+    await await_described(
         kubectl,
         "third",
         "Warning",
@@ -319,10 +327,10 @@ async def test_the_pool_is_exhausted(
     events = await kubectl("get", "events", "--field-selector", "involvedObject.name=third")
     assert "SyncLoadBalancerFailed" in events
     assert addresses_of(await kubectl.service("third")) == []
-    (address,) = await given(kubectl, "first")
+    (address,) = await assigned_addresses(kubectl, "first")
     await kubectl("delete", "service", "first", "--timeout=10s")
-    assert await given(kubectl, "third") == [address]
-    await reach(site, client, address)
+    assert await assigned_addresses(kubectl, "third") == [address]
+    await check_reachable(site, client, address)
 
 
 async def test_addresses_outlive_the_controller(
@@ -331,12 +339,12 @@ async def test_addresses_outlive_the_controller(
     names = ("a", "b", "c")
     for name in names:
         await kubectl.apply(name)
-    before = {name: await given(kubectl, name) for name in names}
+    before = {name: await assigned_addresses(kubectl, name) for name in names}
     await site.kill_role("control")
     # While the controller is stopped, no address is granted or released; deletions wait for it.
     await kubectl.apply("d")
     await kubectl("delete", "service", "a", "--wait=false")
-    await reach(site, client, before["b"][0])
+    await check_reachable(site, client, before["b"][0])
     assert FINALIZER in (await kubectl.service("a"))["metadata"]["finalizers"]
     assert addresses_of(await kubectl.service("d")) == []
     await site.start_role("control")
@@ -344,21 +352,21 @@ async def test_addresses_outlive_the_controller(
     async def gone() -> bool:
         return "service/a" not in await kubectl("get", "services", "-o", "name")
 
-    await until(gone, "the deleted Service released")
-    await given(kubectl, "d")
-    assert {name: await given(kubectl, name) for name in ("b", "c")} == {
+    await until(gone, "the removal of the deleted Service")
+    await assigned_addresses(kubectl, "d")
+    assert {name: await assigned_addresses(kubectl, name) for name in ("b", "c")} == {
         name: before[name] for name in ("b", "c")
     }
 
 
-async def test_one_name_in_two_namespaces(
+async def test_services_with_one_name_in_two_namespaces_are_independent(
     site: Site, client: Client, kubectl: Kubectl, clean: None
 ) -> None:
     await kubectl("create", "namespace", "other")
     await kubectl.apply("web")
     manifest = service("web")
     manifest["metadata"]["namespace"] = "other"
-    await kubectl("apply", "-f", "-", given=yaml.safe_dump(manifest))
+    await kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
 
     async def both() -> list[str]:
         items = json.loads(await kubectl("get", "services", "-A", "-o", "json"))["items"]
@@ -377,24 +385,24 @@ async def test_one_name_in_two_namespaces(
     assert len(set(addresses)) == 2
     assert await listeners(site, "gw1") == 2
     await kubectl("delete", "service", "web", "-n", "other", "--timeout=10s")
-    await reach(site, client, addresses[0])
-    await reach(site, client, addresses[1])
+    await check_reachable(site, client, addresses[0])
+    await check_reachable(site, client, addresses[1])
 
 
-async def test_what_hinders_a_service_is_told(
+async def test_events_report_what_keeps_a_service_from_being_served(
     site: Site, client: Client, kubectl: Kubectl, clean: None
 ) -> None:
     await kubectl.apply("web")
-    (address,) = await given(kubectl, "web")
-    await reach(site, client, address)
+    (address,) = await assigned_addresses(kubectl, "web")
+    await check_reachable(site, client, address)
     assert "Warning" not in await kubectl("describe", "service", "web")
     nodes = [host.name for host in site.topology.of("node")]
     for node in nodes:
         await site.stop_role(node)
     try:
         # The rules still exist; only the confirmation of them is missing.
-        await described(kubectl, "web", "Warning", "HealthChecksFailing", "node1 (")
-        await reach(site, client, address)
+        await await_described(kubectl, "web", "Warning", "HealthChecksFailing", "node1 (")
+        await check_reachable(site, client, address)
     finally:
         for node in nodes:
             await site.start_role(node)

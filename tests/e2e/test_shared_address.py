@@ -58,7 +58,7 @@ async def until_answered(site: Site, source: Source, target: Target, *pods: str)
             while (found := await answered(site, source, target)) != wanted:
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        pytest.fail(f"{target}: wanted {wanted}, met {found}")
+        pytest.fail(f"{target}: expected {wanted}, observed {found}")
 
 
 async def test_each_port_reaches_its_own_service(
@@ -87,7 +87,7 @@ async def test_each_port_reaches_its_own_service(
     await until_answered(site, source, Target(address, 80, "TCP"), "r1", "r2")
     await until_answered(site, source, Target(address, 8000, "TCP"), "b1")
 
-    # It gets the port as soon as the other Service is deleted.
+    # The Service gets the port as soon as the other Service is deleted.
     await kubectl("delete", "service", "red", "--timeout=10s")
     await until_answered(site, source, Target(address, 80, "TCP"), "b1")
     assert await shown(kubectl, "blue") == address

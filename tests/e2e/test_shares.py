@@ -1,9 +1,9 @@
 """A million flows over uneven placements: every pod gets its share, within two per cent.
 
-Real packets, each the first of another flow: a quarter each of SYNs and datagrams over IPv4 and
-IPv6, from spoofed sources at a client through router, gateways and nodes into the pods. There a
-rule counts and drops them: no packet is answered, so the counts show only how gateways distribute
-flows over nodes, and nodes over pods."""
+The packets are real, each the first of another flow: a quarter each of SYNs and datagrams over IPv4
+and IPv6, from spoofed sources at a client through router, gateways and nodes into the pods. A rule
+in the pods counts and drops them, so no packet is answered, and the counts show only how gateways
+distribute flows over nodes, and nodes over pods."""
 
 import json
 import os
@@ -33,7 +33,7 @@ gateways' link."""
 FLOWS = 250_000
 """The number of flows for each protocol and family."""
 PER_SECOND = 40_000
-"""The rate of packets, below the rate at which a busy machine would lose some."""
+"""The number of packets per second. At a higher rate a busy machine would lose some packets."""
 SOURCES = {4: "198.19.0.1", 6: "2001:db8:bad::1"}
 TOLERANCE = 0.02
 TIMEOUTS = ("udp_timeout", "tcp_timeout_syn_sent", "tcp_timeout_syn_recv")
@@ -71,11 +71,11 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
         shop = Shop(site)
         await shop.start(PLACEMENTS[tunnel])
         await shop.create()
-        await shop.settled(PLACEMENTS[tunnel])
+        await shop.await_weights(PLACEMENTS[tunnel])
         yield shop
 
 
-async def met(site: Site, pod: str) -> int:
+async def received(site: Site, pod: str) -> int:
     listed = json.loads(
         await output(site, f"default/{pod}", "nft", "-j", "list", "counter", "inet", "sink", "met")
     )
@@ -101,15 +101,15 @@ async def test_each_pod_gets_its_share_of_a_million_flows(shop: Shop) -> None:
             await flood(kind, address, port)
     counts: dict[str, int] = {}
 
-    async def all_met() -> bool:
-        counts.update({pod: await met(site, pod) for pod in pods})
+    async def all_received() -> bool:
+        counts.update({pod: await received(site, pod) for pod in pods})
         return sum(counts.values()) == 4 * FLOWS
 
     try:
-        await until(all_met, "all flows at a pod")
+        await until(all_received, "the arrival of all flows at pods")
     except AssertionError as late:
         raise AssertionError(
-            f"of {4 * FLOWS} flows {sum(counts.values())} came to a pod: {counts}"
+            f"of {4 * FLOWS} flows {sum(counts.values())} reached a pod: {counts}"
         ) from late
     fair = 4 * FLOWS / len(pods)
     shown = {

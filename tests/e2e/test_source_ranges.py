@@ -1,6 +1,6 @@
-"""spec.loadBalancerSourceRanges, changed under traffic: permitted clients are admitted, others are
-cut off, and other Services are not affected. The gateway checks each packet: removing a range ends
-its open connections. Both families."""
+"""spec.loadBalancerSourceRanges, changed under traffic: permitted clients are admitted, connections
+of other clients end, and other Services are not affected. The gateway checks each packet: removing
+a range ends its open connections. The test uses both families."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.crowd import Crowd, Period, Shop, unharmed
+from tests.e2e.crowd import Crowd, Period, Shop, check_unharmed
 from tests.e2e.load import NAME, addresses_of, drops, until
 
 from fairlead.kube.objects import SERVICES
@@ -24,18 +24,18 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 SIZE: dict[str, Any] = {"tcp": 50, "udp": 20, "quic": 10, "new_per_s": 50}
 MANY = 5_000
-TURN_S = 0.5
-SILENT = math.ceil((SILENCE_S + 2) / TURN_S)
-"""The number of turns without an answer after which a flow counts as broken."""
+INTERVAL_S = 0.5
+SILENT = math.ceil((SILENCE_S + 2) / INTERVAL_S)
+"""The number of request intervals without an answer after which a flow counts as broken."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shop() -> AsyncIterator[Shop]:
     async with Site.create(f"ranges{os.getpid()}", nodes=2, gateways=1, clients=2) as site:
-        shop = Shop(site, turn_s=TURN_S)
+        shop = Shop(site, interval_s=INTERVAL_S)
         await shop.start(["node1", "node2"])
         await shop.create()
-        await shop.settled(["node1", "node2"])
+        await shop.await_weights(["node1", "node2"])
         yield shop
 
 
@@ -73,11 +73,11 @@ def cut_off(period: Period) -> bool:
     )
 
 
-async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
-    """The ranges contain client1 and not client2; then the same beside thousands of other ranges;
-    then neither; then every client is admitted. Another Service with the same pods has no ranges,
-    and client2 notices nothing there."""
-    other = Shop(shop.site, turn_s=shop.turn_s)
+async def test_only_clients_within_the_source_ranges_are_admitted(shop: Shop) -> None:
+    """First the ranges contain client1 and not client2; then they do so among thousands of other
+    ranges; then they contain neither client; then every client is admitted. Another Service with
+    the same pods has no ranges, and client2 can always use it."""
+    other = Shop(shop.site, interval_s=shop.interval_s)
     ports = [{"port": 80, "targetPort": "http"}]
     spec = {
         "type": "LoadBalancer",
@@ -98,26 +98,29 @@ async def test_only_those_who_may_come_are_let_in(shop: Shop) -> None:
         Crowd(shop, host="client2", **SIZE) as second,
         Crowd(other, host="client2", tcp=20, udp=0, quic=0, new_per_s=20) as elsewhere,
     ):
-        since = shop.deaths()
+        since = shop.down_verdicts()
         await second.take()
         await elsewhere.take()
-        unharmed(await first.through(allow(shop, own(shop, "client1"))), await shop.excused(since))
-        assert cut_off(await second.through(asyncio.sleep(0), turns=SILENT))
-        period = await first.through(
-            allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), turns=6
+        check_unharmed(
+            await first.counts_during(allow(shop, own(shop, "client1"))),
+            await shop.pods_of_down_nodes(since),
         )
-        unharmed(period, await shop.excused(since))
+        assert cut_off(await second.counts_during(asyncio.sleep(0), intervals=SILENT))
+        period = await first.counts_during(
+            allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), intervals=6
+        )
+        check_unharmed(period, await shop.pods_of_down_nodes(since))
         assert (await drops(shop.site))["forbidden"] > 0
-        assert cut_off(await first.through(allow(shop, others(MANY // 2)), turns=SILENT))
-        unharmed(await elsewhere.take())
+        assert cut_off(await first.counts_during(allow(shop, others(MANY // 2)), intervals=SILENT))
+        check_unharmed(await elsewhere.take())
         await allow(shop, None)
         for each in (first, second):
-            await until(partial(back, each), "everybody to be let in")
+            await until(partial(is_admitted, each), "the admission of every client")
 
 
-async def back(crowd: Crowd) -> bool:
-    """Return whether all its flows are open and answered, and new ones succeed."""
-    period = await crowd.through(asyncio.sleep(0))
+async def is_admitted(crowd: Crowd) -> bool:
+    """Return whether all flows of the crowd are open and answered, and new ones succeed."""
+    period = await crowd.counts_during(asyncio.sleep(0))
     return all(
         count.answered and not (count.failed or count.broken or count.lost or count.late)
         for count in period.values()

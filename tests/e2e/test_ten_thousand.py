@@ -1,14 +1,14 @@
-"""Open flows and new flows at a steady rate, TCP, UDP and QUIC, IPv4 and IPv6, through all kinds of
-events: nothing breaks.
+"""Open flows and new flows at a steady rate, TCP, UDP and QUIC, IPv4 and IPv6, through events of
+every type: nothing breaks.
 
 Ten thousand flows go through all events by L2 and IPIP; some hundreds, with frequent requests, by
-L2 and VXLAN, from XDP. Each row is a lab of its own: another forwarding method, another attachment
-of the program in the kernel. Each step puts the flows through one event and counts: broken flows
-whose pod still exists, 0; failed new flows, 0. When a node is killed, flows that began before it
-was noticed may be lost. A small machine causes one effect by itself: it delays a node's answers to
-probes. Datagrams are then rightly sent elsewhere, so in that step the flows of this node do not
-count; connections do. The time until a dead node is noticed is printed and not limited: on such a
-machine it shows how busy the machine is."""
+L2 and VXLAN, from XDP. Each row is a lab of its own, with another forwarding method and another
+hook of the program in the kernel. Each step puts the flows through one event and counts: broken
+flows whose pod still exists, 0; failed new flows, 0. When a node is killed, flows that began before
+the gateways noticed may be lost. A small machine causes one effect by itself: it delays a node's
+answers to probes. Datagrams are then correctly sent to other nodes, so in that step the UDP flows
+of this node do not count; connections do. The time until a dead node is noticed is printed and not
+limited, because on such a machine it depends on the load."""
 
 import asyncio
 import math
@@ -25,7 +25,17 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tests.drivers.direct.test_upgrade import GROWN_FLOW, MORE_MAPS, build
-from tests.e2e.crowd import LATE, LATE_OF, Crowd, Period, Shop, breaks, forgiving, summary, unharmed
+from tests.e2e.crowd import (
+    LATE,
+    LATE_OF,
+    Crowd,
+    Period,
+    Shop,
+    breaks,
+    check_unharmed,
+    summary,
+    without_moved_flows,
+)
 from tests.e2e.load import drops, messages
 
 import fairlead
@@ -51,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     udp: int
     quic: int
     new_per_s: float
-    turn_s: float
+    interval_s: float
 
 
 IPIP = Row(
@@ -61,10 +71,10 @@ IPIP = Row(
     udp=750,
     quic=250,
     new_per_s=100,
-    turn_s=6.0,
+    interval_s=6.0,
 )
-"""Long-lived connections are idle most of the time. Their number matters here, not the rate of
-requests."""
+"""The number of flows matters here, not the rate of requests: long-lived connections are idle most
+of the time."""
 VXLAN = Row(
     name="l2 and vxlan, xdp",
     transport=Transport(tunnel="vxlan", attach="xdp-generic", peers=True),
@@ -72,12 +82,12 @@ VXLAN = Row(
     udp=100,
     quic=50,
     new_per_s=100,
-    turn_s=1.5,
+    interval_s=1.5,
 )
 CALM_S = 5.0
 AFTER, SOON = 1.25, 0.25
-"""The number of turns after an event in which each open flow has sent another request and received
-the answer. If pods were deleted, this has happened within their grace period."""
+"""The number of request intervals after an event in which each open flow has sent another request
+and received the answer. If pods were deleted, this has happened within their grace period."""
 
 
 class Stage(msgspec.Struct):
@@ -88,18 +98,21 @@ class Stage(msgspec.Struct):
     crowd: Crowd
     places: list[str]
     gone: set[str] = msgspec.field(default_factory=set)
-    """Former pods."""
-    deaths: Counter[str] = msgspec.field(default_factory=Counter)
-    """How often nodes had seemed dead when the last event began."""
+    """The names of former pods."""
+    down_verdicts: Counter[str] = msgspec.field(default_factory=Counter)
+    """The number of `down` verdicts of each node when the last event began."""
 
     @property
     def gateways(self) -> Sequence[str]:
         return self.shop.gateways
 
-    async def through(self, name: str, event: Awaitable[object], *, turns: float = AFTER) -> Period:
-        """Return the counts of the flows; they are also printed for the output of a failed test."""
+    async def counts_during(
+        self, name: str, event: Awaitable[object], *, intervals: float = AFTER
+    ) -> Period:
+        """Return the counts of the flows during an event, and print them for the output of a failed
+        test."""
         began_s = time.monotonic()
-        period = await self.crowd.through(event, turns=turns)
+        period = await self.crowd.counts_during(event, intervals=intervals)
         print(f"\n{name}: {time.monotonic() - began_s:.1f} s\n{summary(period)}", flush=True)
         if lines := breaks(self.site, self.gateways, period):
             print(f"{lines}\nThe event began at {began_s:.2f} s.", flush=True)
@@ -115,37 +128,43 @@ class Stage(msgspec.Struct):
                 if number
             }
             print(f"{gateway} has dropped so far: {found}; has sent: {sent}", flush=True)
-        print(f"nodes have seemed dead so far: {dict(+self.shop.deaths())}", flush=True)
+        print(f"`down` verdicts of nodes so far: {dict(+self.shop.down_verdicts())}", flush=True)
         return period
 
-    async def place(self, nodes: Sequence[str], *, anew: bool = False) -> None:
-        """Place as many pods on each node as the arguments name it; `anew`: replace all pods. First
-        the new pods become ready, then the others are deleted; they are gone when this returns."""
+    async def place(self, nodes: Sequence[str], *, replace_all: bool = False) -> None:
+        """Place pods on these nodes, one for each time a node is named. `replace_all`: replace all
+        pods. First the new pods become ready, then the others are deleted; they are gone when this
+        returns."""
         there = await self.shop.pods()
-        if anew:
+        if replace_all:
             await self.shop.start(nodes)
             await self.shop.end(there)
         self.places = list(nodes)
         await self.shop.place(nodes)
 
-    async def unharmed(
+    async def check_unharmed(
         self,
         name: str,
         event: Awaitable[object],
         *,
         unready: Collection[str] = (),
         few: int = 0,
-        turns: float = AFTER,
+        intervals: float = AFTER,
     ) -> None:
-        """Check that no flow broke during the event, except for: UDP flows of pods that are gone,
-        were `unready`, or are on nodes that have seemed dead since the previous event began,
-        because some flows send their next request only now; and `few` UDP flows of which a lost
-        gateway had seen one packet. The next event may begin `turns` after this one."""
-        before, since, self.deaths = set(await self.shop.pods()), self.deaths, self.shop.deaths()
-        period = await self.through(name, event, turns=turns)
+        """Check that no flow broke during the event, except for two sorts. First, UDP flows of pods
+        that are gone, were `unready`, or are on nodes with a `down` verdict since the previous
+        event began, because some flows send their next request only now. Second, `few` UDP flows of
+        which a lost gateway had seen one packet. The next event may begin after this many request
+        `intervals`."""
+        before, since, self.down_verdicts = (
+            set(await self.shop.pods()),
+            self.down_verdicts,
+            self.shop.down_verdicts(),
+        )
+        period = await self.counts_during(name, event, intervals=intervals)
         self.gone |= before - set(await self.shop.pods())
-        gone = {*self.gone, *unready, *await self.shop.excused(since)}
-        unharmed(forgiving(period, few) if few else period, gone=gone)
+        gone = {*self.gone, *unready, *await self.shop.pods_of_down_nodes(since)}
+        check_unharmed(without_moved_flows(period, few) if few else period, gone=gone)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -155,17 +174,17 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         f"crowd{os.getpid()}", nodes=3, far_nodes=2, gateways=3, clients=1, transport=row.transport
     )
     async with lab as site:
-        shop = Shop(site, turn_s=row.turn_s)
+        shop = Shop(site, interval_s=row.interval_s)
         places = [host.name for host in site.topology.of("node")]
-        # Before the Service is created: all gateways then begin with the same nodes, and no slot is
-        # in transition.
+        # The pods are started before the Service is created: all gateways then begin with the same
+        # nodes, and no slot is in transition.
         await shop.start(places)
         await shop.create()
-        await shop.settled(places)
-        # A small machine that starts all this at once may briefly delay nodes' answers, for each
-        # gateway at another time.
+        await shop.await_weights(places)
+        # A small machine that starts all this at the same time may briefly delay the answers of
+        # nodes, for each gateway at another time.
         await asyncio.sleep(CALM_S)
-        await shop.settled(places)
+        await shop.await_weights(places)
         async with Crowd(
             shop, tcp=row.tcp, udp=row.udp, quic=row.quic, new_per_s=row.new_per_s
         ) as crowd:
@@ -182,9 +201,9 @@ every_row = rows(IPIP, VXLAN)
 
 
 @every_row
-async def test_a_gateway_is_lost_and_comes_back_before_anything_changed(stage: Stage) -> None:
-    """With the same plan the tables are equal: a connection may move from one gateway to another
-    without any exchange between them."""
+async def test_no_flow_breaks_when_a_gateway_is_lost_and_returns(stage: Stage) -> None:
+    """Gateways with the same plan have equal tables: a connection may move from one gateway to
+    another without any exchange between them."""
 
     async def lose_and_find() -> None:
         for gateway in stage.gateways:
@@ -193,23 +212,27 @@ async def test_a_gateway_is_lost_and_comes_back_before_anything_changed(stage: S
             await stage.site.route_vips(stage.gateways)
             await asyncio.sleep(1)
 
-    await stage.unharmed("a gateway lost and back", lose_and_find())
+    await stage.check_unharmed("a gateway lost and back", lose_and_find())
 
 
 @every_row
-async def test_pods_are_scaled_up_and_down(stage: Stage) -> None:
+async def test_no_flow_breaks_when_pods_are_scaled_up_and_down(stage: Stage) -> None:
     few, many = stage.places, stage.places * 10
-    await stage.unharmed("from 5 pods to 50", stage.place(many))
-    await stage.unharmed("from 50 pods to 5", stage.place(few), turns=SOON)
+    await stage.check_unharmed("from 5 pods to 50", stage.place(many))
+    await stage.check_unharmed("from 50 pods to 5", stage.place(few), intervals=SOON)
 
 
 @every_row
-async def test_all_pods_are_replaced(stage: Stage) -> None:
-    await stage.unharmed("rolling update", stage.place(stage.places, anew=True), turns=SOON)
+async def test_no_flow_of_an_existing_pod_breaks_when_all_pods_are_replaced(stage: Stage) -> None:
+    await stage.check_unharmed(
+        "rolling update", stage.place(stage.places, replace_all=True), intervals=SOON
+    )
 
 
 @every_row
-async def test_a_node_is_drained_and_taken_back(stage: Stage) -> None:
+async def test_no_flow_of_an_existing_pod_breaks_when_a_node_is_drained_and_uncordoned(
+    stage: Stage,
+) -> None:
     away, *others = dict.fromkeys(stage.places)
     before = stage.places
 
@@ -225,19 +248,19 @@ async def test_a_node_is_drained_and_taken_back(stage: Stage) -> None:
         await set_unschedulable(False)
         await stage.place(before)
 
-    await stage.unharmed("drain", drain(), turns=SOON)
-    await stage.unharmed("back", take_back(), turns=SOON)
+    await stage.check_unharmed("drain", drain(), intervals=SOON)
+    await stage.check_unharmed("back", take_back(), intervals=SOON)
 
 
 @every_row
-async def test_a_pod_is_moved(stage: Stage) -> None:
+async def test_no_flow_of_an_existing_pod_breaks_when_a_pod_is_moved(stage: Stage) -> None:
     first, second, *_ = before = stage.places
-    await stage.unharmed("pod moved", stage.place([second, *before[1:]]), turns=SOON)
-    await stage.unharmed("pod moved back", stage.place([first, *before[1:]]), turns=SOON)
+    await stage.check_unharmed("pod moved", stage.place([second, *before[1:]]), intervals=SOON)
+    await stage.check_unharmed("pod moved back", stage.place([first, *before[1:]]), intervals=SOON)
 
 
 @every_row
-async def test_weights_change_a_hundred_times(stage: Stage) -> None:
+async def test_no_flow_breaks_when_weights_change_a_hundred_times(stage: Stage) -> None:
     """Pods become unready and ready again at random; one on each node stays ready, so that no
     weight becomes 0. Connections to an unready pod stay, while nodes send its datagrams to another
     pod."""
@@ -256,30 +279,31 @@ async def test_weights_change_a_hundred_times(stage: Stage) -> None:
             await asyncio.sleep(chance.uniform(0.0, 0.1))
         for name in unready:
             await stage.shop.set_ready(name, ready=True)
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
-    await stage.unharmed("weights changed 100 times", flip(), unready=names)
-    await stage.unharmed("back to 5 pods", stage.place(few), turns=SOON)
+    await stage.check_unharmed("weights changed 100 times", flip(), unready=names)
+    await stage.check_unharmed("back to 5 pods", stage.place(few), intervals=SOON)
 
 
 @every_row
-async def test_gateway_processes_are_killed(stage: Stage) -> None:
+async def test_no_flow_breaks_when_gateway_processes_are_killed(stage: Stage) -> None:
     """Gateways are also killed after a node has briefly been without a ready pod: datagrams that
-    went to other nodes meanwhile stay there, whatever pinned tables and other gateways contain."""
+    went to other nodes meanwhile stay there, whatever the pinned tables and the other gateways
+    contain."""
     name, node = min((await stage.shop.pods()).items())
     for ready in (False, True):
         await stage.shop.set_ready(name, ready=ready)
-        await stage.shop.settled([each for each in stage.places if ready or each != node])
-        await asyncio.sleep(AFTER * stage.shop.turn_s)
+        await stage.shop.await_weights([each for each in stage.places if ready or each != node])
+        await asyncio.sleep(AFTER * stage.shop.interval_s)
 
     async def kill() -> None:
         for gateway in stage.gateways:
             await stage.site.kill_role(gateway)
             await asyncio.sleep(0.5)
             await stage.site.start_role(gateway)
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
-    await stage.unharmed("gateway processes killed", kill())
+    await stage.check_unharmed("gateway processes killed", kill())
 
 
 LAYOUT = (
@@ -307,7 +331,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @every_row
-async def test_gateways_are_upgraded_and_go_back(
+async def test_no_flow_breaks_when_gateways_are_upgraded_and_downgraded(
     stage: Stage, newer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later version has other records in the kernel: the existing ones are migrated, one
@@ -320,18 +344,19 @@ async def test_gateways_are_upgraded_and_go_back(
             await stage.site.start_role(gateway)
             (after,) = stage.site.directory.pins(gateway).glob("layout-*")
             assert after != before
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
     with monkeypatch.context() as environment:
         environment.setenv("PYTHONPATH", str(newer))
-        await stage.unharmed("gateways upgraded", replace())
-    await stage.unharmed("gateways as before", replace())
+        await stage.check_unharmed("gateways upgraded", replace())
+    await stage.check_unharmed("gateways as before", replace())
 
 
 @every_row
-async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
-    """The fabric withdraws the gateway, its machine dies, pods change meanwhile, and it returns
-    with an empty kernel: the other gateways send it the entries that it cannot know."""
+async def test_no_flow_breaks_when_a_gateway_is_reinstalled(stage: Stage) -> None:
+    """The network withdraws the gateway's routes, its machine dies, pods change meanwhile, and it
+    returns with an empty kernel. The other gateways send it the flow entries that it cannot know.
+    """
     *others, lost = stage.gateways
     before = stage.places
 
@@ -342,15 +367,15 @@ async def test_a_gateway_is_rebuilt_from_nothing(stage: Stage) -> None:
         await stage.place([*before, before[0]])
         await stage.site.revive_node(lost)
         stage.shop.gateways = [*others, lost]
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
         await stage.site.route_vips(stage.gateways)
 
-    await stage.unharmed("a gateway rebuilt", rebuild(), few=10)
-    await stage.unharmed("a pod less", stage.place(before), turns=SOON)
+    await stage.check_unharmed("a gateway rebuilt", rebuild(), few=10)
+    await stage.check_unharmed("a pod less", stage.place(before), intervals=SOON)
 
 
 @every_row
-async def test_controller_and_api_server_are_away(stage: Stage) -> None:
+async def test_no_flow_breaks_while_controller_and_api_server_are_stopped(stage: Stage) -> None:
     server = process.one(stage.site.name, SERVER_LABEL)
 
     async def away() -> None:
@@ -364,35 +389,37 @@ async def test_controller_and_api_server_are_away(stage: Stage) -> None:
         await asyncio.gather(
             *(stage.site.start_role(host) for host in ("control", *stage.gateways))
         )
-        await stage.shop.settled(stage.places)
+        await stage.shop.await_weights(stage.places)
 
-    await stage.unharmed("controller and API server away", away())
+    await stage.check_unharmed("controller and API server away", away())
 
 
 @every_row
-async def test_a_node_dies(stage: Stage) -> None:
+async def test_only_flows_of_a_dead_node_break(stage: Stage) -> None:
     """Only the node's own flows are lost. A client that connects before the gateways have noticed
     may have to retry; later clients do not."""
     dead = stage.places[-1]
     there = await stage.shop.pods()
     pods = {name for name, node in there.items() if node == dead}
-    before, died_s, seen_s = stage.shop.deaths(), time.monotonic(), math.inf
+    before, died_s, seen_s = stage.shop.down_verdicts(), time.monotonic(), math.inf
 
     async def die() -> None:
         nonlocal seen_s
         await stage.site.kill_node(dead)
-        await stage.shop.settled([node for node in stage.places if node != dead])
+        await stage.shop.await_weights([node for node in stage.places if node != dead])
         seen_s = time.monotonic()
 
-    period = await stage.through(
-        "node killed", die(), turns=math.ceil((SILENCE_S + 2) / stage.shop.turn_s)
+    period = await stage.counts_during(
+        "node killed", die(), intervals=math.ceil((SILENCE_S + 2) / stage.shop.interval_s)
     )
     print(
         f"all gateways had seen it {seen_s - died_s:.2f} s after it began to be killed", flush=True
     )
-    excused = await stage.shop.excused(before)
+    pods_of_down_nodes = await stage.shop.pods_of_down_nodes(before)
     for name, count in period.items():
-        lost = pods | stage.gone if name.startswith("tcp") else pods | stage.gone | excused
+        lost = (
+            pods | stage.gone if name.startswith("tcp") else pods | stage.gone | pods_of_down_nodes
+        )
         assert count.broken.keys() | count.lost.keys() <= lost, name
         later = [what for begun_s, what in count.problems if begun_s > seen_s]
         failed = {what for what in later if what not in there}

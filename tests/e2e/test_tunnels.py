@@ -1,6 +1,6 @@
-"""Nodes behind a router get their packets through a tunnel, without fragmentation or lost packets
-because of the tunnel's size. Each lab has a node on the gateways' link and two behind the router,
-with a path MTU of 1500 bytes everywhere."""
+"""Nodes behind a router get their packets through a tunnel, which causes neither fragmentation nor
+lost packets. Each lab has a node on the gateways' link and two behind the router, with a path MTU
+of 1500 bytes everywhere."""
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.e2e.load import CLIENT, DEADLINE_S, GATEWAY, addresses_of, fetch, output, until
-from tests.e2e.test_shares import SINK, SOURCES, TIMEOUTS, met
+from tests.e2e.test_shares import SINK, SOURCES, TIMEOUTS, received
 
 from fairlead.drivers.tunnel.rules import segment_sizes
 from fairlead.kube.events import EVENTS
@@ -30,16 +30,16 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 UPLOAD = 8 << 20
 FEWEST, MOST = 3, 60
-"""The initial number of uploads, and the maximum while a pod has not been reached: fewer than one
-run in a thousand million misses one of three pods with the maximum."""
+"""The initial number of uploads, and the maximum if a pod has not been reached. With the maximum,
+fewer than one run in a thousand million misses one of three pods."""
 MTU = 1500
 WEB, HOST, PROXIED = "web", "host", "proxied"
 CALLS = 60
-"""The number of connections of each family. With two of three nodes dead, a gateway that did not
-notice would pass all of them only once in 10^28 runs."""
+"""The number of connections of each family. With two of three nodes dead, all connections through a
+gateway that did not notice would succeed only once in 10^28 runs."""
 FLOWS, TOLERANCE = 30_000, 0.05
-"""The number of packets of a flood over each family. One standard deviation of a third of them is
-about one per cent; five times that is not random."""
+"""The number of packets of a flood over each family. A pod should get a third; one standard
+deviation of its share is about one per cent, and a difference of five per cent is not random."""
 OPEN = 12
 TCP_MAXSEG, IP_MTU, IPV6_MTU = 2, 14, 24
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, DO = 10, 23, 2
@@ -85,8 +85,8 @@ def service(name: str) -> dict[str, Any]:
 
 
 def proxied() -> dict[str, Any]:
-    """Connections of this class go from the gateway to node ports by the host's routes, and never
-    through the tunnel."""
+    """Return a Service of class proxy. Its connections go from the gateway to node ports by the
+    host's routes, and never through the tunnel."""
     spec = {
         "type": "LoadBalancer",
         "loadBalancerClass": "fairlead.io/proxy",
@@ -97,7 +97,7 @@ def proxied() -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": PROXIED}, "spec": spec}
 
 
-class Place:
+class TunnelLab:
     """A lab and the addresses of its Services, by name and family."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Place:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ROWS)
-async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[TunnelLab]:
     transport = ROWS[request.param]
     async with Site.create(f"tun{os.getpid()}", nodes=1, far_nodes=2, transport=transport) as site:
         pods = [
@@ -124,7 +124,7 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
             name: sorted(await addresses_of(site, name), key=lambda each: ":" in each)
             for name in (WEB, HOST, PROXIED)
         }
-        made = Place(site, transport, addresses)
+        made = TunnelLab(site, transport, addresses)
         for family in (0, 1):
             await until_answered_by(made, WEB, family, {"a", "b", "c"})
             await until_answered_by(made, HOST, family, {"h"})
@@ -132,10 +132,10 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
         yield made
 
 
-async def post(place: Place, name: str, family: int, size: int = 0) -> tuple[dict[str, Any], int]:
+async def post(lab: TunnelLab, name: str, family: int, size: int = 0) -> tuple[dict[str, Any], int]:
     """Upload this many bytes to a Service. Return the pod's report, and the size of the segments
     that were sent."""
-    reader, writer = await place.site.connect(CLIENT, place.addresses[name][family], 80)
+    reader, writer = await lab.site.connect(CLIENT, lab.addresses[name][family], 80)
     try:
         async with asyncio.timeout(DEADLINE_S):
             segment = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_MAXSEG)
@@ -148,7 +148,7 @@ async def post(place: Place, name: str, family: int, size: int = 0) -> tuple[dic
         writer.close()
 
 
-async def until_answered_by(place: Place, name: str, family: int, pods: set[str]) -> None:
+async def until_answered_by(lab: TunnelLab, name: str, family: int, pods: set[str]) -> None:
     """Return when these pods answer, in thirty calls in sequence."""
     answered: Counter[str] = Counter()
     async with asyncio.timeout(DEADLINE_S):
@@ -156,14 +156,14 @@ async def until_answered_by(place: Place, name: str, family: int, pods: set[str]
             answered.clear()
             try:
                 for _ in range(30):
-                    answered[(await post(place, name, family))[0]["pod"]] += 1
+                    answered[(await post(lab, name, family))[0]["pod"]] += 1
             except Exception:  # not yet
                 await asyncio.sleep(0.1)
 
 
-def has_timestamps(segment: int, longest: int) -> bool:
-    """TCP_MAXSEG of an open connection is without the twelve bytes of the time stamp, if there is
-    one."""
+def is_longest_segment(segment: int, longest: int) -> bool:
+    """Return whether the segment size is `longest`, or twelve bytes less: TCP_MAXSEG of an open
+    connection excludes the timestamp, if there is one."""
     return segment in (longest, longest - 12)
 
 
@@ -188,10 +188,10 @@ async def fragments(site: Site) -> int:
 
 @pytest.mark.parametrize("family", [0, 1])
 @pytest.mark.parametrize("name", [WEB, HOST])
-async def test_uploads_go_through_whole_in_segments_that_fit(
-    place: Place, name: str, family: int
+async def test_uploads_arrive_complete_in_segments_that_fit_the_tunnel(
+    lab: TunnelLab, name: str, family: int
 ) -> None:
-    site, kind = place.site, place.transport.tunnel
+    site, kind = lab.site, lab.transport.tunnel
     assert kind != "none"
     longest = segment_sizes(kind, MTU, site.topology.host("node2").addresses)[family]
     before = await fragments(site)
@@ -200,23 +200,23 @@ async def test_uploads_go_through_whole_in_segments_that_fit(
     for turn in range(MOST):
         if turn >= FEWEST and seen >= pods:
             break
-        said, segment = await post(place, name, family, UPLOAD)
+        said, segment = await post(lab, name, family, UPLOAD)
         assert (said["length"], said["peer"]) == (
             UPLOAD,
             site.topology.host(CLIENT).addresses[family],
         )
-        assert has_timestamps(segment, longest), (segment, longest)
+        assert is_longest_segment(segment, longest), (segment, longest)
         seen.add(said["pod"])
     assert seen == pods
     assert await fragments(site) == before
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(
-    place: Place, family: int
+async def test_a_datagram_that_exceeds_the_path_mtu_is_reported_to_its_sender(
+    lab: TunnelLab, family: int
 ) -> None:
     """RFC 1191, RFC 8201."""
-    site, address = place.site, place.addresses[HOST][family]
+    site, address = lab.site, lab.addresses[HOST][family]
     headers = 48 if family else 28
     level, option, discover = (
         (41, IPV6_MTU, IPV6_MTU_DISCOVER) if family else (0, IP_MTU, IP_MTU_DISCOVER)
@@ -228,8 +228,8 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(
         loop = asyncio.get_running_loop()
         sock.connect((address, 5353))
         sock.setsockopt(level, discover, DO)
-        assert place.transport.tunnel != "none"
-        fits = segment_sizes(place.transport.tunnel, MTU, site.topology.host("node2").addresses)[
+        assert lab.transport.tunnel != "none"
+        fits = segment_sizes(lab.transport.tunnel, MTU, site.topology.host("node2").addresses)[
             family
         ] + (60 if family else 40)
         async with asyncio.timeout(DEADLINE_S):
@@ -244,31 +244,35 @@ async def test_a_datagram_that_does_not_fit_is_told_of_and_then_does(
             sock.getsockopt(
                 socket.SOL_SOCKET,
                 socket.SO_ERROR,
-                # the reported MTU is also an error of the next call
+                # The reported MTU also makes the next call fail.
             )
             with pytest.raises(OSError, match="Message too long"):
                 sock.send(bytes(MTU - headers))
             sock.send(bytes(fits - headers))
             said = json.loads(await loop.sock_recv(sock, 2000))
             assert (said["pod"], said["length"]) == ("h", fits - headers)
-            # A sender that permits fragmentation sends longer datagrams, in fragments from its own
-            # kernel.
+            # If the sender permits fragmentation, its own kernel sends longer datagrams in
+            # fragments.
             sock.setsockopt(level, discover, 1)
             sock.send(bytes(4000))
             assert json.loads(await loop.sock_recv(sock, 2000))["length"] == 4000
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family: int) -> None:
-    """Real packets, each of another flow, while uploads are in progress to every node."""
+async def test_a_flood_is_distributed_equally_and_breaks_no_upload(
+    lab: TunnelLab, family: int
+) -> None:
+    """The flood consists of real packets, each of another flow, while uploads to every node are in
+    progress."""
     site, address, pods = (
-        place.site,
-        place.addresses[WEB][family],
+        lab.site,
+        lab.addresses[WEB][family],
         ("default/a", "default/b", "default/c"),
     )
     for host in site.topology.of(
         "node"
-    ):  # each flow is one packet, and must not fill the node's table
+        # Each flow is one packet. The conntrack entries must not fill the node's table.
+    ):
         namespace.set_sysctls(
             site.namespace(host.name),
             {f"net/netfilter/nf_conntrack_{name}": 1 for name in TIMEOUTS},
@@ -294,11 +298,11 @@ async def test_a_flood_is_shared_equally_and_cuts_no_upload(place: Place, family
         assert await output(site, CLIENT, sys.executable, *argv) == f"{FLOWS}\n"
         counts: list[int] = []
 
-        async def all_met() -> bool:
-            counts[:] = [await met(site, pod_.partition("/")[2]) for pod_ in pods]
+        async def all_received() -> bool:
+            counts[:] = [await received(site, pod_.partition("/")[2]) for pod_ in pods]
             return sum(counts) == FLOWS
 
-        await until(all_met, "all flows at a pod")
+        await until(all_received, "the arrival of all flows at pods")
         assert max(abs(count * len(pods) / FLOWS - 1) for count in counts) <= TOLERANCE, counts
         for reader, writer in uploads:
             writer.write(bytes(MTU))
@@ -320,14 +324,15 @@ CUT = "; ".join(
         ),
     )
 )
-"""The rules of a firewall in front of the far nodes that drops tunnels. Packets without an envelope
-pass. Packets that the router only bridges meet this hook as well (br_netfilter), and must pass."""
+"""The rules of a firewall in front of the nodes behind the router, which drops tunnels. Packets
+without an outer header pass. Packets that the router only bridges also pass this hook
+(br_netfilter), and must not be dropped."""
 
 
-async def states(place: Place, name: str) -> dict[str, str]:
-    """The states of each node as a member of a Service; a single word if the state is the same in
-    all listeners."""
-    plan = (await fetch(place.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get(
+async def states(lab: TunnelLab, name: str) -> dict[str, str]:
+    """Return the states of each node as a member of a Service; a single word if the state is the
+    same in all listeners."""
+    plan = (await fetch(lab.site, GATEWAY, "/state"))["services"].get(f"default/{name}", {}).get(
         "plan"
     ) or {"listeners": []}
     found: dict[str, set[str]] = {}
@@ -336,12 +341,12 @@ async def states(place: Place, name: str) -> dict[str, str]:
     return {node: " ".join(sorted(known)) for node, known in found.items()}
 
 
-async def until_states(place: Place, wanted: Mapping[str, Mapping[str, str]]) -> None:
+async def until_states(lab: TunnelLab, wanted: Mapping[str, Mapping[str, str]]) -> None:
     """Return when each Service has these members in these states."""
     seen: dict[str, dict[str, str]] = {}
 
     async def as_wanted() -> bool:
-        seen.update({name: await states(place, name) for name in wanted})
+        seen.update({name: await states(lab, name) for name in wanted})
         return seen == wanted
 
     try:
@@ -350,8 +355,10 @@ async def until_states(place: Place, wanted: Mapping[str, Mapping[str, str]]) ->
         raise AssertionError(f"the members are {seen}, wanted are {wanted}") from late
 
 
-async def told(site: Site, service: str, reason: str, kind: str, nodes: Sequence[str]) -> bool:
-    """Whether Events of this reason name the tunnel and each address of these nodes."""
+async def has_events(
+    site: Site, service: str, reason: str, kind: str, nodes: Sequence[str]
+) -> bool:
+    """Return whether Events with this reason name the tunnel and each address of these nodes."""
     async with site.client() as client:
         events = [each for each in await client.list(EVENTS) if each.reason == reason]
     said = [each.message for each in events if each.metadata.name.startswith(f"{service}.")]
@@ -362,17 +369,17 @@ async def told(site: Site, service: str, reason: str, kind: str, nodes: Sequence
     )
 
 
-async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_health_ports_answer(
-    place: Place,
+async def test_nodes_behind_a_dead_tunnel_get_no_connections_although_their_health_ports_answer(
+    lab: TunnelLab,
 ) -> None:
-    site, kind, far = place.site, place.transport.tunnel, ("node2", "node3")
+    site, kind, far = lab.site, lab.transport.tunnel, ("node2", "node3")
     everywhere = dict.fromkeys(("node1", *far), "active")
-    await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
+    await until_states(lab, {WEB: everywhere, HOST: {"node3": "active"}})
     await output(site, "router", "nft", CUT)
     try:
-        # A Service whose only node is behind the tunnel is served according to the API.
+        # A Service whose only node is behind the tunnel is still served, according to the API.
         await until_states(
-            place, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}}
+            lab, {WEB: everywhere | dict.fromkeys(far, "down"), HOST: {"node3": "active"}}
         )
         for address in (address for node in far for address in site.topology.host(node).addresses):
             host = f"[{address}]" if ":" in address else address
@@ -380,17 +387,18 @@ async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_heal
                 site, GATEWAY, "curl", "-sf", f"http://{host}:10256/healthz"
             )
         for family in (0, 1):
-            answered = [(await post(place, WEB, family))[0]["pod"] for _ in range(CALLS)]
+            answered = [(await post(lab, WEB, family))[0]["pod"] for _ in range(CALLS)]
             assert set(answered) == {"a"}
-            through = {(await post(place, PROXIED, family))[0]["pod"] for _ in range(CALLS)}
+            through = {(await post(lab, PROXIED, family))[0]["pod"] for _ in range(CALLS)}
             assert through == {"a", "b", "c"}
-        assert await states(place, PROXIED) == everywhere
+        assert await states(lab, PROXIED) == everywhere
         await until(
-            partial(told, site, WEB, NODE_NOT_ANSWERING, kind, far), "an Event that names the nodes"
+            partial(has_events, site, WEB, NODE_NOT_ANSWERING, kind, far),
+            "an Event that names the nodes",
         )
         await until(
-            partial(told, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]),
-            "an Event that says who is believed",
+            partial(has_events, site, HOST, HEALTH_CHECKS_FAILING, kind, far[1:]),
+            "an Event about the failing health checks",
         )
         rows = [
             line.split()
@@ -403,25 +411,25 @@ async def test_a_dead_tunnel_takes_its_nodes_out_and_is_told_although_their_heal
             }
     finally:
         await output(site, "router", "nft", "delete table inet cut")
-    await until_states(place, {WEB: everywhere, HOST: {"node3": "active"}})
+    await until_states(lab, {WEB: everywhere, HOST: {"node3": "active"}})
     for family in (0, 1):
-        await until_answered_by(place, WEB, family, {"a", "b", "c"})
+        await until_answered_by(lab, WEB, family, {"a", "b", "c"})
 
 
-async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(place: Place) -> None:
-    site, address = place.site, place.site.topology.host("node2").addresses[0]
+async def test_a_node_without_a_route_gets_no_connections_and_is_reported(lab: TunnelLab) -> None:
+    site, address = lab.site, lab.site.topology.host("node2").addresses[0]
     everywhere = dict.fromkeys(("node1", "node2", "node3"), "active")
-    await until_states(place, {WEB: everywhere})
+    await until_states(lab, {WEB: everywhere})
     await output(site, GATEWAY, "ip", "route", "add", "unreachable", address)
     try:
         await until_states(
-            place,
+            lab,
             {WEB: everywhere | {"node2": "active down"}},
             # IPv6 is not affected
         )
-        assert {(await post(place, WEB, 0))[0]["pod"] for _ in range(CALLS)} == {"a", "c"}
+        assert {(await post(lab, WEB, 0))[0]["pod"] for _ in range(CALLS)} == {"a", "c"}
 
-        async def is_told() -> bool:
+        async def has_event() -> bool:
             async with site.client() as client:
                 events = [
                     each.message
@@ -430,14 +438,16 @@ async def test_a_node_that_the_gateway_has_no_route_to_is_taken_out_and_told(pla
                 ]
             return any(f"of node2 ({address}): no new connections" in each for each in events)
 
-        await until(is_told, "an Event that names the node")
+        await until(has_event, "an Event that names the node")
     finally:
         await output(site, GATEWAY, "ip", "route", "del", "unreachable", address)
-    await until_states(place, {WEB: everywhere})
+    await until_states(lab, {WEB: everywhere})
 
 
-async def test_the_node_counts_what_came_and_leaves_nothing_behind(place: Place) -> None:
-    site, kind = place.site, place.transport.tunnel
+async def test_the_node_counts_decapsulated_packets_and_cleanup_leaves_nothing(
+    lab: TunnelLab,
+) -> None:
+    site, kind = lab.site, lab.transport.tunnel
     _, output, _ = await site.exec("node3", ["curl", "-s", "http://127.0.0.1:9442/state"])
     state = decode(output.encode(), "GET /state")
     assert isinstance(state, NodeState)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tests import sctp
 from tests.e2e.changes import pod
 from tests.e2e.oracle import Answer, Source, Target
-from tests.e2e.packets import ask_health, associate, call
+from tests.e2e.packets import associate, call, get_health
 from tests.e2e.scenes import CALLERS, NODES, PODS, ZONE_LABEL, Manifest, Scene
 
 from fairlead.kube.client import Client
@@ -35,13 +35,13 @@ are for slow labs."""
 PATIENCE_S = (0.3, 0.3, 0.6, 1.2, 1.5, 1.5, 1.5)
 PAUSE_S = 0.5
 
-Met = frozenset[tuple[str, str]]
+Results = frozenset[tuple[str, str]]
 """The answering pod and the client address that it saw, or the result without an answer."""
 
 
-class Ask(NamedTuple):
-    """Packets from one source to one target, for a scene. `one_pod`: a single pod answers, which is
-    chosen at random."""
+class Probe(NamedTuple):
+    """Packets from one source to one target of a scene. `one_pod`: a single pod answers all of
+    them, but any pod may be that pod."""
 
     scene: str
     source: str
@@ -62,7 +62,7 @@ class Twin:
         self.sent = 0
 
     async def start_pods(self) -> None:
-        """Endpoints and callers. Returns when all are ready."""
+        """Start the pods of endpoints and callers. All are ready when this returns."""
         await manifests.apply(
             self._client, [pod(name, "none", node) for name, node in {**PODS, **CALLERS}.items()]
         )
@@ -77,7 +77,7 @@ class Twin:
         }
 
     def address(self, pod: str) -> str:
-        """The IPv4 address of an endpoint or caller."""
+        """Return the IPv4 address of an endpoint or caller."""
         return self._pods[pod][0]
 
     @contextmanager
@@ -139,37 +139,37 @@ class Twin:
             )
         return {**slice_, "endpoints": endpoints}
 
-    async def meet(self, ask: Ask, packets: int, patience_s: float) -> Met:
+    async def send(self, probe: Probe, packets: int, patience_s: float) -> Results:
         """Return the results of this many packets. If the first has no answer, no more are sent."""
-        first = await self._call(ask, patience_s)
+        first = await self._call(probe, patience_s)
         if not isinstance(first, Answer):
             return frozenset({("", "silence" if first == "unreachable" else first)})
-        if ask.one_pod:
-            found = [first, *[await self._call(ask, patience_s) for _ in range(packets - 1)]]
+        if probe.one_pod:
+            found = [first, *[await self._call(probe, patience_s) for _ in range(packets - 1)]]
         else:
             found = [
                 first,
-                *await asyncio.gather(*(self._call(ask, patience_s) for _ in range(packets - 1))),
+                *await asyncio.gather(*(self._call(probe, patience_s) for _ in range(packets - 1))),
             ]
-        met = {
+        results = {
             (each.pod, self._names.get(each.seen, each.seen))
             if isinstance(each, Answer)
             else ("", each)
             for each in found
         }
-        # any pod, but only one
-        if ask.one_pod:
-            return frozenset({(str(len({who for who, _ in met})), seen) for _, seen in met})
-        return frozenset(met)
+        # The labs may choose different pods, so only the number of pods is compared.
+        if probe.one_pod:
+            return frozenset({(str(len({who for who, _ in results})), seen) for _, seen in results})
+        return frozenset(results)
 
-    async def _call(self, ask: Ask, patience_s: float) -> Any:
-        source = Source(ask.source, "node", "", ())
+    async def _call(self, probe: Probe, patience_s: float) -> Any:
+        source = Source(probe.source, "node", "", ())
         self.sent += 1
-        if ask.target.protocol == "SCTP":
-            async with self._alone[ask.source, ask.target.address], self._turns:
-                return await associate(self.site, source, ask.target, timeout_s=patience_s)
+        if probe.target.protocol == "SCTP":
+            async with self._alone[probe.source, probe.target.address], self._turns:
+                return await associate(self.site, source, probe.target, timeout_s=patience_s)
         async with self._turns:
-            return await call(self.site, source, ask.target, timeout_s=patience_s)
+            return await call(self.site, source, probe.target, timeout_s=patience_s)
 
     async def health(self, scene: Scene) -> list[object]:
         """Return each node's answer for the Service at its health port. The port is called
@@ -181,7 +181,7 @@ class Twin:
         )
         hosts = [self.site.topology.host(node) for node in NODES] if port else []
         return [
-            await ask_health(self.site, "client1", host.addresses[families[0] == "IPv6"], port)
+            await get_health(self.site, "client1", host.addresses[families[0] == "IPv6"], port)
             for host in hosts
         ]
 
@@ -194,43 +194,52 @@ class Twins(NamedTuple):
         """Call the function for both labs."""
         await asyncio.gather(*(getattr(twin, act)(*arguments) for twin in self))
 
-    async def differences(self, asks: Sequence[Ask], scenes: Sequence[Scene]) -> list[str]:
+    async def differences(self, probes: Sequence[Probe], scenes: Sequence[Scene]) -> list[str]:
         """Return the lasting differences in the results of packets and health ports."""
-        left, said = list(asks), list[str]()
+        left, lines = list(probes), list[str]()
         unhealthy = list(scenes)
         for packets, patience_s in zip(PACKETS, PATIENCE_S, strict=True):
             mine, others = await asyncio.gather(
-                *(self._meet(twin, left, packets, patience_s) for twin in self)
+                *(self._send(twin, left, packets, patience_s) for twin in self)
             )
-            met = zip(left, mine, others, strict=True)
+            results = zip(left, mine, others, strict=True)
             wrong = [
-                (ask, one, other) for ask, one, other in met if one != other or _is_broken(one)
+                (probe, one, other)
+                for probe, one, other in results
+                if one != other or _is_broken(one)
             ]
             health = [await asyncio.gather(*map(twin.health, unhealthy)) for twin in self]
-            sick = [
+            unhealthy_pairs = [
                 (scene, one, other)
                 for scene, one, other in zip(unhealthy, *health, strict=True)
                 if one != other
             ]
-            left, unhealthy = [ask for ask, _, _ in wrong], [scene for scene, _, _ in sick]
+            left, unhealthy = (
+                [probe for probe, _, _ in wrong],
+                [scene for scene, _, _ in unhealthy_pairs],
+            )
             if not left and not unhealthy:
                 return []
             await asyncio.sleep(PAUSE_S)
-        said += [
-            f"{ask}\n  ours:   {sorted(one)}\n  theirs: {sorted(other)}"
-            for ask, one, other in wrong
+        lines += [
+            f"{probe}\n  ours:   {sorted(one)}\n  theirs: {sorted(other)}"
+            for probe, one, other in wrong
         ]
-        return said + [
+        return lines + [
             f"health ports of {scene.name}\n  ours:   {one}\n  theirs: {other}"
-            for scene, one, other in sick
+            for scene, one, other in unhealthy_pairs
         ]
 
     @staticmethod
-    async def _meet(twin: Twin, asks: Sequence[Ask], packets: int, patience_s: float) -> list[Met]:
-        return list(await asyncio.gather(*(twin.meet(ask, packets, patience_s) for ask in asks)))
+    async def _send(
+        twin: Twin, probes: Sequence[Probe], packets: int, patience_s: float
+    ) -> list[Results]:
+        return list(
+            await asyncio.gather(*(twin.send(probe, packets, patience_s) for probe in probes))
+        )
 
 
-def _is_broken(met: Met) -> bool:
+def _is_broken(results: Results) -> bool:
     """Return whether the result is a connection without an answer, which occurs during a change of
     state."""
-    return any(seen == "broken" for _, seen in met)
+    return any(seen == "broken" for _, seen in results)

@@ -1,12 +1,12 @@
 """A forwarder between a process and its API server, which can kill the process at a chosen call.
 
 In: the server's URL, a function that kills the process. Out: every call and its answer is
-forwarded, watches as a stream; `calls` lists the calls that write, in order. When armed, it kills
-the process at the nth call after that, either before the call is forwarded (the server never
-receives it) or after it (the server has done it, and the process never receives the answer).
-Renewals of the Leases by which processes announce themselves do not count, because they happen at
-any time. Invariant: when the process is killed at a call, no later call of it reaches the server;
-`pass_on` lets its successor through."""
+forwarded, watches as a stream; `calls` lists the calls that write, in order. When armed, the
+forwarder kills the process at the nth call after that, either before the call is forwarded (the
+server never receives it) or after the server has executed it (the process never receives the
+answer). Renewals of the Leases by which processes announce themselves do not count, because they
+happen at any time. Invariant: after the process is killed at a call, none of its later calls
+reaches the server; `resume` forwards the calls of the next process."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ PASSED_ON = ("Content-Type", "Retry-After")
 
 
 class Call(NamedTuple):
-    """One call that writes."""
+    """A call that writes."""
 
     method: str
     path: str
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     """The field manager of a patch; empty if it names none."""
 
     @property
-    def about_the_lease(self) -> bool:
+    def writes_lease(self) -> bool:
         return "/leases" in self.path
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Call(NamedTuple):
         return f"{self.method} {path}" + (f" ({self.manager})" if self.manager else "")
 
 
-class Fate(NamedTuple):
+class KillPoint(NamedTuple):
     """The counted call at which the process is killed, and whether before or after it."""
 
     number: int
@@ -57,21 +57,21 @@ class Forwarder:
     def __init__(self, server: str, end: Callable[[], None]) -> None:
         self.url = ""
         self.calls: list[Call] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """Every call, including reads and calls while the server was unreachable."""
         self.struck: Call | None = None
         """The call at which the process was killed since the forwarder was last armed."""
-        self.cut_short = False
+        self.truncate_answers = False
         """If true, only the first half of the answers to writes is sent; the client can notice it
         only because the JSON is incomplete."""
         self._server = server
         self._end = end
-        self._fate: Fate | None = None
+        self._fate: KillPoint | None = None
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator["Forwarder"]:
-        # A forwarded call is not undone if the process has ended; its answer is dropped.
+        # A forwarded call is not undone if the process has ended. Its answer is dropped.
         runner = web.ServerRunner(
             web.Server(self._answer, handler_cancellation=True, access_log=None),
             shutdown_timeout=0.1,
@@ -88,13 +88,13 @@ class Forwarder:
     def arm(self, number: int, moment: Moment, counts: Callable[[Call], bool]) -> None:
         """Kill the process at its `number`th counted call (from 1), beginning now."""
         self.struck = None
-        self._fate = Fate(number, moment, counts)
+        self._fate = KillPoint(number, moment, counts)
 
-    def pass_on(self) -> None:
+    def resume(self) -> None:
         """Forward calls (again)."""
         self._fate = self.struck = None
 
-    def _meets(self, call: Call) -> Moment | None:
+    def _kill_moment(self, call: Call) -> Moment | None:
         if self._fate is None or not self._fate.counts(call):
             return None
         self._fate = self._fate._replace(number=self._fate.number - 1)
@@ -105,7 +105,7 @@ class Forwarder:
 
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
         body = await http.read()
-        self.asked.append(f"{http.method} {http.rel_url}")
+        self.requests.append(f"{http.method} {http.rel_url}")
         try:
             return await self._forward(http, body)
         except aiohttp.ClientError:
@@ -122,7 +122,7 @@ class Forwarder:
         if http.method != "GET" and f"/namespaces/{PRESENCE}/" not in http.path:
             call = Call(http.method, http.path, http.query.get("fieldManager", ""))
             self.calls.append(call)
-            moment = self._meets(call)
+            moment = self._kill_moment(call)
         if moment == "before":
             self._end()
             return await _nothing()
@@ -140,7 +140,7 @@ class Forwarder:
                 await answer.read()
                 self._end()
                 return await _nothing()
-            if self.cut_short and http.method != "GET":
+            if self.truncate_answers and http.method != "GET":
                 whole = await answer.read()
                 return web.Response(
                     body=whole[: len(whole) // 2],
@@ -149,7 +149,7 @@ class Forwarder:
                 )
             kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=kept)
-            # the client may have ended in the middle
+            # The client may have been killed while it received the answer.
             with suppress(ConnectionResetError):
                 await response.prepare(http)
                 async for chunk in answer.content.iter_any():
@@ -159,6 +159,6 @@ class Forwarder:
 
 
 async def _nothing() -> web.StreamResponse:
-    """Send no answer. Returns only by cancellation, when the client disconnects."""
+    """Send no answer. Return only by cancellation, when the client disconnects."""
     await asyncio.Event().wait()
     raise AssertionError

@@ -1,9 +1,9 @@
-"""The parts of a lab's real API server: killed, restarted unchanged, or with etcd's data restored
-from a backup.
+"""The processes of a lab's real API server, which can be killed, restarted unchanged, or restarted
+with etcd's data restored from a backup.
 
 In: a lab with a real API server. Out: its processes, stopped and restarted. They keep their command
-lines, and so their ports. Follows etcd's disaster recovery: the API server is stopped, the backup
-replaces the data, then both start."""
+lines, and so their ports. The restoration follows etcd's disaster recovery: the API server is
+stopped, the backup replaces the data, then both start."""
 
 import asyncio
 import os

@@ -1,11 +1,10 @@
-"""The API server fails in every known way while users create, change and delete Services; in the
+"""The API server fails in every known way while users create, change and delete Services. In the
 end every Service is correct.
 
-Each way of failing has a real controller and a server of its own; all run concurrently. While the
-server fails, the controller's requests are counted: a loop without a wait would send thousands.
-Afterwards everything that users did is carried out, no address or grant has leaked, and the
-controller is idle. The pool has two addresses: the new Service gets the address of the deleted one.
-"""
+Each failure has its own real controller and its own server; all run concurrently. While the server
+fails, the controller's requests are counted: a loop without a wait would send thousands. Afterwards
+all changes by users have taken effect, no address or grant has leaked, and the controller is idle.
+The pool has two addresses: the new Service gets the address of the deleted one."""
 
 import ast
 import asyncio
@@ -27,16 +26,16 @@ FAILS_S = 3.0
 CALM_S = 1.0
 AT_ONCE = 4
 MOST = 150
-"""The maximum number of requests while the server fails, without the Lease. Back-off begins at 0.2
-s and doubles, so that in 3 s each of nine reflectors, and each Service, makes about eight requests;
-a few of them two at a time."""
+"""The maximum number of requests while the server fails, without those for the Lease. Back-off
+begins at 0.2 s and doubles, so that in 3 s each of nine reflectors, and each Service, makes about
+eight attempts; a few of these make two requests."""
 MAX_ANNOTATION_BYTES = 256 << 10
 """The limit of a real server for all annotations of an object."""
 ENDPOINTS = 1000
 
 
-async def nothing(one: Trial) -> None:
-    """Do nothing beside the faults."""
+async def do_nothing(one: Trial) -> None:
+    """Do nothing in addition to the faults."""
 
 
 async def refuse(one: Trial) -> None:
@@ -51,42 +50,44 @@ async def compact(one: Trial) -> None:
     one.server.store.compact()
 
 
-async def cut_short(one: Trial) -> None:
-    one.forwarder.cut_short = True
+async def truncate_answers(one: Trial) -> None:
+    one.forwarder.truncate_answers = True
 
 
-async def pass_whole(one: Trial) -> None:
-    one.forwarder.cut_short = False
+async def send_whole_answers(one: Trial) -> None:
+    one.forwarder.truncate_answers = False
 
 
-class Way(NamedTuple):
-    """One way to fail."""
+class Failure(NamedTuple):
+    """A failure of the API server: faults, and actions at its begin and end."""
 
     faults: tuple[Fault, ...] = ()
-    begin: Callable[[Trial], Awaitable[None]] = nothing
-    end: Callable[[Trial], Awaitable[None]] = nothing
+    begin: Callable[[Trial], Awaitable[None]] = do_nothing
+    end: Callable[[Trial], Awaitable[None]] = do_nothing
 
 
 STALL = "watches stall"
 WATCHES, WRITES, ALL = "[?&]watch=", "/services/|/addressgrants|/events", "^/api"
-WAYS = {
-    "each watch is too old": Way((Fault("expire", "GET", WATCHES, 0),), compact),
-    "410 to each list and watch": Way((Fault("status", "GET", "watch=|limit=", 0, code=410),)),
-    "409 to each write": Way(
+FAILURES = {
+    "410 for the version of each watch": Failure((Fault("expire", "GET", WATCHES, 0),), compact),
+    "410 to each list and watch": Failure((Fault("status", "GET", "watch=|limit=", 0, code=410),)),
+    "409 to each write": Failure(
         tuple(Fault("status", method, WRITES, 0, code=409) for method in ("PATCH", "POST", "PUT"))
     ),
-    "429, come back in two seconds": Way((Fault("status", "", ALL, 0, code=429, retry_after_s=2),)),
-    "500": Way((Fault("status", "", ALL, 0, code=500),)),
-    "503": Way((Fault("status", "", ALL, 0, code=503),)),
-    STALL: Way((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
-    "lines are cut": Way(
+    "429 with Retry-After of two seconds": Failure(
+        (Fault("status", "", ALL, 0, code=429, retry_after_s=2),)
+    ),
+    "500": Failure((Fault("status", "", ALL, 0, code=500),)),
+    "503": Failure((Fault("status", "", ALL, 0, code=503),)),
+    STALL: Failure((Fault("stall", "GET", WATCHES, 0, stall_s=FAILS_S),)),
+    "truncated lines of watches": Failure(
         (Fault("cut", "GET", WATCHES, 0, after_events=1), Fault("reset", "GET", "limit=", 3))
     ),
-    "writes are done and not answered": Way(
+    "executed writes without an answer": Failure(
         (Fault("lose", "PATCH", WRITES, 6), Fault("lose", "POST", WRITES, 6))
     ),
-    "answers are cut short": Way((), cut_short, pass_whole),
-    "it is away": Way((), refuse, accept),
+    "truncated answers": Failure((), truncate_answers, send_whole_answers),
+    "unreachable server": Failure((), refuse, accept),
 }
 
 
@@ -127,28 +128,29 @@ async def until_served(one: Trial, when: str, **wanted: tuple[int, ...]) -> None
         granted = sorted(
             each["spec"]["address"] for each in one.objects() if each["kind"] == "AddressGrant"
         )
-        given = sorted(
+        shown = sorted(
             entry.ip for each in there.values() for entry in each.status.load_balancer.ingress
         )
         right = all(is_served(there.get(name), *ports) for name, ports in wanted.items())
         return (
             right
             and there.keys() == wanted.keys()
-            and given == granted
-            and len(set(given)) == len(wanted)
+            and shown == granted
+            and len(set(shown)) == len(wanted)
         )
 
     await one.until(served, when)
 
 
-def asked(one: Trial) -> list[str]:
+def requests_made(one: Trial) -> list[str]:
     """Return the controller's requests without those for the Lease. They are counted at the
     controller, because an unreachable server counts nothing."""
-    return [each for each in one.forwarder.asked if "/leases" not in each]
+    return [each for each in one.forwarder.requests if "/leases" not in each]
 
 
 def act(registry: Registry) -> None:
-    """Act as users do. The changes bypass the server's HTTP, which fails for all clients."""
+    """Change Services like users. The changes bypass the server's HTTP, which fails for all
+    clients."""
     user = Write("a-user")
     registry.create(KIND, "default", service("new", 80), user)
     ports = {"spec": {"ports": [port(80), port(443)]}}
@@ -156,38 +158,38 @@ def act(registry: Registry) -> None:
     registry.delete(KIND, "default", "gone", Deletion())
 
 
-async def fail(one: Trial, name: str, way: Way) -> None:
-    """Act while the server fails; then let it recover."""
+async def fail(one: Trial, name: str, failure: Failure) -> None:
+    """Change Services while the server fails; then let the server recover."""
     await one.make_endpoints("changed", "gone", "new")
     for each in ("changed", "gone"):
         await one.client.create(SERVICES, service(each, 80), namespace="default")
     one.start()
     await until_served(one, f"{name}: before", changed=(80,), gone=(80,))
-    one.forwarder.asked.clear()
+    one.forwarder.requests.clear()
     watches = one.server.store.watcher_count
     faults = [
         msgspec.structs.replace(fault)
-        for fault in way.faults
-        # each fault is removed when it has occurred
+        for fault in failure.faults
+        # The server removes each fault after its last occurrence, so it gets copies.
     ]
     for fault in faults:
         one.server.faults.add(fault)
-    await way.begin(one)
+    await failure.begin(one)
     act(one.server.registry)
     await asyncio.sleep(FAILS_S)
-    requests = asked(one)
+    requests = requests_made(one)
     unmet = [
         fault
-        for before, fault in zip(way.faults, faults, strict=True)
+        for before, fault in zip(failure.faults, faults, strict=True)
         if before.count and fault.count == before.count
     ]
-    assert not unmet, f"{name}: nobody met {unmet}"
+    assert not unmet, f"{name}: no request had the faults {unmet}"
     one.server.faults.clear()
-    await way.end(one)
+    await failure.end(one)
     print(f"{name}: {len(requests)} requests")
-    # Requests must have been made, or the upper bound proves nothing. Only while watches stall are
-    # no requests necessary.
-    assert requests or name == STALL, f"{name}: the controller met no failure"
+    # Without requests the upper bound would prove nothing. Only stalled watches require no
+    # requests.
+    assert requests or name == STALL, f"{name}: no request of the controller failed"
     assert len(requests) <= MOST, (
         f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
     )
@@ -196,26 +198,30 @@ async def fail(one: Trial, name: str, way: Way) -> None:
     async def watching() -> bool:
         return one.server.store.watcher_count >= watches
 
-    await one.until(watching, f"{name}: not every watch has come back")
+    await one.until(watching, f"{name}: some watches were not opened again")
     await asyncio.sleep(CALM_S)
-    one.forwarder.asked.clear()
+    one.forwarder.requests.clear()
     await asyncio.sleep(CALM_S)
-    assert len(asked(one)) <= 3, f"{name}: not calm afterwards: {asked(one)}"
+    assert len(requests_made(one)) <= 3, f"{name}: still active afterwards: {requests_made(one)}"
 
 
-async def test_all_is_right_after_every_way_to_fail(tmp_path: Path) -> None:
+async def test_every_service_is_correct_after_each_failure_of_the_api_server(
+    tmp_path: Path,
+) -> None:
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def one_way(number: int, name: str, way: Way) -> None:
+    async def one_failure(number: int, name: str, failure: Failure) -> None:
         async with turns, trial(tmp_path / str(number)) as one:
-            await fail(one, name, way)
+            await fail(one, name, failure)
 
     async with asyncio.TaskGroup() as group:
-        for number, (name, way) in enumerate(WAYS.items()):
-            group.create_task(one_way(number, name, way))
+        for number, (name, failure) in enumerate(FAILURES.items()):
+            group.create_task(one_failure(number, name, failure))
 
 
-async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) -> None:
+async def test_objects_of_the_maximum_size_and_with_unknown_fields_are_handled(
+    tmp_path: Path,
+) -> None:
     """A Service of the maximum size, and a slice of a thousand endpoints with many fields beside
     their addresses."""
     async with trial(tmp_path) as one:
@@ -241,8 +247,8 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
         await until_served(one, "a large Service", big=(80,))
         (kept,) = (each for each in one.objects() if each["kind"] == "Service")
         assert kept["metadata"]["annotations"]["example.com/history"] == history
-        # A later API server: unknown fields at any place, and a change that must be noticed
-        # nevertheless.
+        # A later version of the API server sends unknown fields at any place. The controller must
+        # still notice changes.
         spec = kept["spec"] | {
             "ports": [*kept["spec"]["ports"], port(443) | {"protocol": "TCP", "pace": 3}],
             "shape": [{"deep": None}],
@@ -259,30 +265,30 @@ async def test_objects_of_a_megabyte_and_fields_of_the_future(tmp_path: Path) ->
 WALL_CLOCK = {"time", "time_ns", "now", "utcnow", "today", "fromtimestamp"}
 SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
-    "drivers/kept_addresses.py": "keptSince, and whether the days of a kept address are over",
-    "drivers/health_answers.py": "the answer of the health port, as kube-proxy's",
+    "drivers/kept_addresses.py": "keptSince, and whether a kept address has expired",
+    "drivers/health_answers.py": "the times in the answer of the health port, as in kube-proxy",
     "kube/access.py": (
-        "an exec plug-in says until when its credential holds; it is turned into a duration at once"
+        "the expiry of a credential of an exec plug-in, which is converted to a duration at once"
     ),
     "kube/events.py": (
-        "firstTimestamp and lastTimestamp; whether one found there is old, once in a process"
+        "firstTimestamp and lastTimestamp; whether an existing Event is old, once per process"
     ),
-    "kube/lease.py": "acquireTime and renewTime, by which nobody decides",
+    "kube/lease.py": "acquireTime and renewTime, on which no decision depends",
     "net/httpport.py": "the header Date",
     "drivers/pools.py": "lastTransitionTime",
     "roles/presence.py": (
         "renewTime, and when the process started: no process compares them with its clock"
     ),
-    "roles/returned.py": "for how long packets came back",
+    "roles/returned.py": "the time for which packets were returned",
     "roles/report.py": (
-        "for how long a Warning held; and the age of a Service whose pods may be "
+        "the duration of a Warning; and the age of a Service whose pods may be "
         "starting, a minute at most"
     ),
 }
 
 
 def wall_clock_readings(path: Path) -> list[str]:
-    """Calls of `time.time()`, `datetime.now()` and their like."""
+    """Return the calls of `time.time()`, `datetime.now()` and similar functions."""
     calls = (
         node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
     )
@@ -294,8 +300,8 @@ def wall_clock_readings(path: Path) -> list[str]:
     ]
 
 
-def test_clocks_that_jump_decide_nothing() -> None:
-    """Only texts for people contain the time of day; all waits and deadlines use the event loop's
+def test_only_listed_modules_read_the_wall_clock() -> None:
+    """The time of day is only shown to users; all waits and deadlines use the event loop's
     monotonic clock."""
     root = Path(fairlead.__file__).parent
     parts = ("net", "kube", "plan", "drivers", "roles", "web")

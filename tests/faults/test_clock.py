@@ -1,5 +1,5 @@
-"""The time of day jumps under a running controller: it remains the leader, does not wait, and makes
-no more requests than before.
+"""The wall clock jumps under a running controller: the controller remains the leader, does not
+wait, and makes no more requests than before.
 
 libfaketime gives one process another time of day, which a file changes while the process runs. The
 monotonic clock is unchanged, as when the time is set with clock_settime(2)."""
@@ -9,7 +9,7 @@ import platform
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tests.faults.test_api_faults import asked, service, until_served
+from tests.faults.test_api_faults import requests_made, service, until_served
 from tests.faults.trial import Trial, trial
 
 from fairlead.kube.lease_object import LEASES
@@ -19,7 +19,7 @@ LIBRARY = Path(f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so
 LEASE = ObjectKey("kube-system", "fairlead-controller")
 JUMPS = (timedelta(days=10), timedelta(days=-400), timedelta())
 WHILE_S = 2.5
-"""More than twice the Lease's duration."""
+"""The length of the jumps: more than twice the Lease's duration."""
 MOST = 20
 """The maximum number of requests for one new Service in this time; a list must not be repeated."""
 
@@ -34,7 +34,8 @@ class Clock:
     def jump(self, off: timedelta) -> None:
         draft = self._path.with_suffix(".draft")
         draft.write_text(f"{off.total_seconds():+.0f}\n")
-        # the file is read at every reading of the clock, and must never be half written
+        # The process reads the file at every reading of the clock, so the file must never be
+        # incomplete.
         draft.replace(self._path)
 
     @property
@@ -54,7 +55,7 @@ async def renewed(one: Trial) -> tuple[str, datetime]:
     return spec.holder_identity or "", datetime.fromisoformat(str(spec.renew_time))
 
 
-async def test_a_controller_does_not_mind_what_time_of_day_it_is(tmp_path: Path) -> None:
+async def test_a_jump_of_the_wall_clock_does_not_affect_a_controller(tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
     async with trial(tmp_path / "trial") as one:
         one.start(under=clock.command)
@@ -63,7 +64,7 @@ async def test_a_controller_does_not_mind_what_time_of_day_it_is(tmp_path: Path)
         leader, _ = await renewed(one)
         for off in JUMPS:
             clock.jump(off)
-            one.forwarder.asked.clear()
+            one.forwarder.requests.clear()
             await one.client.create(SERVICES, service("a", 80), namespace="default")
             await until_served(one, f"a Service made when it is off by {off}", a=(80,))
             await asyncio.sleep(WHILE_S)
@@ -72,7 +73,7 @@ async def test_a_controller_does_not_mind_what_time_of_day_it_is(tmp_path: Path)
                 "its clock did not jump: this shows nothing"
             )
             assert now_leading == leader
-            assert len(asked(one)) <= MOST, asked(one)
+            assert len(requests_made(one)) <= MOST, requests_made(one)
             await one.client.delete(SERVICES, ObjectKey("default", "a"))
             await until_served(one, f"deleted when it is off by {off}")
         assert one.log.read_text().count('"leading"') + one.log.read_text().count("leading  ") == 1

@@ -1,14 +1,14 @@
-"""A controller is killed at every call that it makes for a Service, and its successor completes the
-work.
+"""A controller is killed at every call that it makes for a Service, and the next controller
+completes the work.
 
-A Service is created, changed, given the type ClusterIP, given back the type LoadBalancer, and
-deleted. A run without kills records the result and the calls of each step. Then the life is
+A Service is created, changed, gets the type ClusterIP, gets the type LoadBalancer again, and is
+deleted. A run without kills records the result and the calls of each step. Then the sequence is
 repeated with a kill in each step at one of its calls, until the controller has been killed at every
-call, twice: before the call reaches the server, and after it was done and before its answer
-arrived. (Calls are identified by their content, because some of them are concurrent and have no
-fixed order.) After each kill a new controller starts, and the server must show what it shows in the
-run without kills: claims, grants, status, conditions; no Event is written twice. The pool has two
-addresses, and the last two Services need both: a leaked address would be missing."""
+call, twice: before the call reaches the server, and after the server has executed it but before its
+answer arrives. (Calls are identified by their content, because some of them are concurrent and have
+no fixed order.) After each kill a new controller starts, and the server must show the same as in
+the run without kills: claims, grants, status, conditions; no Event is written twice. The pool has
+two addresses, and the last two Services need both: a leaked address would be missing."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
 
 QUIET_S, SURELY_QUIET_S = 0.4, 1.5
-"""A step is over when the controller has written nothing for this time; the longer value is for
+"""A step is over when the controller has written nothing for this time; the longer value is for the
 runs that attribute calls to steps."""
 AT_ONCE = 2
 EVENT = "an Event"
@@ -41,10 +41,10 @@ class Step(NamedTuple):
     act: Callable[[Client], Awaitable[object]]
     service: str
     address: str
-    """The address that the Service shows afterwards; empty: it shows none, and has no field of
-    Fairlead."""
+    """The address that the Service shows afterwards. If it is empty, the Service shows no address
+    and has no field of Fairlead."""
     there: bool = True
-    in_peace: bool = False
+    never_killed: bool = False
     """The controller is not killed in this step."""
 
 
@@ -75,7 +75,7 @@ LIFE = (
     Step("create", create("web"), "web", FIRST),
     Step("add a port", change(spec={"ports": TWO_PORTS}), "web", FIRST),
     Step(
-        "ask for another address",
+        "request another address",
         change(metadata={"annotations": {"fairlead.io/addresses": SECOND}}),
         "web",
         SECOND,
@@ -84,14 +84,14 @@ LIFE = (
     Step("hand away", change(spec={"type": "ClusterIP"}), "web", ""),
     Step("take back", change(spec={"type": "LoadBalancer"}), "web", SECOND),
     Step("delete", lambda client: client.delete(SERVICES, WEB), "web", "", there=False),
-    Step("the next one", create("next"), "next", FIRST, in_peace=True),
-    Step("the last one", create("last"), "last", SECOND, in_peace=True),
+    Step("create the next Service", create("next"), "next", FIRST, never_killed=True),
+    Step("create the last Service", create("last"), "last", SECOND, never_killed=True),
 )
 SERVED = ("web", "next", "last")
 
 
 def of_services(call: Call) -> bool:
-    return not call.about_the_lease
+    return not call.writes_lease
 
 
 def calls_of(trial: Trial) -> list[str]:
@@ -99,7 +99,7 @@ def calls_of(trial: Trial) -> list[str]:
 
 
 async def quiet(trial: Trial, for_s: float = QUIET_S) -> None:
-    """Return when the controller has written nothing `for_s` long."""
+    """Wait until the controller has written nothing for `for_s` seconds."""
     async with asyncio.timeout(DEADLINE_S):
         before = -1
         while len(calls_of(trial)) != before:
@@ -107,7 +107,7 @@ async def quiet(trial: Trial, for_s: float = QUIET_S) -> None:
             await asyncio.sleep(for_s)
 
 
-def is_right(step: Step, service: Service | None) -> bool:
+def is_correct(step: Step, service: Service | None) -> bool:
     if service is None or not step.there:
         return service is None and not step.there
     wanted = {
@@ -123,20 +123,20 @@ def is_right(step: Step, service: Service | None) -> bool:
     )
 
 
-async def until_right(trial: Trial, step: Step) -> None:
+async def until_correct(trial: Trial, step: Step) -> None:
     async def right() -> bool:
         try:
-            return is_right(
+            return is_correct(
                 step, await trial.client.get(SERVICES, ObjectKey("default", step.service))
             )
         except NotFound:
-            return is_right(step, None)
+            return is_correct(step, None)
 
     await trial.until(right, step.name)
 
 
-async def undisturbed(folder: Path) -> tuple[list[Seen], Counter[tuple[str, str, str]]]:
-    """Run the life without a kill. Return each step's calls and result, and the Events."""
+async def run_without_kills(folder: Path) -> tuple[list[Seen], Counter[tuple[str, str, str]]]:
+    """Run the steps without a kill. Return each step's calls and result, and the Events."""
     async with trial(folder) as one:
         await one.make_endpoints(*SERVED)
         course = []
@@ -146,15 +146,16 @@ async def undisturbed(folder: Path) -> tuple[list[Seen], Counter[tuple[str, str,
             await quiet(one, SURELY_QUIET_S)
             begun = len(calls_of(one))
             await step.act(one.client)
-            await until_right(one, step)
+            await until_correct(one, step)
             await quiet(one, SURELY_QUIET_S)
-            course.append(Seen(calls_of(one)[begun:] if not step.in_peace else [], one.shown()))
+            course.append(Seen(calls_of(one)[begun:] if not step.never_killed else [], one.shown()))
             await one.stop()
         return course, one.events()
 
 
 class Target(NamedTuple):
-    """The call at which the controller is to be killed: the `number`th of its kind in its step."""
+    """The call at which the controller is to be killed: the `number`th call of its type in its
+    step."""
 
     kind: str
     number: int
@@ -164,8 +165,8 @@ class Target(NamedTuple):
 
 
 def kind_of(call: str) -> str:
-    """Return the kind of a call. Events are one kind, because which Events are written, and how,
-    depends on earlier Events."""
+    """Return the type of a call. All Events have one type, because it depends on earlier Events
+    which Events are written, and how."""
     return EVENT if "/events" in call else call
 
 
@@ -181,8 +182,8 @@ def targets_of(seen: Seen) -> list[Target]:
 async def live(
     one: Trial, course: list[Seen], turn: int, moment: Moment
 ) -> set[tuple[str, Target]]:
-    """Run the life with a kill at one call of each step that has that many. Return where the
-    controller was killed."""
+    """Run the steps with a kill at one call of each step that has enough calls. Return the calls at
+    which the controller was killed."""
     await one.make_endpoints(*SERVED)
     one.start()
     died = set()
@@ -195,17 +196,17 @@ async def live(
         async def over(wanted: list[str] = seen.shown) -> bool:
             return one.forwarder.struck is not None or one.shown() == wanted
 
-        await one.until(over, f"{step.name}: neither done nor dead")
+        await one.until(over, f"{step.name}: neither complete nor killed")
         if one.forwarder.struck is None:
             await quiet(one)
         if target is not None and one.forwarder.struck is not None:
-            await one.until_struck()
+            await one.until_killed()
             died.add((step.name, target))
             one.start()
             await one.leading()
-        await one.until_shown(seen.shown, f"{step.name}, dead {moment} {target}")
+        await one.until_shown(seen.shown, f"{step.name}, killed {moment} {target}")
         await quiet(one)
-        one.forwarder.pass_on()
+        one.forwarder.resume()
     return died
 
 
@@ -213,8 +214,10 @@ def is_condition_at_the_end(step: str, target: Target) -> bool:
     return step == "delete" and "(fairlead-conditions)" in target.kind
 
 
-async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path) -> None:
-    course, said = await undisturbed(tmp_path / "undisturbed")
+async def test_the_next_controller_completes_the_work_after_a_kill_at_any_call_for_a_service(
+    tmp_path: Path,
+) -> None:
+    course, said = await run_without_kills(tmp_path / "undisturbed")
     places = {
         (step.name, target)
         for step, seen in zip(LIFE, course, strict=True)
@@ -227,23 +230,23 @@ async def test_a_controller_dies_at_every_call_of_a_service_life(tmp_path: Path)
         async with turns, trial(tmp_path / f"{moment}-{turn}") as one:
             deaths[moment] |= await live(one, course, turn, moment)
             more = one.events() - said
-        assert not more, f"turn {turn}, dead {moment}: said too often, or wrongly: {more}"
+        assert not more, f"turn {turn}, killed {moment}: unexpected or repeated Events: {more}"
 
     async with asyncio.TaskGroup() as group:
         for moment in deaths:
             for turn in range(max(len(targets_of(seen)) for seen in course)):
                 group.create_task(one_life(turn, moment))
     for moment, died in deaths.items():
-        print(f"dead {moment} {len(died)} calls of {len(places)}")
-        # An Event may have been written before the kill, or be lost with it, so the number of
-        # Events may be lower. A condition of a deleted Service may be missing, too, because the
-        # Service may be gone before it is written.
+        print(f"killed {moment} {len(died)} calls of {len(places)}")
+        # An Event may be lost with the kill, so the number of Events may be lower. A condition of a
+        # deleted Service may be missing, too, because the Service may be gone before the condition
+        # is written.
         missed = {
             place
             for place in places - died
             if place[1].kind != EVENT and not is_condition_at_the_end(*place)
         }
-        assert not missed, f"nobody died {moment} {missed}"
+        assert not missed, f"no controller was killed {moment} {missed}"
         assert any(target.kind == EVENT for _, target in died)
     assert len(places) >= 15
 
@@ -252,12 +255,14 @@ async def next_serves(one: Trial, name: str) -> None:
     """Check that a new controller gets the Lease and serves a new Service."""
     one.start()
     await create(name)(one.client)
-    await until_right(one, Step("create", create(name), name, FIRST))
+    await until_correct(one, Step("create", create(name), name, FIRST))
     await one.client.delete(SERVICES, ObjectKey("default", name))
-    await until_right(one, Step("delete", create(name), name, "", there=False))
+    await until_correct(one, Step("delete", create(name), name, "", there=False))
 
 
-async def test_a_controller_dies_at_every_call_for_its_lease(tmp_path: Path) -> None:
+async def test_the_next_controller_leads_after_a_kill_at_any_call_for_the_lease(
+    tmp_path: Path,
+) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(one_lease(tmp_path / "before", "before"))
         group.create_task(one_lease(tmp_path / "after", "after"))
@@ -269,8 +274,8 @@ async def one_lease(folder: Path, moment: Moment) -> None:
     async with trial(folder) as one:
         for number, wanted in enumerate(("POST", "PUT", "PUT")):
             one.start()
-            one.forwarder.arm(2 if number == 1 else 1, moment, lambda call: call.about_the_lease)
-            call = await one.until_struck()
+            one.forwarder.arm(2 if number == 1 else 1, moment, lambda call: call.writes_lease)
+            call = await one.until_killed()
             assert call.method == wanted or (number, moment) == (1, "after")
             await next_serves(one, f"after-{number}")
             await one.kill()
@@ -282,6 +287,6 @@ async def one_lease(folder: Path, moment: Moment) -> None:
                 await asyncio.sleep(CHECK_INTERVAL_S)
         assert one.controller is not None
         one.controller.send(signal.SIGTERM)
-        one.forwarder.arm(1, moment, lambda call: call.about_the_lease)
-        await one.until_struck()
+        one.forwarder.arm(1, moment, lambda call: call.writes_lease)
+        await one.until_killed()
         await next_serves(one, "after-release")

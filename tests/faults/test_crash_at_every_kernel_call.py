@@ -1,12 +1,13 @@
-"""A gateway and a node are killed at the calls by which they change the kernel, and their
-successors complete the change.
+"""A gateway and a node are killed at the calls by which they change the kernel, and the next start
+completes the change.
 
 A run without kills records the calls of each change and the resulting state of the kernel. Then the
-change is repeated; each time the role is killed at another of its calls, and at last after all of
-them. Of calls of one kind (the pins of all maps) it is killed at the first and at another one,
+change is repeated; each time the role is killed at another of its calls, and finally after all of
+them. Among calls of one type (the pins of all maps) it is killed at the first and at another one,
 which FAIRLEAD_SEED chooses. It is killed before the kernel receives the call, which also tests the
-state after the previous call. After each kill the role starts again; packets must then go where the
-rules say, and the kernel must hold the same pins, entries and rules as in the run without kills."""
+state after the previous call. After each kill the role starts again. Packets must then reach the
+pods that the rules require, and the kernel must contain the same pins, entries and rules as in the
+run without kills."""
 
 import asyncio
 import os
@@ -44,8 +45,8 @@ async def web() -> AsyncIterator[Web]:
         yield web
 
 
-async def packets_go_right(web: Web) -> None:
-    """Connections from outside and from the nodes to the Service's address."""
+async def check_packets(web: Web) -> None:
+    """Check connections from outside and from the nodes to the Service's address."""
     async with web.site.client() as client:
         cluster = await read_cluster(client)
         sources = [
@@ -55,8 +56,8 @@ async def packets_go_right(web: Web) -> None:
         await Prober(web.site, lambda: read_cluster(client)).agree(probes, deadline_s=DEADLINE_S)
 
 
-async def until_left(traced: Traced, wanted: Any, when: str) -> None:
-    """Wait until the kernel holds what it should."""
+async def until_kernel_state(traced: Traced, wanted: Any, when: str) -> None:
+    """Wait until the kernel contains the expected state."""
     seen: list[Any] = [None]
 
     async def equal() -> bool:
@@ -67,11 +68,11 @@ async def until_left(traced: Traced, wanted: Any, when: str) -> None:
         await until(equal, when)
     except AssertionError:
         raise AssertionError(
-            f"{traced.host}, {when}: left is\n{seen[0]}\nand not\n{wanted}"
+            f"{traced.host}, {when}: the kernel contains\n{seen[0]}\ninstead of\n{wanted}"
         ) from None
 
 
-def fatal(calls: Sequence[str]) -> list[int]:
+def kill_points(calls: Sequence[str]) -> list[int]:
     """Return the calls at which to kill, counted from 1; the last number means after all of
     them."""
     chance = random.Random(f"{SEED} {len(calls)}")
@@ -83,16 +84,16 @@ def fatal(calls: Sequence[str]) -> list[int]:
 
 
 def kind_of(call: str) -> str:
-    """Return the kind of a call, in which all paths are equal."""
+    """Return the type of a call, in which all paths are equal."""
     return call.partition(" /")[0]
 
 
 async def through(web: Web, victims: Sequence[Traced], come: Awaitable[object]) -> dict[str, str]:
     """Wait until the change is complete, and restart roles that are killed at their call. Return
-    which role was killed, and where. Roles that did not make such a call are killed after their
-    last one."""
+    the call at which each role was killed. Roles that did not make such a call are killed after
+    their last one."""
     async with asyncio.TaskGroup() as group:
-        reviving = {victim: group.create_task(victim.revive()) for victim in victims}
+        reviving = {victim: group.create_task(victim.restart_after_kill()) for victim in victims}
         await come
         for victim, task in reviving.items():
             await victim.quiet()
@@ -100,11 +101,11 @@ async def through(web: Web, victims: Sequence[Traced], come: Awaitable[object]) 
                 task.cancel()
     for victim, task in reviving.items():
         if task.cancelled():
-            await start_anew(victim)
+            await restart_clean(victim)
     return {victim.host: task.result() for victim, task in reviving.items() if not task.cancelled()}
 
 
-async def start_anew(victim: Traced) -> None:
+async def restart_clean(victim: Traced) -> None:
     await victim.release()
     await victim.site.start_role(victim.host)
 
@@ -115,13 +116,15 @@ async def served(web: Web, host: str) -> None:
     async def ready() -> bool:
         return bool((await fetch(web.site, host, "/state")).get("ready"))
 
-    await until(ready, f"{host} is not ready")
-    await web.settled(PLACEMENT)
-    await packets_go_right(web)
+    await until(ready, f"readiness of {host}")
+    await web.await_weights(PLACEMENT)
+    await check_packets(web)
 
 
 @pytest.mark.parametrize("host", [GATEWAY, NODE])
-async def test_a_first_start_dies_at_its_calls(web: Web, host: str) -> None:
+async def test_the_next_start_completes_the_work_after_a_kill_during_the_first_start(
+    web: Web, host: str
+) -> None:
     traced = Traced(web.site, host)
     await traced.release()
     await traced.clean()
@@ -129,12 +132,12 @@ async def test_a_first_start_dies_at_its_calls(web: Web, host: str) -> None:
     await served(web, host)
     wanted, calls = await traced.left(), await traced.quiet()
     deaths: list[str] = []
-    for number in fatal(calls):
+    for number in kill_points(calls):
         await traced.release()
         await traced.clean()
         await traced.start(number)
         died = await through(web, [traced], served(web, host))
-        await until_left(traced, wanted, f"dead at call {number}: {died}")
+        await until_kernel_state(traced, wanted, f"killed at call {number}: {died}")
         deaths += died.values()
     print(f"{host} died at {len(deaths)} of {len(calls)} calls: {deaths}")
     assert len(deaths) >= (15 if host == GATEWAY else 2)
@@ -150,13 +153,14 @@ class Change(NamedTuple):
 
 
 async def set_ready(web: Web, ready: bool) -> None:
-    """The pod on the second node."""
+    """Set the readiness of the pod on the second node."""
     name = next(name for name, node in (await web.pods()).items() if node == "node2")
     await web.set_ready(name, ready=ready)
 
 
 async def create(web: Web) -> None:
-    """The Service, always with the same addresses and ports, so that rules can be compared."""
+    """Create the Service, always with the same addresses and ports, so that rules can be
+    compared."""
     port = {"port": 80, "targetPort": "http", "nodePort": 31080}
     spec = {
         "type": "LoadBalancer",
@@ -178,17 +182,17 @@ async def delete(web: Web) -> None:
 
 CHANGES = (
     Change("a pod turns unready", lambda web: set_ready(web, False), (NODE,)),
-    Change("it turns ready", lambda web: set_ready(web, True), PLACEMENT),
-    Change("the Service goes", delete, (), there=False),
-    Change("the Service comes", create, PLACEMENT),
+    Change("the pod turns ready", lambda web: set_ready(web, True), PLACEMENT),
+    Change("the Service is deleted", delete, (), there=False),
+    Change("the Service is created", create, PLACEMENT),
 )
 
 
-async def come_to(web: Web, change: Change) -> None:
+async def await_change(web: Web, change: Change) -> None:
     """Wait until the Service is changed and served accordingly."""
     if change.there:
-        await web.settled(change.placement)
-        await packets_go_right(web)
+        await web.await_weights(change.placement)
+        await check_packets(web)
         return
 
     async def gone() -> bool:
@@ -199,26 +203,26 @@ async def come_to(web: Web, change: Change) -> None:
                 return not await web.members()
         return False
 
-    await until(gone, "the Service stays")
+    await until(gone, "the removal of the Service")
 
 
-async def test_the_calls_of_a_change(web: Web) -> None:
+async def test_the_next_start_completes_a_change_after_a_kill_during_it(web: Web) -> None:
     """Gateway and node are killed in the same change, each at its own call."""
     both = [Traced(web.site, host) for host in (GATEWAY, NODE)]
     wanted: dict[tuple[str, str], Any] = {}
     calls: dict[tuple[str, str], list[str]] = {}
-    # the retained state of a listener depends on whether it was used
-    await packets_go_right(web)
+    # The retained state of a listener depends on whether it was used.
+    await check_packets(web)
     for change in CHANGES:
         for each in both:
             await each.follow()
         await change.act(web)
-        await come_to(web, change)
+        await await_change(web, change)
         calls |= {(change.name, each.host): await each.quiet() for each in both}
         wanted |= {(change.name, each.host): await each.left() for each in both}
         for each in both:
-            await start_anew(each)
-    numbers = {who: fatal(made) for who, made in calls.items()}
+            await restart_clean(each)
+    numbers = {who: kill_points(made) for who, made in calls.items()}
     deaths: dict[tuple[str, str], list[str]] = {who: [] for who in calls}
     for turn in range(max(map(len, numbers.values()))):
         for change in CHANGES:
@@ -226,11 +230,11 @@ async def test_the_calls_of_a_change(web: Web) -> None:
             for victim in victims:
                 await victim.follow(numbers[change.name, victim.host][turn])
             await change.act(web)
-            died = await through(web, victims, come_to(web, change))
+            died = await through(web, victims, await_change(web, change))
             for host, call in died.items():
                 deaths[change.name, host].append(call)
             for each in both:
-                await until_left(
+                await until_kernel_state(
                     each,
                     wanted[change.name, each.host],
                     f"{change.name}, turn {turn}, died: {died}",

@@ -1,8 +1,8 @@
-"""kube-apiserver and etcd are killed and restarted, with the same data or with older data, under a
-lab with load.
+"""kube-apiserver and etcd are killed and restarted, with the same data or with older data, in a lab
+with load.
 
-Open and new connections lose nothing, and in the end every reflector shows exactly the objects of
-the server. Real processes, real packets, SIGKILL, etcd's own backups."""
+No open or new connection fails, and in the end every reflector shows exactly the objects of the
+server. Processes, packets, SIGKILLs and the backups of etcd are real."""
 
 import asyncio
 import os
@@ -82,10 +82,10 @@ async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
                 }
                 return dict(reflector.objects) == there
 
-            await until(equal, f"the cache of {resource.plural} is another than the server")
+            await until(equal, f"equality of the cache of {resource.plural} and the server")
 
 
-def unharmed(period: Period) -> None:
+def check_unharmed(period: Period) -> None:
     assert period.requests > 50
     assert (period.failed, period.broken) == (0, []), period
 
@@ -98,7 +98,7 @@ async def create(client: Client, name: str) -> None:
 
 
 async def addresses(site: Site) -> dict[str, str]:
-    """Each Service's address; empty if it has none yet."""
+    """Return each Service's address; empty if it has none yet."""
     async with site.client() as client:
         services = await client.list(SERVICES, namespace="default")
     wanted = (each for each in services if each.spec.type == "LoadBalancer")
@@ -109,8 +109,8 @@ async def addresses(site: Site) -> dict[str, str]:
 
 
 async def all_served(site: Site, names: set[str]) -> dict[str, str]:
-    """Wait until exactly these Services exist, each with an address of its own, and every role
-    shows only them."""
+    """Wait until exactly these Services exist, each with a unique address, and every role shows
+    exactly them."""
 
     async def served() -> bool:
         given = await addresses(site)
@@ -118,7 +118,7 @@ async def all_served(site: Site, names: set[str]) -> dict[str, str]:
             given.keys() == names and all(given.values()) and len(set(given.values())) == len(given)
         )
 
-    await until(served, "not every Service has an address of its own")
+    await until(served, "a unique address for every Service")
     for host in ROLES:
         seen: set[str] = set()
 
@@ -132,12 +132,12 @@ async def all_served(site: Site, names: set[str]) -> dict[str, str]:
         except AssertionError:
             words = site.directory.log(f"{host}/{ROLES[host]}").read_text()[-3000:]
             raise AssertionError(
-                f"{host} shows {seen}, there are {names}; it said:\n{words}"
+                f"{host} shows {seen}, existing are {names}; its log:\n{words}"
             ) from None
     return await addresses(site)
 
 
-async def write_on(site: Site, begin: int, names: set[str]) -> None:
+async def create_services_continuously(site: Site, begin: int, names: set[str]) -> None:
     """Create Services continuously; `names` collects those that the server accepted."""
     async with site.client() as client:
         for number in range(begin, begin + 20):
@@ -151,24 +151,26 @@ async def write_on(site: Site, begin: int, names: set[str]) -> None:
 
 
 @pytest.mark.parametrize("part", [LABEL, ETCD_LABEL], ids=["kube-apiserver", "etcd"])
-async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
+async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_etcd_is_killed(
+    web: Web, part: str
+) -> None:
     server = RealServer(web.site)
     names: set[str] = set()
 
     async def die_and_return() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(write_on(web.site, 0, names))
+            group.create_task(create_services_continuously(web.site, 0, names))
             await asyncio.sleep(0.5)
             await server.kill(part)
             await asyncio.sleep(0.3)
             server.start(part)
             await server.ready()
-        # A Service that was accepted without an answer exists as well.
+        # A Service also exists if the server accepted it without an answer.
         await all_served(web.site, {"web"} | set(await addresses(web.site)))
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with caches(web.site) as reflectors, Load(web.site, web.address) as load:
-        unharmed(await load.through(die_and_return()))
+        check_unharmed(await load.counts_during(die_and_return()))
         await agree(web.site, reflectors)
         assert names <= (await addresses(web.site)).keys()
         async with web.site.client() as client:
@@ -178,7 +180,7 @@ async def test_a_part_is_killed_under_load(web: Web, part: str) -> None:
         await agree(web.site, reflectors)
 
 
-async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
+async def test_roles_follow_an_etcd_that_is_restored_from_an_older_backup(web: Web) -> None:
     """One Service was deleted after the backup and exists again. Another was created after the
     backup and is gone, with the address of the first. The Service under load is not affected."""
     site = web.site
@@ -190,7 +192,8 @@ async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
         await client.delete(SERVICES, ("default", "back-again"))
         await all_served(site, {"web"})
         await create(client, "never-was")
-        for _ in range(100):  # versions that the restored server will take long to reach
+        # These are more versions than the restored server reaches soon.
+        for _ in range(100):
             await client.patch(
                 SERVICES, ("default", "never-was"), {"metadata": {"annotations": {"n": str(_)}}}
             )
@@ -200,12 +203,12 @@ async def test_etcd_is_restored_from_an_older_backup(web: Web) -> None:
     async def go_back() -> None:
         await server.restore()
         assert await all_served(site, {"web", "back-again"}) == before
-        await web.settled(PLACEMENT)
+        await web.await_weights(PLACEMENT)
 
     async with caches(site) as reflectors:
         await agree(site, reflectors)
         async with Load(site, web.address) as load:
-            unharmed(await load.through(go_back()))
+            check_unharmed(await load.counts_during(go_back()))
         await agree(site, reflectors)
         async with site.client() as client:
             await create(client, "afterwards")

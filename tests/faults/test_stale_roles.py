@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.e2e.load import GATEWAY, Load, Web, fetch, output, until
 from tests.faults.real import RealServer
-from tests.faults.test_real_server import unharmed
+from tests.faults.test_real_server import check_unharmed
 
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab import process
@@ -47,12 +47,12 @@ async def web(real_programs: None) -> AsyncIterator[Web]:
         web = Web(site)
         await web.create()
         await web.place(("node1", "node1"))
-        await until(lambda: ready(web), "the Service is ready")
+        await until(lambda: ready(web), "readiness of the Service")
         yield web
 
 
 async def ready(web: Web) -> str:
-    """When the Service became ready; empty if it is not."""
+    """Return the time at which the Service became ready; empty if it is not ready."""
     async with web.site.client() as client:
         service = await client.get(SERVICES, ObjectKey("default", "web"))
     found = [
@@ -64,7 +64,7 @@ async def ready(web: Web) -> str:
 
 
 async def code(site: Site, host: str, path: str) -> int:
-    """The HTTP status of the role on a host."""
+    """Return the HTTP status code of the role on a host."""
     port = ROLE_PORTS[site.topology.host(host).kind]
     where = f"http://127.0.0.1:{port}{path}"
     return int(
@@ -79,7 +79,7 @@ async def all_stale(site: Site) -> None:
             shown = await fetch(site, host, "/state")
             return {name for name, each in shown["watches"].items() if each["stale"]} == watches
 
-        await until(is_stale, f"all watches of {host} are stale")
+        await until(is_stale, f"the stale state of all watches of {host}")
         assert (await code(site, host, "/readyz"), await code(site, host, "/readyz/current")) == (
             200,
             503,
@@ -102,18 +102,18 @@ async def all_current(site: Site) -> None:
         async def is_current(host: str = host) -> bool:
             return await code(site, host, "/readyz/current") == 200
 
-        await until(is_current, f"all watches of {host} are current")
+        await until(is_current, f"the current state of all watches of {host}")
         assert "in step with the cluster" in await output(site, host, PROGRAM, "status")
 
 
-def told(site: Site, host: str) -> list[str]:
+def stale_log_lines(site: Site, host: str) -> list[str]:
     """Return the role's log lines about the age of its state."""
     lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
     events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
     return [event for event in events if "watches of the API server" in event]
 
 
-async def no_gateway_was_missed(web: Web, since: str) -> None:
+async def check_no_event_about_gateways(web: Web, since: str) -> None:
     async with web.site.client() as client:
         events = json.loads(await client.request("GET", "/api/v1/namespaces/default/events"))[
             "items"
@@ -122,7 +122,7 @@ async def no_gateway_was_missed(web: Web, since: str) -> None:
     assert await ready(web) == since
 
 
-async def test_the_server_hangs(web: Web) -> None:
+async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> None:
     site, server = web.site, process.one(web.site.name, LABEL)
     since = await ready(web)
 
@@ -135,7 +135,7 @@ async def test_the_server_hangs(web: Web) -> None:
         await all_current(site)
 
     async with Load(site, web.address) as load:
-        unharmed(await load.through(hang()))
+        check_unharmed(await load.counts_during(hang()))
     stale, current = (
         "watches of the API server are stale: continuing with the last known state",
         "watches of the API server are current again",
@@ -143,13 +143,13 @@ async def test_the_server_hangs(web: Web) -> None:
     for host in ROLES:
 
         async def both(host: str = host) -> bool:
-            return told(site, host) == [stale, current]
+            return stale_log_lines(site, host) == [stale, current]
 
-        await until(both, f"{host} has said both, once")
-    await no_gateway_was_missed(web, since)
+        await until(both, f"one log line of each type of {host}")
+    await check_no_event_about_gateways(web, since)
 
 
-async def test_the_server_is_killed(web: Web) -> None:
+async def test_roles_report_stale_state_after_the_api_server_is_killed(web: Web) -> None:
     server = RealServer(web.site)
     since = await ready(web)
 
@@ -161,5 +161,5 @@ async def test_the_server_is_killed(web: Web) -> None:
         await all_current(web.site)
 
     async with Load(web.site, web.address) as load:
-        unharmed(await load.through(die_and_return()))
-    await no_gateway_was_missed(web, since)
+        check_unharmed(await load.counts_during(die_and_return()))
+    await check_no_event_about_gateways(web, since)

@@ -32,9 +32,9 @@ COUNTED = (
     "next_hops",
     "node_names",
 )
-"""The maps of a gateway whose entries must not remain. Flow entries depend on packets."""
+"""The maps of a gateway whose entries are not compared: flow entries depend on packets."""
 BLACKHOLES = "7471100"
-"""The routing table of a gateway, of each family."""
+"""The routing table of a gateway's blackhole routes, of each family."""
 FAMILIES = ("-4", "-6")
 
 
@@ -72,9 +72,9 @@ class Traced:
         running = process.one(self.site.name, self._label)
         await self._trace(number, moment, "--pid", str(running.pid))
 
-    async def revive(self) -> str:
-        """When the role has been killed at its call, restart it without a tracer. Return that
-        call."""
+    async def restart_after_kill(self) -> str:
+        """Wait until the role has been killed at its call, restart it without a tracer, and return
+        that call."""
         assert self._tracer is not None
         await self._tracer.wait()
         assert self.killed, (
@@ -93,7 +93,7 @@ class Traced:
         return before
 
     async def release(self) -> None:
-        """End the role, and with it the tracer."""
+        """Stop the role, and with it the tracer."""
         for each in process.find(self.site.name, self._label):
             await each.kill()
         if self._tracer is not None:
@@ -141,14 +141,14 @@ class Traced:
         entries = _entries(layout)
         if entries["listeners"]:
             # A listener has retained nodes if its nodes were confirmed one by one, and none if they
-            # were confirmed at once, which depends on timing.
+            # were confirmed at the same time, which depends on timing.
             del entries["retained_nodes"]
         return {"pins": pinned, "filters": attached, "entries": entries, "routes": routes}
 
     async def _trace(self, number: int, moment: str, *what: str) -> None:
         self._report.unlink(missing_ok=True)
         argv = [sys.executable, str(TRACER), str(self._report), str(number), moment, *what]
-        # A command that the tracer starts has the tracer's label, which is how the lab knows the
+        # A command that the tracer starts has the tracer's label, by which the lab recognizes the
         # role.
         label = f"{self.host}/tracer" if what[0] == "--pid" else self._label
         self._tracer = self.site.spawn(self.host, argv, label=label)
@@ -156,7 +156,7 @@ class Traced:
         async def begun() -> bool:
             return "tracing" in self._lines()
 
-        await until(begun, f"the tracer of {self.host} does not begin")
+        await until(begun, f"the start of the tracer of {self.host}")
 
     def _lines(self) -> list[str]:
         return self._report.read_text().splitlines() if self._report.exists() else []

@@ -3,12 +3,12 @@ PID | COMMAND...)`.
 
 In: a running process, or a command to start; the number of the call (0: only report), and whether
 the process is to be killed before the kernel receives the call or right after it. Out: in REPORT
-one line for each such call, in order; the last one is `killed` if the process was killed here.
+one line for each such call, in order; the last line is `killed` if the tracer killed the process.
 Calls count if their effect outlives the process or is visible outside: pins and elements of BPF
 maps, directories, netlink requests except reads. An object that is created and not pinned (a map, a
-program) vanishes with the process. Follows ptrace(2): every thread is seized; a process that is
-killed while it stops at the entry of a call does not make it. strace can do this too, but it counts
-for each thread separately, and also counts the calls that only read."""
+program) vanishes with the process. The tracer follows ptrace(2): every thread is seized; a process
+that is killed while it stops at the entry of a call does not make the call. strace could do this
+too, but it counts separately for each thread, and it also counts calls that only read."""
 
 import ctypes
 import os
@@ -48,7 +48,7 @@ _libc.ptrace.restype = ctypes.c_long
 
 
 class Entered(NamedTuple):
-    """A call at whose entry a thread stands."""
+    """A call that a thread is about to make."""
 
     name: str
     arguments: tuple[int, ...]
@@ -62,8 +62,8 @@ def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
 
 
 def entered(thread: int) -> Entered | None:
-    """The call of interest that a thread is about to make; None at the end of one, or for any
-    other."""
+    """Return the call of interest that a thread is about to make; None at the end of a call, or for
+    any other call."""
     buffer = ctypes.create_string_buffer(88)
     ptrace(SYSCALL_INFO, thread, len(buffer), ctypes.addressof(buffer))
     kind, number, *arguments = struct.unpack_from("=B23xQ6Q", buffer.raw)
@@ -99,11 +99,11 @@ def of_bpf(process: int, command: int, attributes: int) -> str:
     (descriptor,) = struct.unpack(
         "=I", read(process, attributes + (36 if name.endswith("BATCH") else 0), 4)
     )
-    told = dict(
+    sizes = dict(
         line.split()
         for line in Path(f"/proc/{process}/fdinfo/{descriptor}").read_text().splitlines()
     )
-    return f"{name} {told['key_size:']}:{told['value_size:']}"
+    return f"{name} {sizes['key_size:']}:{sizes['value_size:']}"
 
 
 def request(head: bytes, length: int) -> str:
@@ -111,8 +111,8 @@ def request(head: bytes, length: int) -> str:
     rtnetlink's types have the order new, del, get, set. A netlink message begins with its length;
     other messages that are sent here (HTTP) begin with letters, which make far too large a number.
     """
-    told, kind, flags = struct.unpack("=IHH", head.ljust(8, b"\0"))
-    if not HEAD <= told <= length or not flags & NLM_F_REQUEST:
+    stated_length, kind, flags = struct.unpack("=IHH", head.ljust(8, b"\0"))
+    if not HEAD <= stated_length <= length or not flags & NLM_F_REQUEST:
         return ""
     lasting = kind in (NFNL_MSG_BATCH_BEGIN, CONNTRACK_NEW, CONNTRACK_DELETE) or (
         RTM_BASE < kind < RTM_END and kind % 4 != 2
@@ -153,7 +153,8 @@ def start(argv: list[str]) -> int:
 def follow(process: int, number: int, moment: str, report: TextIO) -> None:
     """Trace until the process ends by itself or is killed here."""
     count = 0
-    doomed: int | None = None  # the thread that is in its last call
+    # The thread that is in its last call.
+    last_call_thread: int | None = None
     while True:
         try:
             thread, status = os.waitpid(-1, WALL)
@@ -167,18 +168,18 @@ def follow(process: int, number: int, moment: str, report: TextIO) -> None:
             try:
                 call = entered(thread)
                 what = change(process, call) if call is not None else ""
-            # another process has killed it
+            # Another process has killed it.
             except OSError:
                 continue
             if what:
                 count += 1
                 print(count, what, file=report, flush=True)
-            if thread == doomed or (what and count == number and moment == "before"):
+            if thread == last_call_thread or (what and count == number and moment == "before"):
                 os.kill(process, signal.SIGKILL)
                 print("killed", file=report, flush=True)
-                doomed = None
+                last_call_thread = None
             elif what and count == number:
-                doomed = thread
+                last_call_thread = thread
         elif not event:
             passed = signum
         try:

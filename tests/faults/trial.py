@@ -57,21 +57,23 @@ OF_CHANCE = frozenset(
         *("clusterIP", "clusterIPs"),
     ]
 )
-"""Fields that differ from run to run."""
+"""The fields that differ between runs."""
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PASSING = ("Event", "Lease", "Namespace", "Node", "CustomResourceDefinition")
-"""Kinds that are Events, or are not managed by the controller."""
+"""The kinds that do not belong to the result: Events, and kinds that the controller does not
+manage."""
 
 
 class Trial:
-    """`server` is in memory; `client` is a user's, who does not go through the forwarder."""
+    """The server, the forwarder and the controller. `server` is in memory; `client` belongs to a
+    user, and does not use the forwarder."""
 
     def __init__(
         self, server: ApiServer, client: Client, folder: Path, config: Mapping[str, object]
     ) -> None:
         self.server = server
         self.client = client
-        self.forwarder = Forwarder(server.url, self._strike)
+        self.forwarder = Forwarder(server.url, self._kill_now)
         self.controller: Process | None = None
         self._folder = folder
         self._config = config
@@ -101,11 +103,11 @@ class Trial:
         await Announcer(self.client, PRESENCE, view, "gw1").run()
 
     def start(self, *, under: Sequence[str] = ()) -> None:
-        """Start a controller. It gets the Lease when its predecessor's has expired. `under`: a
-        command that runs it."""
+        """Start a controller. It gets the Lease when the Lease of the previous controller has
+        expired. `under`: a command that runs the controller."""
         self._begun = len(self.forwarder.calls)
-        # faults for its predecessor are removed
-        self.forwarder.pass_on()
+        # Faults for the previous controller are removed.
+        self.forwarder.resume()
         argv = [
             *under,
             str(Path(sys.executable).with_name("fairlead")),
@@ -121,7 +123,7 @@ class Trial:
         ]
         self.controller = process.spawn(LAB, "trial/controller", argv, log=self.log)
 
-    def _strike(self) -> None:
+    def _kill_now(self) -> None:
         if self.controller is not None:
             self.controller.send(signal.SIGKILL)
 
@@ -134,12 +136,12 @@ class Trial:
         """Return when the controller that was started has written its name into the Lease."""
 
         async def written() -> bool:
-            return any(call.about_the_lease for call in self.forwarder.calls[self._begun :])
+            return any(call.writes_lease for call in self.forwarder.calls[self._begun :])
 
-        await self.until(written, "the controller does not lead")
+        await self.until(written, "leadership of the controller")
 
     async def make_endpoints(self, *services: str) -> None:
-        """A node, and a ready pod on it for each of these Services."""
+        """Create a node, and a ready pod on it for each of these Services."""
         node = {
             "metadata": {"name": "node1"},
             "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.101"}]},
@@ -158,7 +160,7 @@ class Trial:
                 ENDPOINT_SLICES, slice_ | {"endpoints": [pod], "ports": ports}, namespace="default"
             )
 
-    async def until_struck(self) -> Call:
+    async def until_killed(self) -> Call:
         """Wait until the forwarder has killed the process as armed."""
         async with asyncio.timeout(DEADLINE_S):
             while self.forwarder.struck is None:
@@ -185,7 +187,7 @@ class Trial:
         for each in sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"])):
             text = msgspec.json.encode(_lasting(each), order="sorted").decode()
             lines.append(
-                UID.sub(lambda found: names.get(found[0], "uid of nothing that is there"), text)
+                UID.sub(lambda found: names.get(found[0], "uid of a deleted object"), text)
             )
         return lines
 
@@ -200,12 +202,12 @@ class Trial:
         return said
 
     async def until_shown(self, wanted: list[str], when: str) -> None:
-        """Wait until the server shows what it should."""
+        """Wait until the server shows exactly this content."""
 
         async def equal() -> bool:
             return self.shown() == wanted
 
-        await self.until(equal, when + "; wanted is\n" + "\n".join(wanted))
+        await self.until(equal, when + "; expected is\n" + "\n".join(wanted))
 
     async def until(self, condition: Callable[[], Awaitable[bool]], when: str) -> None:
         """Wait until the condition is true."""
@@ -216,7 +218,8 @@ class Trial:
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
             raise AssertionError(
-                f"{when}\nthere is\n{there}\nThe controller said:\n{words}"
+                f"the condition was not met in time: {when}\nthe server contains\n{there}\n"
+                f"The log of the controller:\n{words}"
             ) from None
 
     def objects(self) -> list[Any]:

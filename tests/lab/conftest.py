@@ -14,7 +14,8 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def netns() -> Iterator[str]:
-    """A network namespace of the test's own. It is removed afterwards, with all processes in it."""
+    """Create a network namespace for one test. It is removed afterwards, with all processes in
+    it."""
     name = f"flt-{os.getpid()}-{next(_numbers)}"
     namespace.create(name)
     yield name

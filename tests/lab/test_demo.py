@@ -13,11 +13,12 @@ FAIRLEAD = Path(sys.executable).with_name("fairlead")
 NAME = f"demo{os.getpid()}"
 CALLERS = 5
 WATCHED = ("--watch", "9")
-"""Seconds, fewer than by default: persistent failures show within this time, and the effect on
-Fairlead's clients is over. Only the monitor, which needs up to 15 s, would look better."""
+"""The duration of each phase in seconds, shorter than the default. Persistent failures show within
+this time, and the effect on Fairlead's clients is over. Only the monitor, which needs up to 15 s,
+would look better in a longer run."""
 
 
-def test_the_demo_tells_the_story_with_packets() -> None:
+def test_the_demo_shows_what_it_promises_with_real_packets() -> None:
     try:
         done = subprocess.run(
             [FAIRLEAD, "demo", "--name", NAME, *WATCHED, "-o", "json"],
@@ -26,7 +27,8 @@ def test_the_demo_tells_the_story_with_packets() -> None:
             timeout=300,
             check=False,
         )
-    except BaseException:  # an interrupt, which ends the demo, too, or a timeout
+    # An interrupt, which ends the demo, too, or a timeout.
+    except BaseException:
         subprocess.run([FAIRLEAD, "lab", "down", "--name", NAME], timeout=60, check=False)
         raise
     assert done.returncode == 0, done.stderr

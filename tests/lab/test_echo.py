@@ -123,7 +123,7 @@ async def call(echo: Echo, address: str = "127.0.0.1") -> Caller:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_http_says_who_called(echo: Echo, address: str) -> None:
+async def test_http_reports_the_address_of_the_client(echo: Echo, address: str) -> None:
     caller = await call(echo, address)
     for path in ("/", "/again?x=1"):
         fields, said = await caller.get(path)
@@ -194,7 +194,7 @@ async def test_a_proxy_header_is_read_and_reported(
     assert (said["proxy_peer"], said["proxy_peer_port"], said["peer"]) == (peer, port, "127.0.0.1")
 
 
-async def test_nonsense_costs_nobody_else(echo: Echo) -> None:
+async def test_invalid_input_affects_no_other_connection(echo: Echo) -> None:
     bad = await call(echo)
     bad.writer.write(b"GET nonsense\r\n\r\n")
     assert await bad.at_end()
@@ -207,7 +207,7 @@ async def test_nonsense_costs_nobody_else(echo: Echo) -> None:
 @pytest.mark.parametrize(
     ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 )
-async def test_udp_says_who_called(echo: Echo, family: int, address: str) -> None:
+async def test_udp_reports_the_address_of_the_client(echo: Echo, family: int, address: str) -> None:
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ async def test_udp_says_who_called(echo: Echo, family: int, address: str) -> Non
         )
 
 
-async def test_after_sigterm_it_serves_those_who_are_there_and_those_who_come(echo: Echo) -> None:
+async def test_after_sigterm_it_serves_open_and_new_connections_for_a_while(echo: Echo) -> None:
     idle, lines = await call(echo), await call(echo)
     await idle.get()
     await lines.line(b"hello\n")
@@ -242,7 +242,7 @@ async def test_after_sigterm_it_serves_those_who_are_there_and_those_who_come(ec
         assert await echo.process.wait() == 0
 
 
-async def test_after_sigterm_alone_it_ends_by_itself(echo: Echo) -> None:
+async def test_after_sigterm_without_connections_it_exits(echo: Echo) -> None:
     echo.process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(DEADLINE_S):
         assert await echo.process.wait() == 0

@@ -24,7 +24,7 @@ async def server(real_programs: None, tmp_path: Path) -> AsyncIterator[KubeApiSe
     assert process.find(lab) == ()
 
 
-async def test_it_serves_and_survives_the_death_of_its_parts(server: KubeApiServer) -> None:
+async def test_it_serves_again_after_its_parts_are_killed(server: KubeApiServer) -> None:
     async with Client(server.access) as client:
         version = msgspec.json.decode(await client.request("GET", "/version"))
         assert version["gitVersion"].startswith("v1.")
@@ -45,7 +45,7 @@ async def test_it_serves_and_survives_the_death_of_its_parts(server: KubeApiServ
         assert "web" in {service.metadata.name for service in await client.list(SERVICES)}
 
 
-async def test_a_service_account_may_do_nothing_until_it_is_told(server: KubeApiServer) -> None:
+async def test_a_service_account_has_no_rights_before_a_role_binding(server: KubeApiServer) -> None:
     async with Client(server.access) as client:
         account = {"metadata": {"name": "nobody"}}
         await client.request("POST", "/api/v1/namespaces/default/serviceaccounts", body=account)
@@ -59,7 +59,7 @@ async def test_a_service_account_may_do_nothing_until_it_is_told(server: KubeApi
             await client.list(SERVICES)
 
 
-def test_programs_are_looked_for_in_order(tmp_path: Path) -> None:
+def test_programs_are_searched_in_order(tmp_path: Path) -> None:
     places = [tmp_path / "assets", tmp_path / "path", tmp_path / "cache" / "fairlead" / "bin"]
     environment = {
         "KUBEBUILDER_ASSETS": str(places[0]),

@@ -1,4 +1,4 @@
-"""Network namespaces: created as by ip-netns, entered temporarily, removed without trace."""
+"""Network namespaces: created like by `ip netns`, entered temporarily, and removed completely."""
 
 import os
 import socket
@@ -53,7 +53,7 @@ def test_entering_changes_one_thread_for_one_block(netns: str) -> None:
     assert seen == [home]
 
 
-def test_a_socket_stays_where_it_was_made(netns: str) -> None:
+def test_a_socket_stays_in_the_namespace_in_which_it_was_created(netns: str) -> None:
     namespace.set_sysctls(netns, {"net/ipv4/ip_nonlocal_bind": 1})
     with namespace.make_socket(netns) as sock:
         sock.bind(("192.0.2.77", 0))
@@ -61,7 +61,7 @@ def test_a_socket_stays_where_it_was_made(netns: str) -> None:
         sock.bind(("192.0.2.77", 0))
 
 
-def test_sysctls_are_the_namespaces_own(netns: str) -> None:
+def test_sysctls_are_separate_for_each_namespace(netns: str) -> None:
     before = Path("/proc/sys/net/ipv4/ip_forward").read_text()
     namespace.set_sysctls(netns, {"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1})
     with namespace.inside(netns):
@@ -71,7 +71,7 @@ def test_sysctls_are_the_namespaces_own(netns: str) -> None:
         namespace.set_sysctls(netns, {"net/ipv4/no_such_thing": 1})
 
 
-def test_a_name_is_taken_once(netns: str) -> None:
+def test_a_namespace_cannot_be_created_twice(netns: str) -> None:
     with pytest.raises(Conflict, match="exists already"):
         namespace.create(netns)
     assert netns in namespace.names("flt-")
@@ -88,7 +88,7 @@ def test_deleting_leaves_nothing_and_may_be_repeated() -> None:
         pass
 
 
-def test_a_name_whose_maker_was_killed_half_way_can_be_deleted() -> None:
+def test_an_incompletely_created_namespace_can_be_deleted() -> None:
     name = f"flt-{os.getpid()}-half"
     namespace.path(name).touch()
     namespace.delete(name)

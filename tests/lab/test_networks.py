@@ -61,7 +61,7 @@ async def test_packets_for_vips_are_routed_to_all_nodes(site: Site) -> None:
         assert [(hop["gateway"], hop["dev"]) for hop in route["nexthops"]] == hops
 
 
-async def test_the_configuration_says_how_packets_get_to_nodes(site: Site) -> None:
+async def test_the_configuration_has_a_tunnel_to_nodes_of_other_networks(site: Site) -> None:
     said = yaml.safe_load(site.directory.config.read_text())
     assert said["gateway"]["attach"] == "tc"
     assert said["tunnel"] == {

@@ -1,4 +1,4 @@
-"""The lab's processes: where they run, how they are found, how they end."""
+"""The lab's processes: their namespaces, how the lab finds them, and how they end."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ SLEEP = ("sleep", "600")
 DEADLINE_S = 60
 
 
-async def test_it_runs_in_its_namespace_and_shares_our_mounts(
+async def test_a_process_runs_in_its_namespace_and_shares_the_mounts(
     netns: str, lab_name: str, tmp_path: Path
 ) -> None:
     started = process.spawn(lab_name, "x/sleep", SLEEP, log=tmp_path / "log", inside=netns)
@@ -31,7 +31,9 @@ async def test_it_runs_in_its_namespace_and_shares_our_mounts(
     assert not started.running
 
 
-async def test_it_is_found_by_whoever_looks(lab_name: str, tmp_path: Path) -> None:
+async def test_another_program_finds_the_process_by_its_label(
+    lab_name: str, tmp_path: Path
+) -> None:
     script = f"""
 from pathlib import Path
 from fairlead.lab import process
@@ -55,7 +57,7 @@ process.spawn({lab_name!r}, "gw1/gateway-of-another-kind", {SLEEP!r}, log=log)
     found.send(signal.SIGTERM)  # no effect: the process has ended
 
 
-async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(
+async def test_a_child_process_has_the_label_but_is_not_taken_for_the_process(
     lab_name: str, tmp_path: Path
 ) -> None:
     parent = process.spawn(
@@ -70,7 +72,7 @@ async def test_what_a_process_starts_has_its_label_and_does_not_count_as_it(
     assert process.find(lab_name) == ()
 
 
-async def test_one_that_will_not_end_is_killed(lab_name: str, tmp_path: Path) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed(lab_name: str, tmp_path: Path) -> None:
     stubborn = ("sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done")
     started = process.spawn(lab_name, "x/stubborn", stubborn, log=tmp_path / "log")
     async with asyncio.timeout(DEADLINE_S):
@@ -80,7 +82,7 @@ async def test_one_that_will_not_end_is_killed(lab_name: str, tmp_path: Path) ->
     assert started.exit_code == -signal.SIGKILL
 
 
-async def test_several_may_wait_for_one(lab_name: str, tmp_path: Path) -> None:
+async def test_several_tasks_may_wait_for_one_process(lab_name: str, tmp_path: Path) -> None:
     started = process.spawn(lab_name, "x/sleep", SLEEP, log=tmp_path / "log")
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         for _ in range(3):
@@ -89,7 +91,7 @@ async def test_several_may_wait_for_one(lab_name: str, tmp_path: Path) -> None:
         started.send(signal.SIGKILL)
 
 
-async def test_a_command_is_run_to_its_end(netns: str, lab_name: str) -> None:
+async def test_a_command_returns_its_exit_code_and_output(netns: str, lab_name: str) -> None:
     argv = ("sh", "-c", "cat; ls /proc/sys/net/ipv4/conf; echo bad >&2; exit 3")
     exit_code, output, errors = await process.run(netns, argv, lab=lab_name, input_text="in\n")
     assert (exit_code, output, errors) == (3, "in\nall\ndefault\nlo\n", "bad\n")

@@ -1,5 +1,5 @@
-"""The requirements of a lab are tried; all missing ones are reported together, and nothing is left
-behind."""
+"""The requirements of a lab are checked by trying them. All missing ones are reported together, and
+the check leaves nothing behind."""
 
 import os
 import subprocess
@@ -12,12 +12,14 @@ from fairlead.lab import namespace, requirements
 FAIRLEAD = Path(sys.executable).with_name("fairlead")
 
 
-async def test_this_machine_has_all_of_it_and_nothing_is_left() -> None:
+async def test_this_machine_meets_all_requirements_and_the_check_leaves_nothing() -> None:
     await requirements.check()
     assert namespace.names(f"flcheck-{os.getpid()}") == ()
 
 
-def test_what_is_missing_is_named_and_so_is_what_works_without(lab_name: str) -> None:
+def test_missing_requirements_and_the_commands_that_work_without_them_are_named(
+    lab_name: str,
+) -> None:
     # Root without CAP_NET_ADMIN: it cannot configure networks.
     command = [
         "setpriv",
@@ -29,12 +31,12 @@ def test_what_is_missing_is_named_and_so_is_what_works_without(lab_name: str) ->
         lab_name,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
-        _, said = up.communicate(timeout=60)
-    assert up.returncode == 1, said
-    assert "lacks what a lab needs" in said
-    assert "bridge and veth devices" in said
-    assert "nftables with NAT" in said
-    assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works without these" in said
-    assert "Traceback" not in said
+        _, output = up.communicate(timeout=60)
+    assert up.returncode == 1, output
+    assert "lacks what a lab needs" in output
+    assert "bridge and veth devices" in output
+    assert "nftables with NAT" in output
+    assert f"`{called('plan', argv=[str(FAIRLEAD)])}` works without these" in output
+    assert "Traceback" not in output
     assert namespace.names(f"flcheck-{up.pid}") == ()
     assert namespace.names(f"fl-{lab_name}-") == ()

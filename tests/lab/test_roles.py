@@ -70,7 +70,7 @@ async def vips(site: Site) -> tuple[str, ...]:
     return found
 
 
-async def ask(site: Site, address: str) -> tuple[str, str]:
+async def call(site: Site, address: str) -> tuple[str, str]:
     """Return (pod, peer) as reported by the pod that was reached."""
     reader, writer = await site.connect("client1", address, 80, timeout_s=1)
     try:
@@ -91,7 +91,7 @@ async def until_answered_by(site: Site, address: str, pods: set[str]) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while answered.keys() != pods or answered.total() < 20:
                 try:
-                    name, _ = await ask(site, address)
+                    name, _ = await call(site, address)
                 except Unavailable:
                     answered.clear()
                     continue
@@ -105,10 +105,10 @@ async def until_answered_by(site: Site, address: str, pods: set[str]) -> None:
 async def test_pods_see_the_client(site: Site, vips: tuple[str, ...]) -> None:
     assert len(vips) == 2
     for address, client in zip(vips, site.topology.host("client1").addresses, strict=True):
-        assert {(await ask(site, address))[1] for _ in range(5)} == {client}
+        assert {(await call(site, address))[1] for _ in range(5)} == {client}
 
 
-async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(
+async def test_packets_are_forwarded_after_the_gateway_process_is_killed_and_restarted(
     site: Site, vips: tuple[str, ...]
 ) -> None:
     with pytest.raises(Refused, match="already running"):
@@ -122,7 +122,7 @@ async def test_a_killed_gateway_process_goes_on_forwarding_and_is_succeeded(
 
 
 @pytest.mark.parametrize(("host", "left"), [("control", {"a", "b"}), ("node1", {"b"})])
-async def test_a_role_is_stopped_and_started(
+async def test_a_stopped_role_can_be_started_again(
     site: Site, vips: tuple[str, ...], host: str, left: set[str]
 ) -> None:
     # A node whose health port is not served gets no new connections, although its rules exist.
@@ -143,14 +143,14 @@ async def test_a_dead_node_gets_no_traffic_and_returns(site: Site, vips: tuple[s
 async def test_a_dead_gateway_boots_with_an_empty_kernel(site: Site, vips: tuple[str, ...]) -> None:
     await site.kill_node("gw1")
     with pytest.raises(Unavailable):
-        await ask(site, vips[0])
+        await call(site, vips[0])
     await site.revive_node("gw1")
     await until_answered_by(site, vips[0], {"a", "b"})
 
 
-async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
-    """A running machine is left unchanged: its connections continue, and its namespace is the same.
-    Only a role that has ended is started."""
+async def test_a_running_host_is_not_revived(site: Site, vips: tuple[str, ...]) -> None:
+    """A running host is left unchanged: its connections continue, and its namespace is the same.
+    Only a role that has exited is started."""
     for host in ("node1", "gw1", "control"):
         before = namespace.identity(site.namespace(host))
         with pytest.raises(
@@ -169,7 +169,7 @@ async def test_what_runs_is_not_revived(site: Site, vips: tuple[str, ...]) -> No
     await until_answered_by(site, vips[0], {"a", "b"})
 
 
-async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(
+async def test_services_are_served_while_the_control_host_is_down(
     site: Site, vips: tuple[str, ...]
 ) -> None:
     """Existing Services are served without the control host; once it is back, new Services are
@@ -187,9 +187,7 @@ async def test_a_dead_control_host_cuts_the_api_server_off_and_returns(
     await until_answered_by(site, vips[0], {"a", "b"})
 
 
-async def test_the_lab_has_its_configuration_where_a_cluster_has_it(
-    site: Site, vips: tuple[str, ...]
-) -> None:
+async def test_the_lab_has_the_configmap_of_the_chart(site: Site, vips: tuple[str, ...]) -> None:
     """With this ConfigMap `kubectl fairlead plan` needs only the lab's kubeconfig as an option."""
     programs = Path(sys.executable).parent
     environment = os.environ | {
@@ -206,7 +204,7 @@ async def test_the_lab_has_its_configuration_where_a_cluster_has_it(
     assert f"{vips[0]}:80/TCP" in output.decode()
 
 
-async def test_down_takes_the_pins_too(lab_name: str) -> None:
+async def test_down_removes_the_pins(lab_name: str) -> None:
     async with Site.create(lab_name, nodes=0, gateways=1, clients=0) as lab:
         assert list(PINS.glob(f"{lab_name}-gw1/*"))
         await lab.kill_role("gw1")
@@ -215,7 +213,9 @@ async def test_down_takes_the_pins_too(lab_name: str) -> None:
     assert process.find(lab_name) == ()
 
 
-async def test_a_role_that_cannot_start_says_why_and_nothing_is_left(lab_name: str) -> None:
+async def test_a_role_that_cannot_start_reports_the_reason_and_the_lab_is_removed(
+    lab_name: str,
+) -> None:
     lab = Site.create(lab_name, nodes=0, gateways=0, clients=0)
 
     def spoil(step: str) -> None:

@@ -61,10 +61,10 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
                 await asyncio.sleep(0.02)
             return answer
     except TimeoutError:
-        pytest.fail(f"{what}: not within {DEADLINE_S} s")
+        pytest.fail(f"waited {DEADLINE_S} s in vain for {what}")
 
 
-async def ask(site: Site, host: str, address: str, port: int = 8080) -> Mapping[str, Any]:
+async def call(site: Site, host: str, address: str, port: int = 8080) -> Mapping[str, Any]:
     """Return what the echo server at an address reports to a host or pod."""
     reader, writer = await site.connect(host, address, port)
     try:
@@ -120,7 +120,9 @@ async def test_nodes_are_registered(client: Client) -> None:
     ] == ["True"]
 
 
-async def test_a_pod_without_a_node_goes_where_fewest_are(web: dict[str, Pod]) -> None:
+async def test_a_pod_without_a_node_is_scheduled_to_the_node_with_the_fewest_pods(
+    web: dict[str, Pod],
+) -> None:
     assert {name: pod.spec.node_name for name, pod in web.items()} == {
         "a": "node1",
         "b": "node1",
@@ -129,14 +131,14 @@ async def test_a_pod_without_a_node_goes_where_fewest_are(web: dict[str, Pod]) -
 
 
 @pytest.mark.parametrize("family", [0, 1])
-async def test_pods_answer_everybody_and_see_who_asks(
+async def test_pods_answer_all_hosts_and_see_their_addresses(
     site: Site, web: dict[str, Pod], family: int
 ) -> None:
     addresses = {name: pod.status.pod_ips[family].ip for name, pod in web.items()}
     hosts = {host.name: host.addresses[family] for host in site.topology.hosts}
     for target in "ac":
         for caller in (*hosts, "default/b", "default/c", "default/a"):
-            said = await ask(site, caller, addresses[target])
+            said = await call(site, caller, addresses[target])
             peer = hosts[caller] if caller in hosts else addresses[caller.removeprefix("default/")]
             assert (said["pod"], said["node"], said["peer"]) == (
                 target,
@@ -145,7 +147,7 @@ async def test_pods_answer_everybody_and_see_who_asks(
             ), (caller, target)
 
 
-async def test_pods_call_the_outside_by_their_nodes_address(
+async def test_pods_reach_outside_hosts_with_the_address_of_their_node(
     site: Site, web: dict[str, Pod]
 ) -> None:
     for family, address in enumerate(site.topology.host("client1").addresses):
@@ -172,7 +174,7 @@ async def test_udp_reaches_a_pod_with_the_callers_address(site: Site, web: dict[
     assert (said["pod"], said["peer"], said["text"]) == ("c", "198.51.100.11", "hello")
 
 
-async def test_a_pods_process_can_be_anything(site: Site, web: dict[str, Pod]) -> None:
+async def test_any_command_can_run_in_a_pod(site: Site, web: dict[str, Pod]) -> None:
     exit_code, output, _ = await site.exec(
         "default/a", ["ip", "-br", "-4", "address", "show", "eth0"]
     )
@@ -242,7 +244,7 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
         async def same() -> bool:
             return await states_of(client, "s") == expected
 
-        await until(same, f"endpoints {expected}")
+        await until(same, f"the endpoints {expected}")
 
     await are(s1=READY, s2=READY)
     ports = {
@@ -277,11 +279,11 @@ async def test_slices_follow_readiness_named_ports_and_deletion(site: Site, clie
     async def gone() -> bool:
         return not await slices_of(client, "s")
 
-    await until(gone, "slices deleted with their Service")
+    await until(gone, "the deletion of slices with their Service")
     await client.delete(PODS, ("default", "s1"))
 
 
-async def test_endpoints_follow_readiness_and_go_with_their_service(
+async def test_endpoints_follow_readiness_and_are_deleted_with_their_service(
     site: Site, client: Client
 ) -> None:
     """Endpoints that another client wrote for a Service without a selector stay unchanged."""
@@ -334,7 +336,7 @@ async def test_endpoints_follow_readiness_and_go_with_their_service(
             each.metadata.name for each in await client.list(ENDPOINTS, namespace="default")
         ] == ["theirs"]
 
-    await until(gone, "Endpoints deleted with their Service")
+    await until(gone, "the deletion of Endpoints with their Service")
     await client.delete(ENDPOINTS, ("default", "theirs"))
 
 
@@ -354,15 +356,13 @@ async def test_slices_of_a_service_without_selector_are_left_alone(
     async def written() -> bool:
         return len(await states_of(client, "web")) == 3
 
-    await until(written, "slices of the Service that came after")
+    await until(written, "slices of the later Service")
     assert [found.metadata.name for found in await slices_of(client, "mine")] == ["mine"]
     for name in ("mine", "web"):
         await client.delete(SERVICES, ("default", name))
 
 
-async def test_a_deleted_pod_serves_until_its_connections_are_done(
-    site: Site, client: Client
-) -> None:
+async def test_a_deleted_pod_serves_until_its_connections_end(site: Site, client: Client) -> None:
     await site.apply([pod("g", "node1", app="g")])
     await site.await_pods()
     place = site.namespace("default/g")
@@ -372,7 +372,7 @@ async def test_a_deleted_pod_serves_until_its_connections_are_done(
     assert json.loads(await reader.readline())["text"] == "before"
     await client.delete(PODS, ("default", "g"))
     await asyncio.sleep(1.5)
-    assert (await ask(site, "client1", address))["pod"] == "g"
+    assert (await call(site, "client1", address))["pod"] == "g"
     writer.write(b"after\n")
     assert json.loads(await reader.readline())["text"] == "after"
     assert (await client.get(PODS, ("default", "g"))).metadata.deletion_timestamp
@@ -389,7 +389,7 @@ async def is_gone(client: Client, name: str) -> bool:
     return False
 
 
-async def test_the_grace_period_ends_what_does_not_end(site: Site, client: Client) -> None:
+async def test_a_pod_is_killed_at_the_end_of_its_grace_period(site: Site, client: Client) -> None:
     await site.apply([pod("h", "node1", app="g", grace_s=1)])
     await site.await_pods()
     address = (await client.get(PODS, ("default", "h"))).status.pod_ips[0].ip
@@ -401,7 +401,7 @@ async def test_the_grace_period_ends_what_does_not_end(site: Site, client: Clien
     writer.close()
 
 
-async def test_a_crashed_server_is_started_again(site: Site, client: Client) -> None:
+async def test_a_crashed_container_is_restarted(site: Site, client: Client) -> None:
     await site.apply([pod("k", "node1", app="k")])
     await site.await_pods()
     await process.one(site.name, "pod/node1/default.k").kill()
@@ -415,7 +415,7 @@ async def test_a_crashed_server_is_started_again(site: Site, client: Client) -> 
 
     await until(restarted, "the restart")
     address = (await client.get(PODS, ("default", "k"))).status.pod_ips[0].ip
-    assert (await ask(site, "node2", address))["pod"] == "k"
+    assert (await call(site, "node2", address))["pod"] == "k"
     await client.request(
         "DELETE",
         PODS.path("default", "k"),
@@ -424,9 +424,7 @@ async def test_a_crashed_server_is_started_again(site: Site, client: Client) -> 
     await until(lambda: is_gone(client, "k"), "the pod's end")
 
 
-async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(
-    site: Site, client: Client
-) -> None:
+async def test_a_dead_node_is_silent_and_returns_with_its_pods(site: Site, client: Client) -> None:
     await site.apply([pod("n", "node2", app="n")])
     await site.await_pods()
     address = (await client.get(PODS, ("default", "n"))).status.pod_ips[0].ip
@@ -435,13 +433,14 @@ async def test_a_dead_node_says_nothing_and_comes_back_with_its_pods(
         await site.connect("client1", address, 8080, timeout_s=0.3)
     assert process.find(site.name, "pod/node2/") == ()
     assert "node2" in [node.metadata.name for node in await client.list(NODES)]
-    assert (await client.get(PODS, ("default", "n"))).ready  # Kubernetes does not know yet
+    # The API server does not show the failure yet.
+    assert (await client.get(PODS, ("default", "n"))).ready
     await site.revive_node("node2")
 
     async def answers() -> bool:
         pod = await client.get(PODS, ("default", "n"))
         with suppress(Unavailable):
-            return bool((await ask(site, "client1", pod.status.pod_ips[0].ip))["pod"] == "n")
+            return bool((await call(site, "client1", pod.status.pod_ips[0].ip))["pod"] == "n")
         return False
 
     await until(answers, "the pod on the revived node")
@@ -454,7 +453,7 @@ async def test_a_host_network_pod_has_its_nodes_addresses(site: Site, client: Cl
     manifest["spec"]["hostNetwork"] = True
     await site.apply([manifest])
     await site.await_pods()
-    assert (await ask(site, "client1", "192.0.2.21", 18080))["pod"] == "hn"
+    assert (await call(site, "client1", "192.0.2.21", 18080))["pod"] == "hn"
     await client.delete(PODS, ("default", "hn"))
     await until(lambda: is_gone(client, "hn"), "the pod's end")
     assert namespace.path(site.namespace("node1")).exists()

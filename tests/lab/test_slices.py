@@ -69,7 +69,7 @@ def conditions_of(slices: Iterable[Slice]) -> list[EndpointConditions]:
     return [endpoint.conditions for slice_ in slices for endpoint in slice_.endpoints or ()]
 
 
-def test_one_ready_pod_as_the_api_server_would_be_told() -> None:
+def test_the_slice_of_one_ready_pod_as_json() -> None:
     (slice_,) = plan_slices(
         make_service(ServicePort(80, "http", target_port=8080)), [make_pod(1)]
     ).values()
@@ -168,7 +168,7 @@ def test_each_family_has_its_own_slices() -> None:
     }
 
 
-def test_a_named_port_is_what_each_pod_calls_so() -> None:
+def test_a_named_port_is_resolved_for_each_pod() -> None:
     old = make_pod(1, ports=[ContainerPort(8080, "web"), ContainerPort(9090, "web", "UDP")])
     new = make_pod(2, ports=[ContainerPort(8081, "web")])
     without = make_pod(3)
@@ -185,7 +185,7 @@ def test_a_named_port_is_what_each_pod_calls_so() -> None:
     }
 
 
-def test_no_target_port_means_the_same_port() -> None:
+def test_the_target_port_defaults_to_the_port() -> None:
     (slice_,) = plan_slices(make_service(ServicePort(53, "dns", "UDP")), [make_pod(1)]).values()
     assert slice_.ports == (EndpointPort("dns", 53, "UDP"),)
 
@@ -219,7 +219,9 @@ def test_the_order_of_pods_does_not_matter(pods: list[Pod], random: Random) -> N
 
 
 @given(PODS, PODS)
-def test_what_compare_says_makes_one_into_the_other(before: list[Pod], after: list[Pod]) -> None:
+def test_applying_the_result_of_compare_gives_the_desired_slices(
+    before: list[Pod], after: list[Pod]
+) -> None:
     service = make_service(ip_families=("IPv4", "IPv6"))
     written = {
         name: msgspec.structs.replace(
@@ -249,9 +251,9 @@ def endpoints_of(service: Service, *pods: Pod) -> Endpoints:
     return found
 
 
-def test_endpoints_as_the_api_server_would_be_told() -> None:
-    """Only addresses of the first family; unready pods are listed separately, terminating ones not
-    at all."""
+def test_endpoints_as_json() -> None:
+    """The Endpoints contain only addresses of the first family. Unready pods are listed separately,
+    terminating pods not at all."""
     web = make_service(ServicePort(80, "http", target_port=8080), ip_families=("IPv6", "IPv4"))
     pods = (
         make_pod(1),
@@ -260,7 +262,7 @@ def test_endpoints_as_the_api_server_would_be_told() -> None:
         make_pod(4, phase="Failed"),
     )
 
-    def told(number: int) -> dict[str, object]:
+    def pod_with_number(number: int) -> dict[str, object]:
         reference = {
             "kind": "Pod",
             "namespace": "default",
@@ -284,15 +286,15 @@ def test_endpoints_as_the_api_server_would_be_told() -> None:
         },
         "subsets": [
             {
-                "addresses": [told(1)],
-                "notReadyAddresses": [told(2)],
+                "addresses": [pod_with_number(1)],
+                "notReadyAddresses": [pod_with_number(2)],
                 "ports": [{"name": "http", "port": 8080}],
             }
         ],
     }
 
 
-def test_endpoints_of_pods_whose_ports_differ() -> None:
+def test_endpoints_have_a_subset_for_each_set_of_ports() -> None:
     web = make_service(ServicePort(80, "http", target_port="web"))
     pods = [
         make_pod(n, ports=[ContainerPort(port, "web")] if port else ())
@@ -307,13 +309,13 @@ def test_endpoints_of_pods_whose_ports_differ() -> None:
     ]
 
 
-def test_endpoints_of_pods_that_are_published_in_any_state() -> None:
+def test_endpoints_list_unready_pods_with_publish_not_ready_addresses() -> None:
     web = make_service(publish_not_ready_addresses=True)
     (subset,) = endpoints_of(web, make_pod(1, ready=False), make_pod(2, deleted=True)).subsets or ()
     assert [address.ip for address in subset.addresses] == ["10.244.0.1", "10.244.0.2"]
     assert subset.not_ready_addresses == ()
 
 
-def test_endpoints_without_a_selector_or_without_pods() -> None:
+def test_endpoints_of_a_service_without_a_selector_or_without_pods() -> None:
     assert plan_endpoints(make_service(selector={}), [make_pod(1)]) is None
     assert endpoints_of(make_service()).subsets == ()

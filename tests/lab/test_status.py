@@ -33,11 +33,13 @@ def make_pod(**metadata: object) -> Pod:
         (["gone", "gone"], "node1"),
     ],
 )
-def test_the_node_with_the_fewest_pods_gets_it(load: list[str], expected: str) -> None:
+def test_a_pod_is_scheduled_to_the_node_with_the_fewest_pods(
+    load: list[str], expected: str
+) -> None:
     assert status.choose_node(make_pod(), NODES, load, ALIVE) == expected
 
 
-def test_dead_cordoned_and_unwanted_nodes_get_nothing() -> None:
+def test_dead_cordoned_and_unselected_nodes_get_no_pods() -> None:
     assert status.choose_node(make_pod(), NODES, [], frozenset({"node2"})) == "node2"
     assert status.choose_node(make_pod(), [make_node("node1", cordoned=True)], [], ALIVE) is None
     picky = Pod(Meta("web"), PodSpec(node_selector={"kubernetes.io/hostname": "node10"}))
@@ -46,12 +48,14 @@ def test_dead_cordoned_and_unwanted_nodes_get_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "spec", "expected"),
+    ("requested", "spec", "expected"),
     [(None, None, 30), (None, 5, 5), (0, 5, 0), (2, None, 2), (None, 0, 0)],
 )
-def test_how_long_a_pod_may_take_to_end(asked: int | None, spec: int | None, expected: int) -> None:
+def test_the_grace_period_of_a_pod_comes_from_its_deletion_or_spec(
+    requested: int | None, spec: int | None, expected: int
+) -> None:
     pod = Pod(
-        Meta("web", deletion_grace_period_seconds=asked),
+        Meta("web", deletion_grace_period_seconds=requested),
         PodSpec(termination_grace_period_seconds=spec),
     )
     assert status.grace_s(pod) == expected
@@ -60,7 +64,7 @@ def test_how_long_a_pod_may_take_to_end(asked: int | None, spec: int | None, exp
 @pytest.mark.parametrize(
     ("annotations", "expected"), [({}, True), ({"lab.fairlead.io/ready": "false"}, False)]
 )
-def test_readiness_is_an_annotation(annotations: dict[str, str], expected: bool) -> None:
+def test_an_annotation_sets_the_readiness(annotations: dict[str, str], expected: bool) -> None:
     assert status.probe_succeeds(make_pod(annotations=annotations)) is expected
 
 

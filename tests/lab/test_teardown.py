@@ -1,5 +1,5 @@
-"""Labs are created and removed: side by side, interrupted, after any part was killed; nothing is
-left."""
+"""Labs are created and removed: at the same time, interrupted, or after any process was killed.
+Nothing is left."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def pod(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-async def who_answers(site: Site) -> str:
+async def answering_pod(site: Site) -> str:
     """Return the name of the first pod of node1, as it reports itself."""
     _, output, errors = await site.exec(
         "client1", ["curl", "-sS", "-m", "5", "http://10.244.1.2:8080/"]
@@ -35,7 +35,7 @@ async def who_answers(site: Site) -> str:
 
 
 def traces(lab: str) -> list[str]:
-    """Return everything of a lab that exists on the machine."""
+    """Return all processes, files and namespaces of a lab that exist on the machine."""
     found = [*namespace.names(f"fl-{lab}-"), *(running.label for running in process.find(lab))]
     mounts = [
         line
@@ -54,12 +54,12 @@ def traces(lab: str) -> list[str]:
     ]
 
 
-async def test_labs_side_by_side_up_and_down_twice(lab_name: str) -> None:
+async def test_two_labs_are_created_and_removed_twice_at_the_same_time(lab_name: str) -> None:
     async with Site.create(f"{lab_name}stays", nodes=1, gateways=0, clients=1, roles=False) as site:
         await site.apply([pod("stays")])
         await site.await_pods()
         await up_and_down_twice(lab_name)
-        assert await who_answers(site) == "stays"
+        assert await answering_pod(site) == "stays"
 
 
 async def up_and_down_twice(lab_name: str) -> None:
@@ -68,14 +68,14 @@ async def up_and_down_twice(lab_name: str) -> None:
         async with other:
             await other.apply([pod("a")])
             await other.await_pods()
-            assert await who_answers(other) == "a"
+            assert await answering_pod(other) == "a"
             with pytest.raises(Refused, match="exists already"):
                 await Site.create(lab_name).up()
-            assert await who_answers(other) == "a"
+            assert await answering_pod(other) == "a"
         assert traces(lab_name) == []
 
 
-async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
+async def test_a_lab_with_a_real_api_server_leaves_nothing(
     real_programs: None, lab_name: str
 ) -> None:
     async with Site.create(
@@ -83,7 +83,7 @@ async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
     ) as lab:
         await lab.apply([pod("a")])
         await lab.await_pods()
-        assert await who_answers(lab) == "a"
+        assert await answering_pod(lab) == "a"
         assert {"lab/etcd", "lab/kube-apiserver", "lab/forwarder"} <= {
             each.label for each in process.find(lab_name)
         }
@@ -91,7 +91,7 @@ async def test_a_lab_with_a_real_api_server_leaves_nothing_either(
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "A"])
-async def test_what_is_no_name_takes_nothing_down(name: str) -> None:
+async def test_an_invalid_name_removes_nothing(name: str) -> None:
     with pytest.raises(Refused, match="not a valid lab name"):
         await tear_down(name)
     with pytest.raises(Refused, match="not a valid lab name"):
@@ -99,7 +99,7 @@ async def test_what_is_no_name_takes_nothing_down(name: str) -> None:
 
 
 @pytest.mark.parametrize("victim", [CLUSTER_LABEL, SERVER_LABEL])
-async def test_down_leaves_nothing_whatever_was_killed(lab_name: str, victim: str) -> None:
+async def test_down_leaves_nothing_after_a_process_was_killed(lab_name: str, victim: str) -> None:
     lab = Site.create(lab_name, nodes=1, gateways=0, clients=0, roles=False)
     await lab.up()
     try:
@@ -114,7 +114,7 @@ async def test_down_leaves_nothing_whatever_was_killed(lab_name: str, victim: st
     await lab.down()
 
 
-async def test_a_restarted_control_plane_runs_the_pods_anew(lab_name: str) -> None:
+async def test_a_restarted_control_plane_restarts_the_pods(lab_name: str) -> None:
     async with Site.create(lab_name, nodes=1, gateways=0, clients=0, roles=False) as lab:
         await lab.apply([pod("a")])
         await lab.await_pods()
@@ -129,7 +129,7 @@ async def test_a_restarted_control_plane_runs_the_pods_anew(lab_name: str) -> No
         await lab.await_pods()
 
 
-async def test_up_that_is_given_up_leaves_nothing(lab_name: str) -> None:
+async def test_an_interrupted_up_leaves_nothing(lab_name: str) -> None:
     steps: list[str] = []
 
     async def give_up() -> None:

@@ -26,7 +26,9 @@ def test_no_two_hosts_share_an_address_a_name_or_a_hardware_address(
 
 
 @given(SIZES)
-def test_pod_ranges_are_apart_and_inside_the_clusters(size: tuple[int, int, int, int]) -> None:
+def test_pod_ranges_are_disjoint_and_inside_the_range_of_the_cluster(
+    size: tuple[int, int, int, int],
+) -> None:
     nodes = plan_topology("lab", *size[:3], far_nodes=size[3]).of("node")
     for family, length in ((0, 16), (1, 48)):
         ranges = [ip_network(node.pod_cidrs[family]) for node in nodes]
@@ -59,18 +61,18 @@ def test_a_pod_is_inside_its_nodes_ranges(index: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "1a", "a" * 21, "a/b", "ä"])
-def test_a_name_that_could_be_mistaken_is_refused(name: str) -> None:
+def test_an_ambiguous_name_is_refused(name: str) -> None:
     with pytest.raises(Refused, match="not a valid lab name"):
         plan_topology(name, 1, 1, 1)
 
 
 @pytest.mark.parametrize("size", [(201, 0, 0), (0, 10, 0), (0, 0, 201), (-1, 0, 0)])
-def test_a_size_that_has_no_addresses_is_refused(size: tuple[int, int, int]) -> None:
+def test_a_size_that_exceeds_the_addresses_is_refused(size: tuple[int, int, int]) -> None:
     with pytest.raises(Refused, match="cannot have"):
         plan_topology("x", *size)
 
 
-def test_an_unknown_host_is_refused_with_those_there_are() -> None:
+def test_the_error_about_an_unknown_host_lists_the_hosts() -> None:
     with pytest.raises(Refused, match="router, control, gw1, node1"):
         plan_topology("x", 1, 1, 0).host("node2")
 
@@ -79,19 +81,19 @@ def test_an_unknown_host_is_refused_with_those_there_are() -> None:
     st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True),
     st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True),
 )
-def test_no_lab_takes_anothers_namespaces_for_its_own(one: str, other: str) -> None:
+def test_no_lab_owns_the_namespaces_of_another(one: str, other: str) -> None:
     topology = plan_topology(other, 1, 1, 1)
     names = [topology.namespace("router"), topology.pod_namespace("default", "web-1")]
     assert any(name.startswith(prefix(one)) for name in names) == (one == other)
 
 
-def test_vips_are_no_hosts_addresses() -> None:
+def test_vips_are_not_addresses_of_hosts() -> None:
     hosts = plan_topology("x", 200, 9, 200).hosts
     addresses = [ip_address(address) for host in hosts for address in host.addresses]
     assert not any(address in vips for address in addresses for vips in VIPS)
 
 
-def test_far_nodes_come_after_the_others_and_are_on_a_network_of_their_own() -> None:
+def test_far_nodes_come_after_the_others_and_are_on_another_network() -> None:
     topology = plan_topology("x", 1, 1, 1, far_nodes=1)
     assert [(node.name, node.network, node.addresses) for node in topology.of("node")] == [
         ("node1", "lan", ("192.0.2.21", "2001:db8:1::15")),
@@ -102,7 +104,7 @@ def test_far_nodes_come_after_the_others_and_are_on_a_network_of_their_own() -> 
     assert plan_topology("x", 1, 1, 1).networks == ("lan", "wan")
 
 
-def test_where_nodes_are_the_gateways_there_are_no_others() -> None:
+def test_with_gateways_on_nodes_there_are_no_other_gateways() -> None:
     topology = plan_topology("x", 2, 1, 1, gateways_on_nodes=True)
     assert [host.name for host in topology.gateways] == ["node1", "node2"]
     assert topology.of("gateway") == ()

@@ -36,7 +36,7 @@ def test_a_joined_host_and_port_is_split_again(address: str, port: int) -> None:
         ("gateway.example:1", ("gateway.example", 1)),
     ],
 )
-def test_host_and_port(text: str, parts: tuple[str, int]) -> None:
+def test_a_host_and_port_is_split(text: str, parts: tuple[str, int]) -> None:
     assert split_host_port(text) == parts
 
 
@@ -59,7 +59,7 @@ def test_bytes_of_an_address_are_its_canonical_form_again(address: str) -> None:
     assert canonical(canonical(address)) == canonical(address)
 
 
-def test_spellings_and_families() -> None:
+def test_spellings_and_families_of_addresses() -> None:
     assert canonical("2001:DB8:0:0::1") == "2001:db8::1"
     assert canonical("::ffff:192.0.2.1") == "192.0.2.1"
     for text in ("192.0.2", "192.0.2.01", "2001::db8::1", "host"):

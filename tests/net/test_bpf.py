@@ -48,7 +48,7 @@ def test_an_invalid_object_is_refused(tmp_path: Path, content: bytes) -> None:
         read_object(tmp_path / "missing.o")
 
 
-def test_elements_of_a_hash_come_and_go() -> None:
+def test_elements_of_a_hash_are_written_and_deleted() -> None:
     with Map.create(MapSpec("table", HASH, 4, 8, 10_000)) as table:
         for i in range(9_000):
             table.update(struct.pack("=I", i), struct.pack("=Q", i * i))
@@ -64,7 +64,7 @@ def test_elements_of_a_hash_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("kind", [HASH, LPM_TRIE])
-def test_many_elements_at_once(kind: int) -> None:
+def test_many_elements_are_written_and_deleted_in_batches(kind: int) -> None:
     flags = NO_PREALLOC if kind == LPM_TRIE else 0
     # A trie interprets the first four bytes as a prefix length in bits.
     rows = {struct.pack("=IQ", 64, i): struct.pack("=I", i) for i in range(5_000)}
@@ -86,7 +86,7 @@ def test_many_elements_at_once(kind: int) -> None:
         assert many.count() == 6_000
 
 
-def test_a_full_map_and_wrong_sizes_say_so() -> None:
+def test_errors_name_a_full_map_and_wrong_sizes() -> None:
     with Map.create(MapSpec("small", HASH, 4, 8, 1)) as table:
         table.update(bytes(4), bytes(8))
         with pytest.raises(Refused, match=r"writing to map small.*the map is full"):
@@ -109,7 +109,7 @@ def test_values_of_each_cpu() -> None:
 
 
 @pytest.mark.parametrize("kind", [ARRAY, PERCPU_ARRAY])
-def test_rows_of_an_array_wherever_they_lie(kind: int) -> None:
+def test_rows_of_an_array_are_read_in_any_order(kind: int) -> None:
     wanted = [0, 1, 2, 7, 5000, 5001, 9998, 9999]
     with Map.create(MapSpec("table", kind, 4, 8, 10_000)) as table:
         for i in range(10_000):
@@ -125,12 +125,12 @@ def test_rows_of_an_array_wherever_they_lie(kind: int) -> None:
         assert dict(table.rows([])) == {}
 
 
-def test_runs_are_no_longer_than_allowed() -> None:
+def test_consecutive_runs_do_not_exceed_their_limit() -> None:
     assert list(runs([], 4)) == []
     assert list(runs([3, 4, 5, 9, 10, 12], 2)) == [(3, 2), (5, 1), (9, 2), (12, 1)]
 
 
-def test_memory_of_an_array_is_the_array() -> None:
+def test_mapped_memory_of_an_array_shows_its_content() -> None:
     with (
         Map.create(MapSpec("seen", ARRAY, 4, 64, 100, MMAPABLE)) as table,
         table.memory() as memory,
@@ -139,7 +139,7 @@ def test_memory_of_an_array_is_the_array() -> None:
         assert table.lookup(struct.pack("=I", 7)) == b"z" * 64
 
 
-def test_pins_outlive_their_makers(directory: Path) -> None:
+def test_pins_outlive_their_creators(directory: Path) -> None:
     spec = MapSpec("kept", HASH, 4, 8, 16)
     with Map.create(spec) as table:
         table.update(bytes(4), b"12345678")
@@ -149,7 +149,7 @@ def test_pins_outlive_their_makers(directory: Path) -> None:
         assert again.lookup(bytes(4)) == b"12345678"
 
 
-def test_a_program_that_the_verifier_refuses_comes_with_its_reasons() -> None:
+def test_the_error_about_a_rejected_program_contains_the_verifier_log() -> None:
     returns_a_pointer = (
         struct.pack("<BBhi", 0xBF, 0x10, 0, 0)
         + struct.pack("<BBhi", 0x79, 0x11, 4096, 0)

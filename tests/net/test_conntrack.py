@@ -1,4 +1,4 @@
-"""Stale entries in the kernel's own conntrack table: they are deleted, and no other entry is."""
+"""Stale entries in the kernel's conntrack table are deleted, and no other entry is."""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
-"""Ports under floods: the work of each turn is counted, on real connections between loopback
-addresses."""
+"""HTTP ports under floods. The tests count the work of each turn, with real connections between
+loopback addresses."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ MEGABYTE = REQUEST * (1_000_000 // len(REQUEST))
 FLOODER, OTHER = "127.0.0.2", "127.0.0.3"
 MANY_TURNS = 10_000
 FEW_TURNS = 4
-"""The kernel reports a request after the steps of a turn, and each of two sources has its turn
-among STEPS steps."""
+"""The maximum number of turns until a request is answered. The kernel reports the request after the
+steps of a turn, and each of two sources gets its share of the STEPS steps."""
 
 
 class Server:
@@ -57,7 +57,8 @@ class Server:
         made.connect(("127.0.0.1", self.number))
         made.setblocking(False)
         if len(self._callers) % 100 == 0:
-            self.turn()  # because the accept queue of the port is short
+            # The accept queue of the port is short.
+            self.turn()
             self.turn()
         return made
 
@@ -94,14 +95,14 @@ def small() -> Iterator[Server]:
 
 
 class Flood:
-    """Connections that all send the same data as fast as it is read; their answers are read or
-    not."""
+    """Connections that all send the same data as fast as the server reads it. `reading`: whether
+    they read the answers."""
 
     def __init__(self, callers: Sequence[socket.socket], data: bytes, *, reading: bool) -> None:
         self._left = dict.fromkeys(callers, data)
         self._reading = reading
 
-    def pour(self) -> None:
+    def send(self) -> None:
         for each, data in self._left.items():
             with suppress(OSError):
                 self._left[each] = data[each.send(data) :]
@@ -112,7 +113,7 @@ class Flood:
 
 def turns_until_answered(server: Server, caller: socket.socket, flood: Flood) -> int:
     for count in range(1, MANY_TURNS):
-        flood.pour()
+        flood.send()
         server.turn()
         with suppress(BlockingIOError):
             assert caller.recv(4096).startswith(b"HTTP/1.1 200 ")
@@ -136,7 +137,7 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(
 ) -> None:
     flood = Flood([server.connect(FLOODER) for _ in range(connections)], MEGABYTE, reading=reading)
     while server.ports.connections < connections:
-        flood.pour()
+        flood.send()
         server.turn()
     for _ in range(20):
         other = server.connect(OTHER)
@@ -147,19 +148,19 @@ def test_a_megabyte_of_requests_delays_another_source_by_few_turns(
 def test_another_connection_of_the_same_source_waits_for_one_request_of_each(
     server: Server,
 ) -> None:
-    """Clients share an address where, for example, a network plug-in masquerades pods and a gateway
-    to the address of their node."""
+    """Clients share an address if, for example, a network plug-in masquerades pods and a gateway to
+    the address of their node."""
     flood = Flood([server.connect(FLOODER) for _ in range(200)], MEGABYTE, reading=True)
     for _ in range(20):
-        flood.pour()
+        flood.send()
         server.turn()
     other = server.connect(FLOODER)
     other.send(REQUEST)
-    # The 200 connections and this one have a step each; a step may find nothing to read.
+    # The 200 connections and this one get one step each, and a step may find nothing to read.
     assert turns_until_answered(server, other, flood) <= 2 * 201 // STEPS + FEW_TURNS
 
 
-def test_a_source_at_its_limit_takes_nothing_from_another_and_its_next_connection_is_answered(
+def test_a_source_at_its_limit_does_not_affect_another_and_its_next_connection_is_answered(
     small: Server,
 ) -> None:
     other = small.connect(OTHER)
@@ -212,7 +213,7 @@ def test_a_slow_or_silent_client_and_one_that_reads_no_answer_are_closed(server:
     answered.send(REQUEST)
     flood = Flood([deaf], MEGABYTE * 10, reading=False)
     for _ in range(2000):
-        flood.pour()
+        flood.send()
         server.turn()
     for byte in b"GET / ":
         slow.send(bytes([byte]))
@@ -238,7 +239,7 @@ def test_data_after_the_last_request_is_discarded_and_the_answer_arrives(
 
 
 def test_one_port_of_many_that_are_flooded_is_served(server: Server) -> None:
-    """New connections of all ports have their turns."""
+    """The server accepts new connections of all ports in turn."""
     flooders = [server.connect(FLOODER) for _ in range(99)]
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::", 0))

@@ -82,7 +82,7 @@ async def test_answer_of_kube_proxy(host: str) -> None:
         ([], REFUSED),
     ],
 )
-async def test_answers(pieces: list[bytes], expected: Answer) -> None:
+async def test_responses_are_parsed(pieces: list[bytes], expected: Answer) -> None:
     async with server(*pieces) as port:
         assert await probe("127.0.0.1", port, "/", timeout_s=5) == expected
 
@@ -113,7 +113,8 @@ async def test_no_descriptor_is_left_open() -> None:
         for _ in range(20):
             await probe("127.0.0.1", good, "/", timeout_s=5)
             await probe("127.0.0.1", silent, "/", timeout_s=0.01)
-        await asyncio.sleep(0.1)  # the servers' own ends
+        # The servers close their own ends.
+        await asyncio.sleep(0.1)
         assert descriptors() <= before + 1
 
 
@@ -173,7 +174,7 @@ KEPT = KUBE_PROXY.replace(b"Connection: close\r\n", b"")
 
 
 @asynccontextmanager
-async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
+async def limited_server(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
     """A server that answers this many requests on each connection and closes it at the next one.
     Yield its port and the number of requests on each connection."""
     questions: list[int] = []
@@ -192,7 +193,7 @@ async def patient(answers: int) -> AsyncIterator[tuple[int, list[int]]]:
 
 
 async def test_a_connection_is_reused() -> None:
-    async with patient(100) as (port, questions):
+    async with limited_server(100) as (port, questions):
         client = ProbeClient(port)
         assert [await client.request() for _ in range(10)] == [GOOD] * 10
         assert questions == [10]
@@ -200,7 +201,7 @@ async def test_a_connection_is_reused() -> None:
 
 
 async def test_a_closed_connection_is_replaced() -> None:
-    async with patient(3) as (port, questions):
+    async with limited_server(3) as (port, questions):
         client = ProbeClient(port)
         assert [await client.request() for _ in range(9)] == [GOOD] * 9
         assert questions == [3, 3, 3]
@@ -208,7 +209,7 @@ async def test_a_closed_connection_is_replaced() -> None:
 
 
 async def test_a_server_that_closes_a_new_connection_refuses() -> None:
-    async with patient(0) as (port, questions):
+    async with limited_server(0) as (port, questions):
         client = ProbeClient(port)
         assert await client.request() == REFUSED
         assert not client.connection.open

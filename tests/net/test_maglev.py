@@ -1,5 +1,5 @@
-"""Maglev tables: exact shares, the same table for every gateway with the same weights, the same
-results in C and Python, little disturbance."""
+"""Maglev tables: exact shares, equal tables for all gateways with the same weights, equal results
+in C and Python, and few changed slots after a change."""
 
 from array import array
 from collections import Counter
@@ -30,16 +30,16 @@ def test_shares_are_exact_to_within_a_slot(weights: dict[str, int]) -> None:
         assert abs(got[name] - size * weight / total) < 1
 
 
-def furthest_off(pods: int) -> float:
-    """Return by how much the share of a node may be off, with this number of nodes that have one
+def max_deviation(pods: int) -> float:
+    """Return the maximum relative deviation of a node's share, for this number of nodes with one
     pod each."""
     size = maglev.table_size(pods)
     return max(abs(got * pods / size - 1) for got in maglev.quotas([1] * pods, size))
 
 
-def test_how_far_the_share_of_a_node_with_one_pod_may_be_off() -> None:
+def test_the_maximum_deviation_of_the_share_of_a_node_with_one_pod() -> None:
     """docs/gateway.md states these numbers."""
-    off = [0.0, *map(furthest_off, range(1, maglev.MAX_NODES + 1))]
+    off = [0.0, *map(max_deviation, range(1, maglev.MAX_NODES + 1))]
     assert max(off[:654]) < 0.01
     assert max(off[:1334]) < 0.02 < off[1334]
     assert max(off[:2001]) < 0.031
@@ -47,7 +47,7 @@ def test_how_far_the_share_of_a_node_with_one_pod_may_be_off() -> None:
 
 
 @given(WEIGHTS)
-def test_c_and_python_fill_alike(weights: dict[str, int]) -> None:
+def test_c_and_python_compute_the_same_table(weights: dict[str, int]) -> None:
     permutations = maglev.permutations(sorted(weights.items()))
     assert maglev.fill_in_c(permutations) == maglev.fill_in_python(permutations)
 
@@ -101,7 +101,7 @@ def test_every_walk_visits_every_slot(name: str, doubling: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_removing_a_node_moves_little_but_its_own_slots(count: int) -> None:
+def test_removing_a_node_moves_few_slots_of_other_nodes(count: int) -> None:
     names = [f"node{i}" for i in range(count + 1)]
     before = maglev.table(tuple((name, 1) for name in names))
     after = maglev.table(tuple((name, 1) for name in names[:-1]))
@@ -116,7 +116,7 @@ def test_without_weights_the_table_is_empty() -> None:
     assert maglev.table(()) == maglev.table((("a", 0),)) == maglev.EMPTY
 
 
-def test_a_node_with_less_than_half_a_slot_is_not_named() -> None:
+def test_a_node_with_less_than_half_a_slot_is_not_in_the_table() -> None:
     table = maglev.table((("giant", 10_000_000), ("speck", 1)))
     assert table.nodes == ("giant",)
 

@@ -35,7 +35,9 @@ def both() -> Iterator[tuple[Nftables, Nfnetlink]]:
         namespace.delete(name)
 
 
-def test_a_chain_comes_with_its_rule_or_not_at_all(both: tuple[Nftables, Nfnetlink]) -> None:
+def test_a_chain_and_its_rule_are_created_in_one_transaction(
+    both: tuple[Nftables, Nfnetlink],
+) -> None:
     nft, netlink = both
     nft.run(TABLE)
     for _ in range(2):
@@ -67,7 +69,7 @@ def test_the_generation_grows_with_each_transaction(both: tuple[Nftables, Nfnetl
     assert netlink.generation() == first + 2
 
 
-def test_elements_come_and_go_together_or_not_at_all(both: tuple[Nftables, Nfnetlink]) -> None:
+def test_elements_are_changed_in_one_transaction(both: tuple[Nftables, Nfnetlink]) -> None:
     nft, netlink = both
     nft.run(
         "add table inet t; add chain inet t c; add map inet t verdicts { type ipv4_addr : "

@@ -28,7 +28,7 @@ def nft() -> Iterator[Nftables]:
         namespace.delete(name)
 
 
-def test_a_transaction_is_whole_or_nothing(nft: Nftables) -> None:
+def test_a_transaction_is_atomic(nft: Nftables) -> None:
     nft.run("add table inet t; add set inet t s { type inet_service; }")
     with pytest.raises(Conflict, match="No such file or directory"):
         nft.run("add element inet t s { 1, 2 }\ndelete element inet t s { 9 }")
@@ -118,7 +118,7 @@ def test_errors_are_short_however_long_the_command(nft: Nftables) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("nft_message", "kind"),
     [
         ("<cmd>:1:1-9: Error: Could not process rule: Operation not permitted", Refused),
         ("Error: Could not process rule: File exists", Conflict),
@@ -130,7 +130,7 @@ def test_errors_are_short_however_long_the_command(nft: Nftables) -> None:
         ("", Unavailable),
     ],
 )
-def test_errors_for_nfts_messages(said: str, kind: type[FairleadError]) -> None:
-    error = failure("add table inet t", said)
+def test_errors_for_nfts_messages(nft_message: str, kind: type[FairleadError]) -> None:
+    error = failure("add table inet t", nft_message)
     assert type(error) is kind
     assert "add table inet t" in str(error)

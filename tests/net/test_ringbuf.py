@@ -96,7 +96,7 @@ def writer(built: Path) -> Iterator[Writer]:
     maps["ring"].close()
 
 
-def test_records_come_once_and_in_order(writer: Writer) -> None:
+def test_records_are_read_once_and_in_order(writer: Writer) -> None:
     assert writer.read() == []
     writer.write(1, 2)
     writer.write(2, 1)

@@ -13,7 +13,7 @@ from fairlead.net.routing import Routing
 pytestmark = pytest.mark.root
 
 OURS, MANY = 171, 5000
-"""More changes than the socket's buffer holds."""
+"""The number of changes, more than the socket's buffer can store."""
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Which interfaces selectors choose, in tables; `tests/drivers/direct/test_selection.py` uses real
-interfaces."""
+"""The interfaces that selectors choose, as tables. `tests/drivers/direct/test_selection.py` uses
+real interfaces."""
 
 import pytest
 
@@ -36,7 +36,7 @@ HOST = (
         ([], []),
     ],
 )
-def test_choice(selectors: list[str], names: list[str]) -> None:
+def test_selectors_choose_interfaces(selectors: list[str], names: list[str]) -> None:
     selection = select(selectors, HOST)
     assert list(selection.names) == names
     assert not selection.problem
@@ -90,7 +90,7 @@ def test_a_brief_loss_of_an_address_deselects_no_interface() -> None:
 @pytest.mark.parametrize(
     "text", ["eth0", "eth0.100", "br-lan", "eth*", "192.0.2.0/24", "2001:db8::/32", "default-route"]
 )
-def test_selectors(text: str) -> None:
+def test_valid_selectors_are_accepted(text: str) -> None:
     check(text)
 
 
@@ -110,7 +110,7 @@ def test_a_selector_that_cannot_match_is_rejected(text: str, words: str) -> None
         check(text)
 
 
-def test_the_value_for_a_host_is_the_one_that_is_most_its_own() -> None:
+def test_the_most_specific_value_for_a_host_takes_precedence() -> None:
     by_host = {"edge-*": "edge", "edge-1*": "ten", "edge-11": "eleven", "*": "any"}
     assert [
         of_host(host, "all", by_host) for host in ("edge-2", "edge-12", "edge-11", "node1")

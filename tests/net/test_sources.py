@@ -1,5 +1,5 @@
-"""Which connection is closed first when there are too many, compared with a linear search in a
-list."""
+"""The choice of the connection that is closed when there are too many, compared with a linear
+search in a list."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_oldest_of_the_source_with_most_connections(steps: list[tuple[str, str, int]]) -> None:
+def test_the_connection_to_close_is_the_oldest_of_the_source_with_most_connections(
+    steps: list[tuple[str, str, int]],
+) -> None:
     connections = ConnectionsBySource[str]()
     used: list[tuple[str, str]] = []  # the connection that was used last is the last one
     for verb, source, number in steps:

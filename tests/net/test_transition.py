@@ -1,5 +1,5 @@
-"""No open connection moves: sequences of changes, compared with a model of what the forwarder does
-with each packet."""
+"""No open connection moves: sequences of changes, compared with a model of the forwarder's decision
+for each packet."""
 
 from array import array
 from dataclasses import dataclass
@@ -217,7 +217,7 @@ def test_renumbering_leaves_none_and_tracked(slots: list[int], to: list[int]) ->
 
 
 @given(st.lists(NUMBERS), st.lists(NUMBERS))
-def test_nodes_that_occur(one: list[int], other: list[int]) -> None:
+def test_the_nodes_of_tables(one: list[int], other: list[int]) -> None:
     assert nodes_in(array("H", one), array("H", other)) == sorted({*one, *other} - {NONE, TRACKED})
 
 
@@ -337,13 +337,13 @@ def test_slots_are_settled_until_a_share_changes_or_a_retained_node_leaves() -> 
     assert not is_settled(slots, after, frozenset("abc"), by_source=True)
 
 
-def test_previous_goes_when_only_one_node_is_left() -> None:
+def test_the_previous_table_is_dropped_when_only_one_node_is_left() -> None:
     slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
     slots = transition(slots, table((("a", 1),)), frozenset("ab"))
     assert slots.previous
     assert not transition(slots, table((("a", 1),)), frozenset("a")).previous
 
 
-def test_without_nodes_nothing_is_left() -> None:
+def test_without_nodes_the_tables_are_empty() -> None:
     slots = transition(Slots(), table((("a", 1), ("b", 1))), frozenset("ab"))
     assert transition(slots, Table((), b""), frozenset()) == Slots()

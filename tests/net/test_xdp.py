@@ -76,7 +76,7 @@ def test_a_program_stays_attached_until_its_link_is_detached(
     xdp.detach(pins / "link")
 
 
-def test_another_program_takes_its_place_in_the_same_link(interface: int, pins: Path) -> None:
+def test_another_program_replaces_it_in_the_same_link(interface: int, pins: Path) -> None:
     attach(interface, "first", pins / "link", xdp.GENERIC)
     before = (pins / "link").stat().st_ino
     attach(interface, "second", pins / "link", xdp.GENERIC)
@@ -84,7 +84,7 @@ def test_another_program_takes_its_place_in_the_same_link(interface: int, pins: 
     assert (pins / "link").stat().st_ino == before
 
 
-def test_another_mode_makes_a_new_link(interface: int, pins: Path) -> None:
+def test_another_mode_creates_a_new_link(interface: int, pins: Path) -> None:
     attach(interface, "first", pins / "link", xdp.GENERIC)
     attach(interface, "second", pins / "link", xdp.NATIVE)
     assert at(interface) == (xdp.NATIVE, "second")

@@ -1,5 +1,5 @@
-"""The crowd load detects failures: a server that dies, one that is silent, one that ends in order,
-and another one in its place."""
+"""The crowd detects failures: a server that dies, a server that is silent, a server that ends
+gracefully, and another server in its place."""
 
 import os
 import selectors
@@ -102,7 +102,7 @@ def fill(crowd: Crowd) -> None:
     run(crowd, lambda _: crowd.complete)
 
 
-def test_all_is_well(crowd: Crowd) -> None:
+def test_a_healthy_server_causes_no_failures(crowd: Crowd) -> None:
     fill(crowd)
     seen = run(
         crowd, lambda seen: len(seen) == 3 and all(count.answered > 20 for count in seen.values())
@@ -203,7 +203,7 @@ def in_namespace(*commands: str) -> None:
         subprocess.run(["ip", "netns", "exec", NAME, "nft", command], check=True)
 
 
-def test_an_end_in_good_order_breaks_no_connection(crowd: Crowd, pod: Pod) -> None:
+def test_a_graceful_end_breaks_no_connection(crowd: Crowd, pod: Pod) -> None:
     fill(crowd)
     pod.send_signal(signal.SIGTERM)
     seen = run(crowd, lambda seen: TCP in seen and seen[TCP].ended >= 40)
@@ -216,8 +216,8 @@ def test_a_datagram_flow_that_another_pod_answers_is_broken(crowd: Crowd, pod: P
     pod.wait()
     other = start("b", "node2")
     try:
-        # Not all twenty flows: new flows, which arrive all at once after a stall, replace some of
-        # them before their next request.
+        # Fewer than twenty flows break: after a stall, new flows arrive all at once and replace
+        # some of them before their next request.
         seen = run(
             crowd,
             lambda seen: UDP in seen and seen[UDP].broken.get("a", {}).get(MOVED_AWAY, 0) >= 5,

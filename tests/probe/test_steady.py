@@ -31,7 +31,7 @@ async def periods(
             await task
 
 
-async def test_no_server_accepts() -> None:
+async def test_requests_that_no_server_accepts_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     seen = await periods(port, lambda period: period.failed > 2)
@@ -39,14 +39,14 @@ async def test_no_server_accepts() -> None:
     assert seen.failures == {"ConnectionRefusedError": seen.failed}
 
 
-async def test_no_server_answers() -> None:
+async def test_requests_that_no_server_answers_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         seen = await periods(server.getsockname()[1], lambda period: period.failed > 2)
     assert seen.unconnected == 0
     assert seen.failures == {"TimeoutError": seen.failed}
 
 
-async def test_the_load_itself_stalled() -> None:
+async def test_a_stall_of_the_load_itself_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         await periods(
             server.getsockname()[1], lambda period: period.stalled_ms > 300, lambda: time.sleep(0.5)

@@ -1,7 +1,8 @@
 """A cluster that consists only of objects: an API server, a controller in this process, and the
-objects that a kubelet, an EndpointSlice controller and a gateway would write. In: the objects that
-a test needs. Out: what kubectl shows. No packet is forwarded here; the labs of tests/e2e forward
-packets."""
+objects that a kubelet, an EndpointSlice controller and a gateway would write.
+
+In: the objects that a test needs. Out: the output of kubectl. No packet is forwarded here; the labs
+of tests/e2e forward packets."""
 
 import asyncio
 import json
@@ -26,8 +27,8 @@ from fairlead.web import View
 
 DEADLINE_S = 60.0
 PATIENCE_S = 0.5
-"""The patience of the controller, shorter than in production, because the problems that tests
-create last."""
+"""The time for which a problem must last before the controller reports it. It is shorter than in
+production, because the problems that tests create are lasting ones."""
 GATEWAY = "gw1"
 LEASE_S = 3.0
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
@@ -37,7 +38,7 @@ Object = Mapping[str, Any]
 
 
 class Cluster:
-    """A namespace of the test on an API server. All names are in this namespace."""
+    """A namespace on an API server, for one test. All names are in this namespace."""
 
     def __init__(self, access: Access, client: Client, folder: Path) -> None:
         self.namespace = f"life-{secrets.token_hex(4)}"
@@ -67,7 +68,7 @@ class Cluster:
             self._gateway = asyncio.ensure_future(announcer.run())
 
     async def stop_gateway(self) -> None:
-        """Stop the gateway as if it had died: its Lease stays."""
+        """Stop the gateway as if it had been killed: its Lease stays."""
         if self._gateway is not None:
             self._gateway.cancel()
             await asyncio.gather(self._gateway, return_exceptions=True)
@@ -95,8 +96,7 @@ class Cluster:
         )
 
     async def stop_controller(self) -> None:
-        """Stop the controller as SIGTERM does. A controller that has ended by itself fails the
-        test."""
+        """Stop the controller like SIGTERM. Fail the test if the controller has ended by itself."""
         if self._controller is not None:
             assert not self._controller.done(), self._controller.exception()
             self._controller.cancel()
@@ -166,7 +166,7 @@ class Cluster:
         await self.client.apply(ENDPOINT_SLICES, key, body, field_manager="a-test", force=True)
 
     async def apply(self, name: str, **fields: Any) -> None:
-        await self.kubectl("apply", "-f", "-", given=yaml.safe_dump(service(name, **fields)))
+        await self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(service(name, **fields)))
 
     async def patch(self, name: str, spec: Object) -> None:
         await self.kubectl(
@@ -187,13 +187,13 @@ class Cluster:
         """Wait until `kubectl describe` shows all of these texts."""
         text = ""
 
-        async def says() -> str:
+        async def described() -> str:
             nonlocal text
             text = await self.kubectl("describe", "service", name)
             return text if all(word in text for word in words) else ""
 
         try:
-            return str(await until(says, ""))
+            return str(await until(described, ""))
         except TimeoutError:
             missing = [word for word in words if word not in text]
             pytest.fail(f"kubectl describe service {name} shows no {missing}:\n{text}")
@@ -219,7 +219,7 @@ class Cluster:
                 not in (await self.kubectl("get", "services", "-o", "name")).split()
             )
 
-        await until(is_gone, f"Service {name} gone")
+        await until(is_gone, f"the removal of Service {name}")
 
     async def released(self, name: str) -> Object:
         """Wait until the Service has no mark or finalizer of Fairlead, and return the Service."""
@@ -233,7 +233,7 @@ class Cluster:
             ours = ours or bool(conditions_of(shown)) or bool(addresses_of(shown))
             return None if ours else shown
 
-        answer: Object = await until(is_released, f"Service {name} released")
+        answer: Object = await until(is_released, f"the release of Service {name}")
         return answer
 
     async def events(self, name: str, *, reason: str = "") -> list[Object]:
@@ -245,7 +245,7 @@ class Cluster:
 
 
 def conditions_of(shown: Object) -> dict[str, Object]:
-    """Return the conditions of a Service in the domain of this project, by type."""
+    """Return the conditions of a Service that belong to Fairlead, by type."""
     found = {each["type"]: each for each in shown["status"].get("conditions", ())}
     return {
         kind.removeprefix("fairlead.io/"): each
@@ -262,4 +262,4 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
                 await asyncio.sleep(0.05)
             return answer
     except TimeoutError:
-        raise TimeoutError(f"{what}: not within {DEADLINE_S} s") from None
+        raise TimeoutError(f"waited {DEADLINE_S} s in vain for {what}") from None

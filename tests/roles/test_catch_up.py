@@ -1,5 +1,5 @@
-"""A new leader begins when it has seen what the previous leader wrote, and does not wait for
-anything else."""
+"""A new leader begins when its state contains everything that the previous leader wrote, and does
+not wait for anything else."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ class Standby:
             self.state.mark_synced("services")
 
     async def sees(self, key: ObjectKey, version: int) -> None:
-        """Wait until the watch has delivered this."""
+        """Wait until the watch has delivered this version of the object."""
         async with asyncio.timeout(DEADLINE_S):
             while (
                 key not in self.reflector.objects

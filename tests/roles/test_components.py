@@ -1,5 +1,5 @@
-"""The life of a role: components are opened in order, run side by side, are shown, and are always
-closed in the opposite order."""
+"""The lifecycle of a role: components are opened in order, run concurrently, show their status, and
+are always closed in the opposite order."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Part(Component):
             raise self._error(f"{self.name} failed")
 
     async def open(self) -> None:
-        # The components before it run meanwhile.
+        # Earlier components run meanwhile.
         await asyncio.sleep(0.001)
         self._opens()
         self._step("open")
@@ -91,7 +91,9 @@ async def test_each_runs_before_the_next_opens_and_all_close_in_the_opposite_ord
         f"{step} {name}" for name in ("first", "second", "third") for step in ("open", "run")
     ]
     assert diary[:6] == started
-    assert sorted(diary[6:9]) == ["end first", "end second", "end third"], "before any closes"
+    assert sorted(diary[6:9]) == ["end first", "end second", "end third"], (
+        "all end before any closes"
+    )
     assert diary[9:] == ["close third", "close second", "close first"]
 
 
@@ -158,14 +160,14 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
     diary: list[str] = []
     view, release = View("gateway", "gw1"), asyncio.Event()
 
-    class Needy(Part):
+    class PartWithRequirement(Part):
         async def requirements(self) -> Sequence[SysctlRequirement]:
             return [
                 SysctlRequirement("net/ipv4/ip_forward", lambda _: True, "1", "packets stay here")
             ]
 
     parts = [
-        Needy("first", diary),
+        PartWithRequirement("first", diary),
         HostSettings(Host("gateway", adjust=False), view),
         Part("second", diary),
         Until("released", release.wait),

@@ -1,6 +1,6 @@
 """The Events and conditions in `kubectl describe service` when there is a problem: the problem, and
-its remedy. Each row is one problem, created as in a real cluster. All rows are created at once,
-because each Event waits for the patience of the controller."""
+its remedy. Each row is one problem, created as in a real cluster. All rows are created at the same
+time, because a problem must last for a while before it is reported."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -134,7 +134,7 @@ async def endpoints_without_node(cluster: Cluster) -> None:
     await cluster.has("homeless", Ready="True/EndpointsReady")
 
 
-async def a_class_that_is_not_there(cluster: Cluster) -> None:
+async def an_unknown_class(cluster: Cluster) -> None:
     await cluster.apply("nonsense", loadBalancerClass="fairlead.io/nonsense")
     words = (
         "there is no class fairlead.io/nonsense",
@@ -161,7 +161,7 @@ async def every_protocol(cluster: Cluster) -> None:
     assert entry["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 5060, "protocol": "SCTP"}]
 
 
-async def a_time_that_is_none(cluster: Cluster) -> None:
+async def an_invalid_duration(cluster: Cluster) -> None:
     await cluster.set_endpoints("soon", ("10.244.1.6", "life-1", True))
     await cluster.apply("soon", annotations={"fairlead.io/drain-timeout": "soon"})
     await cluster.described(
@@ -173,7 +173,7 @@ async def a_time_that_is_none(cluster: Cluster) -> None:
     )
 
 
-async def health_monitor_numbers_that_cannot_be(cluster: Cluster) -> None:
+async def health_monitor_numbers_out_of_range(cluster: Cluster) -> None:
     annotations = {
         "fairlead.io/health-monitor-delay": "1h",
         "loadbalancer.openstack.org/health-monitor-max-retries": "11",
@@ -219,7 +219,7 @@ async def another_service_proxy(cluster: Cluster) -> None:
     await cluster.described("proxied", "Warning", "OtherServiceProxy", "remove the label")
 
 
-async def somebody_elses_finalizer(cluster: Cluster) -> None:
+async def foreign_finalizer(cluster: Cluster) -> None:
     await cluster.apply("kept")
     await cluster.addresses("kept")
     finalizers = '[{"op":"add","path":"/metadata/finalizers/-","value":"example.com/keep"}]'
@@ -244,13 +244,13 @@ SITUATIONS: list[Callable[[Cluster], Coroutine[Any, Any, None]]] = [
     pods_on_a_node_that_is_gone,
     pods_on_an_excluded_node,
     endpoints_without_node,
-    a_class_that_is_not_there,
+    an_unknown_class,
     every_protocol,
-    a_time_that_is_none,
-    health_monitor_numbers_that_cannot_be,
+    an_invalid_duration,
+    health_monitor_numbers_out_of_range,
     source_ranges_without_pods,
     another_service_proxy,
-    somebody_elses_finalizer,
+    foreign_finalizer,
 ]
 
 
@@ -263,7 +263,7 @@ async def test_describe_shows_the_problem_and_the_remedy(cluster: Cluster) -> No
             group.create_task(situation(cluster), name=situation.__name__)
 
 
-async def test_an_exhausted_pool(cluster: Cluster) -> None:
+async def test_an_exhausted_pool_is_reported(cluster: Cluster) -> None:
     await cluster.stop_controller()
     cluster.pool = ("203.0.113.20",)
     await cluster.start_controller()
@@ -279,7 +279,7 @@ async def test_an_exhausted_pool(cluster: Cluster) -> None:
     await cluster.has("second", Accepted="True/Accepted", Programmed="True/Programmed")
 
 
-async def test_no_node_at_all(cluster: Cluster) -> None:
+async def test_a_cluster_without_nodes_is_reported(cluster: Cluster) -> None:
     await cluster.remove_node("life-1")
     await cluster.remove_node("life-2")
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True))

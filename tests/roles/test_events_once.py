@@ -58,7 +58,7 @@ async def test_a_restart_and_another_leader_repeat_no_event(
     await cluster.described("served", "EnsuringLoadBalancer", "EnsuredLoadBalancer")
     before = await events_of(cluster, *names)
     assert set(before.values()) == {1}
-    # A write that belongs to the first Events may still be on its way.
+    # A write that belongs to the first Events may still be in progress.
     await asyncio.sleep(PATIENCE_S)
     versions = {
         name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names
@@ -97,7 +97,7 @@ async def test_retries_write_no_further_events(embedded: tuple[ApiServer, Cluste
     server.faults.clear()
     await cluster.addresses("web")
     await cluster.described("web", "EnsuredLoadBalancer", "SyncLoadBalancerFailed no longer holds")
-    # The node is missing all the time, and the note about it was in the first plan.
+    # The node is missing all the time; the first plan already had a note about this.
     assert await events_of(cluster, "web") == {
         ("web", "EnsuringLoadBalancer"): 1,
         ("web", "SyncLoadBalancerFailed"): 1,

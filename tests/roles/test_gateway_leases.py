@@ -60,7 +60,7 @@ def test_silence_counts_only_while_renewals_could_be_observed() -> None:
 
 def test_a_lease_from_before_the_start_proves_nothing_until_it_changes() -> None:
     silences = GatewayLeases(MOST_S)
-    assert silences.decided, "where there is none, none is alive"
+    assert silences.decided, "without a Lease no gateway is alive"
     silences.update(lease("gw1") | lease("gw2"), first=True)
     assert not silences.decided
     pass_time(silences, DURATION_S)
@@ -83,7 +83,7 @@ def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:
     assert silences.value().alive == {"gw1"}
     silences.update(lease("gw1", ready=False), first=False)
     pass_time(silences, 1)
-    assert not silences.value().alive, "its process lives, and its data plane was not taken over"
+    assert not silences.value().alive, "the process runs, but has not adopted the data plane"
     silences.update(lease("new", ready=False), first=False)
     assert not silences.value().alive
     silences.update(lease("new"), first=False)
@@ -91,7 +91,8 @@ def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:
 
 
 def test_a_gateway_that_was_gone_counts_again_when_it_is_ready() -> None:
-    """Its host has booted: the kernel forwards nothing until the process has started completely."""
+    """The gateway's host has rebooted: the kernel forwards nothing until the process has started
+    completely."""
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)
     pass_time(silences, DURATION_S + 1)

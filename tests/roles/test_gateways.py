@@ -37,8 +37,8 @@ async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     )
     assert await cluster.addresses("web") == address
 
-    # Another process finds the Lease of the dead gateway, and knows only after it has watched the
-    # Lease for a while that the gateway is gone.
+    # Another process finds the Lease of the dead gateway. It must watch the Lease for a while
+    # before it knows that the gateway is gone.
     await cluster.stop_controller()
     await cluster.start_controller(gateway=False)
     await cluster.set_endpoints("other", ("10.244.1.2", "life-1", True))
@@ -46,7 +46,7 @@ async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     await cluster.has("other", Ready="False/NoGateway")
     after = await cluster.conditions("web")
     assert after["Ready"] == found["Ready"], (
-        "with the time of its last transition: it was never taken for ready meanwhile"
+        "the time of the last transition shows that it was never ready meanwhile"
     )
 
     await cluster.start_gateway()
@@ -76,10 +76,10 @@ async def test_a_service_without_room_for_a_listener_is_not_ready(cluster: Clust
     key = ServiceKey(cluster.namespace, "web")
     with a_forwarder(fast=False) as forwarder:
         small = Small(forwarder, "listeners", 16)
-        cluster.gateway.record({}, {key: small.bring(key, range(1, 20))})
+        cluster.gateway.record({}, {key: small.reconcile(key, range(1, 20))})
         found = await cluster.has("web", Ready="False/GatewayNotServing")
         assert "12 of 19 listeners are not served" in found["Ready"]["message"]
-        cluster.gateway.record({}, {key: small.bring(key, range(1, 8))})
+        cluster.gateway.record({}, {key: small.reconcile(key, range(1, 8))})
         await cluster.has("web", Ready="True/EndpointsReady")
         small.map.close()
 
@@ -100,7 +100,7 @@ async def test_the_next_leader_writes_recovered(cluster: Cluster) -> None:
     assert event["count"] == 1
 
 
-async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluster) -> None:
+async def test_a_gateway_may_have_a_name_that_is_not_a_valid_object_name(cluster: Cluster) -> None:
     announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "GW_1")
     announcing = asyncio.ensure_future(announcer.run())
 
@@ -111,13 +111,13 @@ async def test_a_gateway_may_have_a_name_that_no_object_can_have(cluster: Cluste
         )
 
     try:
-        await until(announced, "the gateway is announced")
+        await until(announced, "the announcement of the gateway")
     finally:
         announcing.cancel()
         await asyncio.gather(announcing, return_exceptions=True)
 
 
-async def test_a_record_is_no_longer_than_an_annotation_may_be(cluster: Cluster) -> None:
+async def test_a_record_does_not_exceed_the_maximum_size_of_annotations(cluster: Cluster) -> None:
     """The record names more Services than it has reasons for, and each of them must be shown as not
     served."""
     name, namespace = "w" * 59, "n" * 63

@@ -1,5 +1,5 @@
-"""Addresses that are kept for deleted Services, on both API servers: their number, their display,
-and their release."""
+"""Kept addresses of deleted Services, on both API servers: their number, their display, and their
+release."""
 
 import json
 import secrets
@@ -25,11 +25,11 @@ async def kept(cluster: Cluster, namespace: str) -> list[AddressGrant]:
     ]
 
 
-async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace_may(
+async def test_services_deleted_at_the_same_time_keep_no_more_addresses_than_permitted(
     cluster: Cluster,
 ) -> None:
-    """All deletions are processed at the same time, and each of them finds the namespace below its
-    limit at first."""
+    """All deletions are processed at the same time, so each of them at first finds the number of
+    kept addresses of the namespace below the limit."""
     await cluster.stop_controller()
     cluster.keeps = 2
     await cluster.start_controller()
@@ -38,7 +38,7 @@ async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace
         "apply",
         "-f",
         "-",
-        given=yaml.safe_dump_all([service(name, annotations=KEEP) for name in names]),
+        stdin=yaml.safe_dump_all([service(name, annotations=KEEP) for name in names]),
     )
     for name in names:
         await cluster.addresses(name)
@@ -58,7 +58,7 @@ async def test_services_that_are_deleted_at_once_keep_no_more_than_the_namespace
             == 4
         )
 
-    await until(all_reported, "four Services have an Event that their addresses are not kept")
+    await until(all_reported, "Events of four Services whose addresses are not kept")
     for grant in await kept(cluster, cluster.namespace):
         await cluster.client.delete(ADDRESS_GRANTS, ("", grant.metadata.name))
 
@@ -72,7 +72,7 @@ async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluste
         "spec": {"addresses": ["198.51.100.77"], "serviceAllocation": {"namespaces": [name]}},
     }
     await cluster.client.create(NAMESPACES, {"metadata": {"name": name}})
-    await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(pool))
+    await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pool))
     wanted: dict[str, Any] = service(
         "web", annotations=KEEP, ipFamilyPolicy="SingleStack", ipFamilies=["IPv4"]
     )
@@ -93,7 +93,7 @@ async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluste
         ).get("status", {})
         return status if status.get("kept") else {}
 
-    status = await until(shown, "the pool shows what is kept")
+    status = await until(shown, "the kept address in the status of the pool")
     [grant] = await kept(cluster, name)
     [entry] = status["kept"]
     assert (entry["namespace"], entry["addresses"], entry["since"]) == (
@@ -111,5 +111,5 @@ async def test_kept_addresses_are_shown_and_released_with_their_namespace(cluste
     async def free() -> bool:
         return not await kept(cluster, name)
 
-    await until(free, "the address is kept no longer")
+    await until(free, "the release of the kept address")
     await cluster.kubectl("delete", "addresspool", name)

@@ -37,7 +37,9 @@ async def install(cluster: Cluster, plural: str) -> None:
     await manifests.apply(cluster.client, definitions)
 
 
-async def test_without_addresspools_those_of_the_configuration_work(cluster: Cluster) -> None:
+async def test_without_the_addresspool_crd_the_pools_of_the_configuration_work(
+    cluster: Cluster,
+) -> None:
     await install(cluster, "addressgrants")
     with capture_logs() as logs:
         await cluster.start_controller()
@@ -50,7 +52,7 @@ async def test_without_addresspools_those_of_the_configuration_work(cluster: Clu
     ]
 
 
-async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> None:
+async def test_without_the_addressgrant_crd_no_address_is_assigned(cluster: Cluster) -> None:
     await install(cluster, "addresspools")
     with capture_logs() as logs:
         await cluster.start_controller()
@@ -67,7 +69,7 @@ async def test_without_addressgrants_no_address_is_given(cluster: Cluster) -> No
     assert await cluster.addresses("web") == ["203.0.113.20"]
 
 
-async def test_addressgrants_that_were_removed_and_installed_again_work_again(
+async def test_a_reinstalled_addressgrant_crd_works_again(
     cluster: Cluster,
 ) -> None:
     await install(cluster, "addresspools")

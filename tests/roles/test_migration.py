@@ -1,7 +1,9 @@
-"""Services of MetalLB and of OpenStack's cloud controller are taken over without a change of their
-addresses. In: the objects of `examples/migrate`, written as these systems leave them, on both API
-servers. The steps are those of docs/migration.md: examine the Services, create pools, start the
-controller, remove foreign finalizers."""
+"""Fairlead takes over Services of MetalLB and of OpenStack's cloud controller without changing
+their addresses.
+
+In: the objects of `examples/migrate`, written as these systems leave them, on both API servers. The
+steps are those of docs/migration.md: examine the Services, create pools, start the controller,
+remove foreign finalizers."""
 
 import asyncio
 import sys
@@ -51,24 +53,24 @@ POOLS_OF_METALLB = {
 }
 
 
-def left_behind() -> list[dict[str, Any]]:
+def foreign_objects() -> list[dict[str, Any]]:
     return [
         each for path in sorted(EXAMPLES.iterdir()) for each in yaml.safe_load_all(path.read_text())
     ]
 
 
 @pytest.fixture
-async def others(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
+async def foreign_services(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
     """Write the objects of the other systems while Fairlead's controller does not run. Return the
     address of each Service."""
     await cluster.stop_controller()
     client = cluster.client
     with suppress(NotFound):
         await client.delete(ADDRESS_POOLS, ObjectKey("", "taken-over"))
-    await cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump(POOLS_OF_METALLB))
+    await cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(POOLS_OF_METALLB))
     await cluster.kubectl("wait", "--for=condition=Established", "crd/ipaddresspools.metallb.io")
     addresses = {}
-    for each in left_behind():
+    for each in foreign_objects():
         each["metadata"]["namespace"] = cluster.namespace
         if each["kind"] != "Service":
             await client.request(
@@ -104,7 +106,7 @@ async def migrate(cluster: Cluster, command: str) -> str:
     return output.decode()
 
 
-class Witness:
+class ServiceVersions:
     """A watch that records every version of the Services of a namespace."""
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -122,20 +124,22 @@ def _ips(service: Service) -> tuple[str, ...]:
     return tuple(entry.ip for entry in service.status.load_balancer.ingress)
 
 
-async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> None:
-    coming = {name: address for name, address in others.items() if name != "classed"}
+async def test_no_address_changes_during_the_migration(
+    cluster: Cluster, foreign_services: dict[str, str]
+) -> None:
+    coming = {name: address for name, address in foreign_services.items() if name != "classed"}
     output = await migrate(cluster, "services")
-    assert all(address in output for address in others.values())
-    await cluster.kubectl("apply", "-f", "-", given=await migrate(cluster, "pools"))
-    witness = Witness(cluster.client, cluster.namespace)
+    assert all(address in output for address in foreign_services.values())
+    await cluster.kubectl("apply", "-f", "-", stdin=await migrate(cluster, "pools"))
+    witness = ServiceVersions(cluster.client, cluster.namespace)
     watching = asyncio.ensure_future(witness.run())
     cluster.pool = ("198.51.100.128/28",)
     await cluster.start_controller()
 
     for name in coming:
         await cluster.has(name, Accepted="True/Accepted", Programmed="True/Programmed")
-    assert witness.shown == {name: {(address,)} for name, address in others.items()}, (
-        "an address was gone for a moment"
+    assert witness.shown == {name: {(address,)} for name, address in foreign_services.items()}, (
+        "an address was missing for a moment"
     )
     granted = {
         each.spec.address: {holder.name for holder in each.spec.holders}
@@ -146,10 +150,12 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
         coming.values()
     )
     shown = await cluster.kubectl.service("classed")
-    assert "fairlead.io/class" not in shown["metadata"]["annotations"], "its class is not ours"
+    assert "fairlead.io/class" not in shown["metadata"]["annotations"], (
+        "its class does not belong to Fairlead"
+    )
     await cluster.described("ingress", "proxy-protocol has no effect", "must not expect a header")
 
-    # As `migrate services` instructs, the other finalizer is removed, and Fairlead's finalizer is
+    # As `migrate services` instructs, the foreign finalizer is removed, and Fairlead's finalizer is
     # added. After that a Service can be deleted, and its address is kept.
     patch = next(
         line.split(" -p '")[1].rstrip("'")
@@ -158,17 +164,17 @@ async def test_no_address_changes(cluster: Cluster, others: dict[str, str]) -> N
     )
     await cluster.kubectl("patch", "service", "ingress", "--type=merge", "-p", patch)
 
-    async def ours_alone() -> bool:
+    async def has_only_our_finalizer() -> bool:
         shown = await cluster.kubectl.service("ingress")
         return bool(shown["metadata"].get("finalizers"))
 
-    await until(ours_alone, "our finalizer on ingress")
+    await until(has_only_our_finalizer, "Fairlead as the only finalizer on ingress")
     await cluster.kubectl("delete", "service", "ingress", "--wait=false")
     await cluster.gone("ingress")
     kept = {each.spec.address: each.spec for each in await cluster.client.list(ADDRESS_GRANTS)}[
         "203.0.113.99"
     ]
-    assert kept.keep, "keep-floatingip keeps it"
+    assert kept.keep, "keep-floatingip keeps the address"
 
     # A class cannot be changed. The documented remedy works, and the address stays.
     await cluster.kubectl(

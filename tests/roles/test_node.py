@@ -1,5 +1,5 @@
-"""The node's loop with real drivers: a resource that another program holds is reported, awaited and
-then taken; addresses of nodes are followed."""
+"""The node's loop with real drivers. A resource that another program holds is reported, and used as
+soon as it is free. Rules follow changes of node addresses."""
 
 import asyncio
 import socket
@@ -108,7 +108,7 @@ async def until(happened: Callable[[], bool]) -> None:
 async def test_a_health_port_in_use_is_reported_like_kube_proxy_and_opened_once_it_is_free() -> (
     None
 ):
-    """H10."""
+    """kube-proxy writes an Event with the same text."""
     role = Role()
     driver = HealthPortDriver(node_name=NODE, healthy=lambda: True, command=command(), proxy_port=0)
     with socket.socket() as other:
@@ -232,7 +232,7 @@ async def test_the_older_service_takes_an_address_and_has_it_after_a_flush_and_a
 
 
 @pytest.mark.root
-async def test_the_cluster_ip_of_another_is_lost_as_an_external_one(
+async def test_an_external_ip_that_is_the_cluster_ip_of_another_service_is_not_served(
     proxy: tuple[Role, NodeProxyDriver],
 ) -> None:
     role, driver = proxy
@@ -312,7 +312,7 @@ async def test_node_ports_follow_the_node(proxy: tuple[Role, NodeProxyDriver]) -
 async def test_flushed_rules_are_restored_before_the_next_audit(
     proxy: tuple[Role, NodeProxyDriver], what: str
 ) -> None:
-    """The rules of others stay."""
+    """The rules of other programs stay."""
     role, driver = proxy
     role.set(service("web", "192.0.2.10", nodePort=30080))
     there = {"192.0.2.10:80": "web", "192.0.2.1:30080": "web"}
@@ -322,7 +322,7 @@ async def test_flushed_rules_are_restored_before_the_next_audit(
     async with asyncio.timeout(DEADLINE_S):
         while "goto services" not in await nft(
             "list ruleset"
-            # This bypasses the driver, because its `read` would repair the rules.
+            # This check bypasses the driver, because its `read` would repair the rules.
         ):
             await asyncio.sleep(0.05)
     await until_served(driver, there)
@@ -344,7 +344,7 @@ def ip(*words: str) -> None:
 
 
 @pytest.mark.root
-async def test_the_hosts_addresses_of_some_networks(here: None) -> None:
+async def test_node_addresses_are_limited_to_the_configured_networks(here: None) -> None:
     found = HostAddresses(["192.0.2.0/25", "2001:db8::/64", "127.0.0.0/8", "fe80::/10"])
     assert not await found.refresh()
     for family, address in (
@@ -370,7 +370,7 @@ def test_the_primary_address_is_the_first_internal_ip_of_each_family() -> None:
 
 
 @pytest.mark.root
-async def test_cleaning_up(
+async def test_cleanup_removes_the_table_and_may_be_repeated(
     proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cleanup runs twice: the second run finds nothing, and does not create anything in order

@@ -51,7 +51,9 @@ async def members(front: Front) -> list[tuple[str, int]]:
     )
 
 
-async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> None:
+async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
+    cluster: Cluster, octavia_front: Front
+) -> None:
     await cluster.set_endpoints(
         "web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True)
     )
@@ -76,7 +78,7 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
     async def moved() -> bool:
         return await members(octavia_front) == [("192.0.2.1", 1), ("192.0.2.2", 1)]
 
-    await until(moved, "the second node")
+    await until(moved, "the member on the second node")
     await cluster.kubectl(
         "annotate", "service", "web", "loadbalancer.openstack.org/proxy-protocol=true"
     )
@@ -86,7 +88,7 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
         return [(each["ip"], each["ipMode"]) for each in status] == [(address, "Proxy")]
 
     await until(by_header, "ipMode Proxy")
-    # Another Service has another class: each loop processes only its own Services.
+    # Another Service has another class. Each loop processes only the Services of its class.
     await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
     assert (await cluster.addresses("plain")) != [address]
     await cluster.has("plain", Programmed="True/Programmed")
@@ -98,7 +100,7 @@ async def test_the_life_of_a_service(cluster: Cluster, octavia_front: Front) -> 
     ] == ["POST /v2/lbaas/loadbalancers"]
 
 
-async def test_a_controller_that_comes_back_changes_nothing(
+async def test_a_restarted_controller_changes_nothing_in_the_cloud(
     cluster: Cluster, octavia_front: Front
 ) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)

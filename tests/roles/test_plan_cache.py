@@ -163,7 +163,7 @@ def test_the_cached_plan_equals_a_new_plan_after_any_changes() -> None:
         "PortConflict",
         "HealthChecksFailing",
         "str",
-    } <= seen, "all was met"
+    } <= seen, "every case must occur"
 
 
 def test_an_unchanged_service_is_planned_once() -> None:
@@ -179,9 +179,11 @@ def test_an_unchanged_service_is_planned_once() -> None:
     status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
     state.update_services({ObjectKey(*key): Service(ServiceMeta("a", "default"), spec, status)})
     first = planned.unconfirmed([key])[key]
-    assert planned.confirmed([key])[key] is first, "there is nothing to confirm"
+    assert planned.confirmed([key])[key] is first, "no member needs confirmation"
     state.observe("10.0.0.1", 10256, "up", [key])
-    assert planned.unconfirmed([key])[key] is first, "a verdict is none of its objects"
+    assert planned.unconfirmed([key])[key] is first, (
+        "a verdict does not change the plan of the Service"
+    )
     slice_ = EndpointSlice(
         ObjectMeta("s1", "default", labels={SERVICE_NAME_LABEL: "a"}),
         "IPv4",
@@ -193,8 +195,8 @@ def test_an_unchanged_service_is_planned_once() -> None:
 
 
 def test_members_of_class_proxy_and_direct_are_confirmed_separately() -> None:
-    """The two kinds of connections take different paths to the node if forwarded packets go through
-    a tunnel."""
+    """Connections of class proxy and forwarded packets take different paths to the node if
+    forwarded packets go through a tunnel."""
     state = State(())
     planned = PlanCache(state, CONFIG)
     for name in NODES[:2]:

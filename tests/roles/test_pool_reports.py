@@ -100,8 +100,8 @@ async def test_pools_that_cannot_be_written_delay_no_other(bench: Bench) -> None
     with capture_logs() as logs:
         async with bench.running():
             await bench.shown("d")
-            # A change of another pool does not cause an early retry of the failing pools, and their
-            # failures do not delay it.
+            # A change of another pool does not cause an early retry for the failing pools, and
+            # their failures do not delay the change.
             await asyncio.sleep(1.5)
             patch = {"spec": {"addresses": ["203.0.113.100"]}}
             await bench.client.patch(ADDRESS_POOLS, ("", "d"), patch)

@@ -1,9 +1,10 @@
-"""A start probes nodes and computes tables slice by slice of its plan; the loops do the rest."""
+"""At the start, a gateway probes nodes and computes tables for one slice of its Services after the
+other, before the loops begin."""
 
 import asyncio
 from collections.abc import Collection, Mapping
 
-from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Seen, balancer
+from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, VerdictLog, balancer
 from tests.drivers.test_prober import running
 
 from fairlead.errors import Refused
@@ -16,10 +17,10 @@ OTHER = ServiceKey("default", "refused")
 
 
 async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> None:
-    seen, foreseen, state = Seen(), list[ServiceKey](), State(("services",))
+    log, foreseen, state = VerdictLog(), list[ServiceKey](), State(("services",))
     async with (
         HealthPort(1).listen() as health,
-        running(seen) as (prober, _),
+        running(log) as (prober, _),
         asyncio.timeout(DEADLINE_S),
     ):
         known: dict[ServiceKey, LoadBalancer | Refused] = {
@@ -39,23 +40,23 @@ async def test_planned_services_are_probed_and_precomputed_slice_by_slice() -> N
         state.mark_synced("services")
 
         assert ahead.plan([WEB, OTHER]) == {WEB: known[WEB], OTHER: known[OTHER]}
-        await seen.wait("127.0.0.1", health.port, "up")
+        await log.wait("127.0.0.1", health.port, "up")
         first_s = ahead.last_first_probe_s
         assert not going_on.done(), "one Service has not been planned yet"
         ahead.plan([API])
         await going_on
-        assert ahead.last_first_probe_s > first_s, "its node is another"
+        assert ahead.last_first_probe_s > first_s, "the second Service has another node"
         assert foreseen == [WEB, API]
         assert (await prober.read(None)).keys() == {WEB, API}
 
         ahead.plan([WEB])
         await asyncio.sleep(0)
-        assert foreseen == [WEB, API], "the start is over"
+        assert foreseen == [WEB, API], "no Service is planned after the start"
 
 
 async def test_without_services_the_prefetch_ends_at_once() -> None:
     state = State(("services",))
     state.mark_synced("services")
-    async with running(Seen()) as (prober, _), asyncio.timeout(DEADLINE_S):
+    async with running(VerdictLog()) as (prober, _), asyncio.timeout(DEADLINE_S):
         await StartupPrefetch(lambda _: {}, prober, lambda _: None).run(state)
         await prober.settled()

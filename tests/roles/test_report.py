@@ -1,4 +1,5 @@
-"""The Events about a Service, and their timing: each once, and only for problems that last."""
+"""The Events about a Service, and their timing: each Event is written once, and only for problems
+that last."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -20,8 +21,8 @@ SETTLE_S = 2 * PATIENCE_S
 
 
 class Bench:
-    """A reporter with a patience, and the Events that it wrote: the warnings, and in `ended` the
-    Events that they no longer hold."""
+    """A reporter, and the Events that it wrote: the warnings, and in `ended` the Events that report
+    the end of a warning."""
 
     def __init__(self) -> None:
         self.warnings: list[tuple[str, str, str]] = []
@@ -110,8 +111,8 @@ async def test_a_problem_that_returns_is_reported_again(bench: Bench) -> None:
 
 
 async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
-    """The Event is written although the number changes more often than the patience, and shows each
-    later number."""
+    """The Event is written although the number changes before the problem has lasted long enough,
+    and shows each later number."""
     while not bench.warnings:
         for number in range(10):
             bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
@@ -124,17 +125,20 @@ async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
     assert len(bench.warnings) == 1
 
 
-NOBODY = Finding("NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True)
+NO_ENDPOINT = Finding(
+    "NoReadyEndpoints", "it has no endpoint: see `kubectl get pods`", at_start=True
+)
 
 
 async def test_starting_pods_of_a_new_service_are_not_reported(bench: Bench) -> None:
-    """The next note is reported after the patience, and shows that the first note waits longer."""
+    """Another note is reported when it has lasted long enough, although the note about the start
+    waits longer."""
     bench.create(age_s=0)
-    bench.tell(NOBODY, FAILING)
+    bench.tell(NO_ENDPOINT, FAILING)
     assert await bench.reasons() == ["HealthChecksFailing"]
     bench.tell(FAILING)
     bench.create(age_s=START_S)
-    bench.tell(NOBODY, FAILING)
+    bench.tell(NO_ENDPOINT, FAILING)
     assert await bench.reasons() == ["HealthChecksFailing", "NoReadyEndpoints"]
 
 
@@ -142,7 +146,7 @@ async def test_a_note_about_the_start_is_reported_when_the_service_is_old_enough
     bench: Bench,
 ) -> None:
     bench.create(age_s=START_S - 1)
-    bench.tell(NOBODY)
+    bench.tell(NO_ENDPOINT)
     async with asyncio.timeout(30):
         while not bench.warnings:
             await asyncio.sleep(PATIENCE_S)
@@ -224,7 +228,7 @@ async def test_another_process_reports_the_end(bench: Bench) -> None:
     bench.report.close()
     successor = Bench()
     successor.report.resume(
-        [*left, msgspec.structs.replace(left[0], reason="Older", uid="of a Service before")]
+        [*left, msgspec.structs.replace(left[0], reason="Older", uid="of an earlier Service")]
     )
     successor.tell(FAILING)
     await successor.reasons()
@@ -248,7 +252,7 @@ async def test_a_process_resumes_warnings_before_it_knows_the_services(bench: Be
     assert {each.service for each in successor.report.warned()} == {
         "default/web",
         "default/gone",
-    }, "for the Lease"
+    }, "the Lease contains the reported warnings"
     successor.create()
     successor.state.mark_synced("services")
     assert successor.report.warned() == [left]
@@ -263,7 +267,7 @@ async def test_the_end_is_reported_for_a_recreated_service(bench: Bench) -> None
     await bench.reasons()
     (left,) = bench.report.warned()
     successor = Bench()
-    successor.report.resume([msgspec.structs.replace(left, uid="of a Service before")])
+    successor.report.resume([msgspec.structs.replace(left, uid="of an earlier Service")])
     successor.tell(FAILING)
     await successor.reasons()
     successor.tell()

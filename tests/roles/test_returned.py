@@ -24,7 +24,7 @@ from fairlead.state import State
 WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
 
-def test_a_service_is_reported_once_packets_have_come_back_for_a_while() -> None:
+def test_a_service_is_reported_once_packets_have_been_returned_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
     for check in range(1, CHECKS_BEFORE_EVENT):
         assert returned.check({WEB: 7 + check, DNS: 5}, {"node1": 12 + check}) == ([], ["node1"])
@@ -61,8 +61,8 @@ def test_the_end_of_returned_packets_is_reported_once() -> None:
 
 
 def test_the_message_names_the_checks_for_any_number_of_nodes() -> None:
-    """There are many nodes if the Service has another service proxy, and none if its last node is
-    gone."""
+    """Many nodes send packets back if the Service has another service proxy, and no node is named
+    if the last one is gone."""
     many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
     assert "worker-004.rack-7.example.net and 95 more came back" in many
     assert "service.kubernetes.io/service-proxy-name" in many[:MAX_MESSAGE_LENGTH]

@@ -59,7 +59,7 @@ async def test_the_finalizer_is_added_before_the_address_and_removed_after_it(
         async def caught_up() -> bool:
             return any(claimed and not shown for _, claimed, shown in history.seen[-3:])
 
-        await until(caught_up, "the watch caught up")
+        await until(caught_up, "the last version in the watch")
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -76,7 +76,7 @@ async def test_the_finalizer_is_added_before_the_address_and_removed_after_it(
     ]
 
 
-async def test_classes(cluster: Cluster) -> None:
+async def test_only_services_of_own_classes_are_claimed(cluster: Cluster) -> None:
     await cluster.stop_controller()
     cluster.default_class = None
     await cluster.start_controller()
@@ -97,7 +97,7 @@ async def test_classes(cluster: Cluster) -> None:
     assert await cluster.events("foreign") == []
 
 
-async def test_the_type_changed_away_and_back(cluster: Cluster) -> None:
+async def test_changing_the_type_releases_the_service_and_back_claims_it(cluster: Cluster) -> None:
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True))
     await cluster.apply("web")
     await cluster.addresses("web")
@@ -126,7 +126,7 @@ async def test_the_type_changed_away_and_back(cluster: Cluster) -> None:
     await cluster.has("web", **FULLY)
 
 
-async def test_handed_to_another_class(cluster: Cluster) -> None:
+async def test_a_service_with_a_new_class_is_released(cluster: Cluster) -> None:
     """The Service has another type meanwhile, because the class of a load balancer is immutable."""
     await cluster.apply("web")
     await cluster.addresses("web")
@@ -147,11 +147,13 @@ async def test_handed_to_another_class(cluster: Cluster) -> None:
         )
         return not ours and not await cluster.conditions("web")
 
-    await until(let_go, "claim and conditions taken off")
+    await until(let_go, "the removal of claim and conditions")
     assert addresses_of(await cluster.kubectl.service("web")) == ["198.51.100.200"]
 
 
-async def test_deleted_while_no_controller_runs(cluster: Cluster) -> None:
+async def test_a_service_deleted_without_a_controller_is_released_by_the_next_one(
+    cluster: Cluster,
+) -> None:
     await cluster.apply("web")
     (address,) = await cluster.addresses("web")
     await cluster.stop_controller()
@@ -167,7 +169,7 @@ async def test_deleted_while_no_controller_runs(cluster: Cluster) -> None:
     assert await cluster.addresses("next") == [address]
 
 
-async def test_recreated_while_the_old_service_is_being_deleted(cluster: Cluster) -> None:
+async def test_a_service_recreated_during_its_deletion_is_served(cluster: Cluster) -> None:
     await cluster.apply("web")
     await cluster.addresses("web")
     old = (await cluster.kubectl.service("web"))["metadata"]["uid"]
@@ -189,7 +191,7 @@ async def test_recreated_while_the_old_service_is_being_deleted(cluster: Cluster
             return False
         return True
 
-    await until(created, "the name free")
+    await until(created, "the release of the name")
     await starting
     await cluster.addresses("web")
     shown = await cluster.kubectl.service("web")
@@ -210,7 +212,7 @@ async def test_recreated_while_the_old_service_is_being_deleted(cluster: Cluster
     assert ours == {"EnsuringLoadBalancer": 1, "EnsuredLoadBalancer": 1}
 
 
-async def test_families_come_and_go(cluster: Cluster) -> None:
+async def test_addresses_follow_the_ip_families(cluster: Cluster) -> None:
     await cluster.apply("web", ipFamilyPolicy="SingleStack", ipFamilies=["IPv4"])
     (four,) = await cluster.addresses("web")
     await cluster.patch(
@@ -227,7 +229,7 @@ async def test_families_come_and_go(cluster: Cluster) -> None:
     assert ":" in six
 
 
-async def test_without_node_ports(cluster: Cluster) -> None:
+async def test_a_service_without_node_ports_is_served(cluster: Cluster) -> None:
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True))
     await cluster.apply("web", allocateLoadBalancerNodePorts=False)
     await cluster.addresses("web")
@@ -275,7 +277,7 @@ async def test_a_condition_keeps_its_time_until_its_status_changes(cluster: Clus
 
 
 @pytest.mark.parametrize("policy", ["Local", "Cluster"])
-async def test_without_endpoints_the_address_stays(cluster: Cluster, policy: str) -> None:
+async def test_a_service_without_endpoints_keeps_its_address(cluster: Cluster, policy: str) -> None:
     await cluster.set_endpoints("web", ("10.244.1.1", "life-1", True))
     await cluster.apply("web", externalTrafficPolicy=policy)
     address = await cluster.addresses("web")

@@ -20,13 +20,13 @@ from fairlead.model import ServiceKey
 LONG = "n" * 63
 DEADLINE_S = 60
 NOT_ASKED = None
-"""The fields that are written to the status, or that a dry run does not return."""
+"""The fields that belong to the status, or that a dry run does not return."""
 
 
 class Row(NamedTuple):
-    """`spec` of a Service with ClusterIP 10.96.1.N for row N, and its `endpoints`; the addresses at
-    which it is served nevertheless, and the message about it. `let_in`: whether the present API
-    server admits it."""
+    """An invalid object: the `spec` of a Service with ClusterIP 10.96.1.N for row N, and its
+    `endpoints`; the addresses at which it is still served, and the message about it. `admitted`:
+    whether the present API server admits the object."""
 
     id: str
     spec: dict[str, Any] = {}
@@ -34,8 +34,8 @@ class Row(NamedTuple):
     endpoints: tuple[str, ...] = ("10.0.0.1",)
     target: int = 8080
     served: tuple[str, ...] = ("cluster",)
-    said: str = ""
-    let_in: bool | None = False
+    message: str = ""
+    admitted: bool | None = False
     name: str = ""
 
 
@@ -58,53 +58,59 @@ ROWS = (
     Row(
         "a word",
         {"externalIPs": ["example.org"]},
-        said="'example.org' of spec.externalIPs is not an IP address",
+        message="'example.org' of spec.externalIPs is not an IP address",
     ),
-    Row("nothing", {"externalIPs": [""]}, said="'' of spec.externalIPs is not an IP address"),
-    Row("three parts", {"externalIPs": ["203.0.113"]}, said="'203.0.113' of spec.externalIPs"),
+    Row("nothing", {"externalIPs": [""]}, message="'' of spec.externalIPs is not an IP address"),
+    Row("three parts", {"externalIPs": ["203.0.113"]}, message="'203.0.113' of spec.externalIPs"),
     Row(
-        "beyond 255", {"externalIPs": ["203.0.113.300"]}, said="'203.0.113.300' of spec.externalIPs"
+        "beyond 255",
+        {"externalIPs": ["203.0.113.300"]},
+        message="'203.0.113.300' of spec.externalIPs",
     ),
     Row(
-        "three colons", {"externalIPs": ["2001:db8:::1"]}, said="'2001:db8:::1' of spec.externalIPs"
+        "three colons",
+        {"externalIPs": ["2001:db8:::1"]},
+        message="'2001:db8:::1' of spec.externalIPs",
     ),
-    Row("of a link", {"externalIPs": ["fe80::1%eth0"]}, said="'fe80::1%eth0' of spec.externalIPs"),
+    Row(
+        "of a link", {"externalIPs": ["fe80::1%eth0"]}, message="'fe80::1%eth0' of spec.externalIPs"
+    ),
     Row("leading zeros", {"externalIPs": ["203.000.113.007"]}, served=("cluster", "203.0.113.7")),
     Row("mapped", {"externalIPs": ["::ffff:203.0.113.8"]}, served=("cluster", "203.0.113.8")),
     Row(
         "a strange ingress",
         {"type": "LoadBalancer"},
         ("x",),
-        said="'x' of status.loadBalancer.ingress",
-        let_in=NOT_ASKED,
+        message="'x' of status.loadBalancer.ingress",
+        admitted=NOT_ASKED,
     ),
     Row(
         "an ingress with zeros",
         {"type": "LoadBalancer"},
         ("203.0.113.010",),
         served=("cluster", "203.0.113.10"),
-        let_in=NOT_ASKED,
+        admitted=NOT_ASKED,
     ),
     Row(
         "no ClusterIP",
         {"clusterIP": "x", "clusterIPs": ["x"]},
         served=(),
-        said="'x' of spec.clusterIPs is not an IP address",
+        message="'x' of spec.clusterIPs is not an IP address",
     ),
-    Row("port 0", port(0), served=(), said="port 0"),
-    Row("port 70000", port(70_000), served=(), said="port 70000"),
-    Row("port -1", port(-1), served=(), said="port -1"),
+    Row("port 0", port(0), served=(), message="port 0"),
+    Row("port 70000", port(70_000), served=(), message="port 70000"),
+    Row("port -1", port(-1), served=(), message="port -1"),
     Row(
         "node port 70000",
         {"type": "NodePort", **port(80, nodePort=70_000)},
         served=(),
-        said="node port 70000",
-        let_in=NOT_ASKED,
+        message="node port 70000",
+        admitted=NOT_ASKED,
     ),
     Row(
         "health port 70000",
         {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 70_000},
-        said="70000 of spec.healthCheckNodePort is not a port number",
+        message="70000 of spec.healthCheckNodePort is not a port number",
     ),
     Row("a port twice", {"ports": [*port(80, name="a")["ports"], *port(80, name="b")["ports"]]}),
     Row(
@@ -112,60 +118,60 @@ ROWS = (
         ranges(" 192.0.2.0/24 "),
         ("203.0.113.20",),
         served=("cluster", "203.0.113.20"),
-        let_in=True,
+        admitted=True,
     ),
     Row(
         "bits behind the prefix",
         ranges("192.0.2.7/24"),
         ("203.0.113.21",),
         served=("cluster", "203.0.113.21"),
-        let_in=NOT_ASKED,
+        admitted=NOT_ASKED,
     ),
     Row(
         "overlapping",
         ranges("192.0.2.0/24", "192.0.2.0/25"),
         ("203.0.113.22",),
         served=("cluster", "203.0.113.22"),
-        let_in=True,
+        admitted=True,
     ),
     Row(
         "no CIDR",
         ranges("192.0.2.0/99"),
         ("203.0.113.23",),
         served=(),
-        said="source range '192.0.2.0/99' is not a CIDR",
+        message="source range '192.0.2.0/99' is not a CIDR",
     ),
     Row(
         "a CIDR without a length",
         ranges("192.0.2.0"),
         served=(),
-        said="source range '192.0.2.0' is not a CIDR",
+        message="source range '192.0.2.0' is not a CIDR",
     ),
     Row("no time", affine(0)),
     Row("a long time", affine(10**12)),
     Row(
         "no endpoint",
         endpoints=("x",),
-        said="endpoint 'x' port 8080 is not an IPv4 address and port",
+        message="endpoint 'x' port 8080 is not an IPv4 address and port",
     ),
     Row(
         "an endpoint of the other family",
         endpoints=("2001:db8::1",),
-        said="endpoint '2001:db8::1' port 8080 is not an IPv4 address and port",
+        message="endpoint '2001:db8::1' port 8080 is not an IPv4 address and port",
     ),
     Row("an endpoint with zeros", endpoints=("10.0.0.01",)),
     Row(
         "an endpoint's port 70000",
         target=70_000,
-        said="endpoint '10.0.0.1' port 70000 is not an IPv4 address and port",
-        let_in=True,
+        message="endpoint '10.0.0.1' port 70000 is not an IPv4 address and port",
+        admitted=True,
     ),
     Row(
         "1,000 endpoints",
         endpoints=tuple(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(1000)),
-        let_in=True,
+        admitted=True,
     ),
-    Row("long names", name=LONG, let_in=True),
+    Row("long names", name=LONG, admitted=True),
 )
 
 
@@ -214,8 +220,8 @@ async def driver(here: None) -> AsyncIterator[NodeProxyDriver]:
 async def test_invalid_objects_are_reported_and_all_others_are_served(
     driver: NodeProxyDriver,
 ) -> None:
-    """All rows are applied at once, which is harder than one by one, because they share
-    transactions."""
+    """All rows are applied at the same time, which is harder than one after the other, because they
+    share transactions."""
     role = Role()
     sound = Row("sound", name="sound")
     everything = [objects(number, row) for number, row in enumerate((*ROWS, sound), 1)]
@@ -239,11 +245,13 @@ async def test_invalid_objects_are_reported_and_all_others_are_served(
             assert not running.done(), running.exception()
             await asyncio.sleep(0.05)
     assert len(found) == sum(bool(row.served) for row in ROWS) + 1
-    said = {key: row.said for key, row in zip(wanted, (*ROWS, sound), strict=True)}
+    message = {key: row.message for key, row in zip(wanted, (*ROWS, sound), strict=True)}
     await until(
-        lambda: {key for key, words in said.items() if words} <= {key for key, _, _ in role.events}
+        lambda: (
+            {key for key, words in message.items() if words} <= {key for key, _, _ in role.events}
+        )
     )
-    for key, words in said.items():
+    for key, words in message.items():
         messages = [message for about, _, message in role.events if about == key]
         assert words in " ".join(messages) if words else not messages, (key, messages)
     running.cancel()
@@ -263,7 +271,7 @@ async def test_which_rows_the_present_api_server_admits(real_apiserver: KubeApiS
     wrong = []
     async with Api(real_apiserver.access, "real") as api:
         for number, row in enumerate(ROWS, 1):
-            if row.let_in is NOT_ASKED:
+            if row.admitted is NOT_ASKED:
                 continue
             service, slice_ = objects(number, row, api.namespace)
             if service["spec"]["clusterIP"] != "x":
@@ -274,6 +282,6 @@ async def test_which_rows_the_present_api_server_admits(real_apiserver: KubeApiS
                 body["metadata"].pop("uid", None)
                 status, _ = await api.call("POST", f"{api.path(kind)}?dryRun=All", body)
                 codes.append(status)
-            if (codes == [201, 201]) != row.let_in:
+            if (codes == [201, 201]) != row.admitted:
                 wrong.append((row.id, codes))
     assert not wrong

@@ -20,7 +20,7 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
-from tests.drivers.direct.carrying import set_listener
+from tests.drivers.direct.applying import set_listener
 from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import AttachKind
@@ -115,8 +115,10 @@ class Forwarder:
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
         for address in addresses:
-            way = NextHop(LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC)
-            self.tables.nodes.set_next_hop(name, way, ipv6=":" in address)
+            next_hop = NextHop(
+                LOCAL if here else LINK, 1, address, mac=mac_of(name), own_mac=OWN_MAC
+            )
+            self.tables.nodes.set_next_hop(name, next_hop, ipv6=":" in address)
 
     def serve(
         self,
@@ -176,8 +178,8 @@ class Forwarder:
 class Programs(NamedTuple):
     """The loaded programs and their maps.
 
-    They are used by one test after the other: the kernel needs a third of a second to load them,
-    and a few milliseconds to empty the maps."""
+    One test after the other uses them: the kernel needs a third of a second to load them, and a few
+    milliseconds to empty the maps."""
 
     maps: dict[str, Map]
     tc: Program
@@ -340,8 +342,8 @@ def load_balancer(
     return {WEB: LoadBalancer(WEB, "uid-web", "fairlead.io/direct", (address,), listeners)}
 
 
-async def bring(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
-    """Bring the driver to the intents, which must succeed, and return the changes."""
+async def reconcile(made: DirectDriver, intents: dict[ServiceKey, LoadBalancer]) -> list[str]:
+    """Reconcile these intents, which must succeed, and return the changes."""
     changes = made.diff(made.render(intents), await made.read(None))
     assert await made.apply(changes) == {}
     return [str(change) for change in changes]
@@ -352,8 +354,8 @@ NODE1 = Member("node1", "192.0.2.21", 1)
 
 @pytest.fixture(scope="module")
 def own_loopback() -> Iterator[None]:
-    """Run the tests of a module in a network namespace of their own, so that no other test run and
-    no gateway on this machine uses the addresses and ports of its loopback interface."""
+    """Run the tests of a module in a separate network namespace, so that no other test run and no
+    gateway on this machine uses the addresses and ports of its loopback interface."""
     name = f"flt-{os.getpid()}-loopback"
     namespace.create(name)
     try:

@@ -189,7 +189,7 @@ class Gateway:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    async def tell(self, line: str) -> Any:
+    async def send(self, line: str) -> Any:
         assert self.process.stdin
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -206,7 +206,7 @@ class Gateway:
     ) -> Any:
         """Apply a load balancer with TCP and UDP on port 80 of both addresses. Return the answer of
         the process."""
-        return await self.tell(msgspec.json.encode(load_balancer(weights, states or {})).decode())
+        return await self.send(msgspec.json.encode(load_balancer(weights, states or {})).decode())
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -331,7 +331,7 @@ class Conversation:
         return node, peer
 
 
-async def ask_by_udp(family: int) -> tuple[str, str]:
+async def request_by_udp(family: int) -> tuple[str, str]:
     loop = asyncio.get_running_loop()
     with namespace.make_socket(SITE + "client", family, socket.SOCK_DGRAM) as made:
         made.setblocking(False)

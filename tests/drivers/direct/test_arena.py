@@ -17,7 +17,7 @@ from fairlead.errors import Unavailable
         )
     )
 )
-def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]]) -> None:
+def test_regions_neither_overlap_nor_are_reused_early(steps: list[tuple[str, int]]) -> None:
     arena, used, in_grace, now = (
         Arena(100),
         list[tuple[int, int]](),
@@ -48,7 +48,7 @@ def test_regions_neither_overlap_nor_come_back_early(steps: list[tuple[str, int]
             used.append((offset, number))
 
 
-def test_regions_that_are_taken_at_the_start_are_not_given_out() -> None:
+def test_regions_in_use_at_the_start_are_not_allocated() -> None:
     arena = Arena(10, [(6, 2), (0, 3)])
     assert [arena.reserve(3, 0.0), arena.reserve(2, 0.0)] == [3, 8]
     with pytest.raises(Unavailable, match="table memory is used up"):

@@ -1,4 +1,4 @@
-"""Where the programs are attached: the choice between tc and XDP as a table, and each attachment
+"""The attachment of the programs: the choice between tc and XDP as a table, and each attachment
 with real packets."""
 
 import asyncio
@@ -12,7 +12,16 @@ import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
-from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    NAME,
+    NODE1,
+    PINS,
+    Run,
+    driver,
+    ip,
+    load_balancer,
+    reconcile,
+)
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     CLIENT,
@@ -21,9 +30,9 @@ from tests.drivers.direct.site import (
     SITE,
     VIP,
     Conversation,
-    ask_by_udp,
     made_site,  # noqa: F401 - a fixture
     pods,
+    request_by_udp,
     running_gateway,
 )
 from tests.drivers.inside import run_inside
@@ -80,7 +89,7 @@ OTHER_END = bpffs.ROOT / f"{NAME}-other-end"
         ("xdp", CARD, Driver("ice", "0000:00:03.0"), "xdp", "requested by gateway.attach"),
     ],
 )
-def test_choice(
+def test_the_attachment_follows_from_configuration_and_driver(
     wanted: AttachKind, interface: Interface, driver_of: Driver, mode: str, why: str
 ) -> None:
     choice = choose(wanted, interface, driver_of)
@@ -107,7 +116,7 @@ def test_a_changed_mac_address_of_an_interface_is_followed(run: Run, following: 
     async def scenario() -> None:
         made = driver(attach_kind="xdp-generic")
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         follow = asyncio.create_task(made.run()) if following else None
         ip("link", "set", "eth0", "address", "02:00:00:00:07:07")
         if follow is None:
@@ -154,7 +163,7 @@ def _without_pins() -> Iterator[None]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic", "xdp"])
-async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) -> None:
+async def test_each_attachment_forwards_packets(site: None, attach: AttachKind) -> None:
     if attach == "xdp":
         prepare_other_end()
     async with pods(), running_gateway(Options(attach)) as gateway:
@@ -165,7 +174,7 @@ async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) 
         for _ in range(2):
             for family in FAMILIES:
                 tcp = [await (await Conversation.start(family)).ask() for _ in range(40)]
-                udp = [await ask_by_udp(family) for _ in range(40)]
+                udp = [await request_by_udp(family) for _ in range(40)]
                 assert {peer for _, peer in tcp + udp} == {CLIENT[family]}
                 assert Counter(node for node, _ in tcp + udp).keys() == set(NODES)
             if attach == "tc":
@@ -173,7 +182,7 @@ async def test_each_kind_of_attachment_forwards(site: None, attach: AttachKind) 
             # Without the tc program only XDP forwards. A packet that XDP passed would end in a
             # blackhole route, and its connection would fail.
             in_site("gateway", "tc", "filter", "del", "dev", "eth0", "ingress")
-        await gateway.tell("remove")
+        await gateway.send("remove")
 
 
 @pytest.mark.root
@@ -205,7 +214,7 @@ async def test_a_frame_with_a_priority_tag_is_forwarded(site: None, attach: Atta
                 answer = await asyncio.wait_for(loop.sock_recv(client, 100), DEADLINE_S)
             assert answer.decode().split() == ["node1", CLIENT[family]]
         wire.close()
-        await gateway.tell("remove")
+        await gateway.send("remove")
 
 
 @pytest.mark.root
@@ -226,7 +235,7 @@ async def test_a_node_with_another_hardware_address_is_followed_while_xdp_forwar
             "node1",
             "node1",
         ]
-        await gateway.tell("remove")
+        await gateway.send("remove")
 
 
 def announce(node: str, family: int) -> None:
@@ -238,7 +247,7 @@ def announce(node: str, family: int) -> None:
 
 
 @pytest.mark.root
-def test_programs_of_others_are_left_alone(run: Run) -> None:
+def test_programs_of_other_owners_are_unchanged(run: Run) -> None:
     async def scenario() -> None:
         index = socket.if_nametoindex("eth0")
         foreign = create_maps(list(read_object(OBJECTS / "direct_xdp.o").maps.values()))
@@ -265,7 +274,7 @@ def test_programs_of_others_are_left_alone(run: Run) -> None:
                     await made.open()
             made = driver()
             await made.open()
-            await bring(made, load_balancer(NODE1))
+            await reconcile(made, load_balancer(NODE1))
             await made.close(remove=True)
             assert (await xdp.attached(index), await tc.filters("foreign")) == before
         finally:
@@ -299,7 +308,7 @@ def test_a_recreated_interface_gets_its_programs_by_event(run: Run) -> None:
     async def scenario() -> None:
         made = driver(attach_kind="xdp-generic")
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         following = asyncio.create_task(made.run())
         ip("link", "delete", "eth0")
         ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0-end")

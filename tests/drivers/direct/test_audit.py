@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.drivers.direct.conftest import NODE1, PINS, Run, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, PINS, Run, driver, load_balancer, reconcile
 
 from fairlead.drivers.direct.driver import BATCH_SIZE
 from fairlead.drivers.direct.maps.records import pack_listener_key
@@ -37,9 +37,9 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
         made = driver(arena_bytes=8 << 20)
         await made.open()
         intents = {each.service: each for each in (intent(i, 1) for i in range(COUNT))}
-        await bring(made, intents)
+        await reconcile(made, intents)
         intents = {each.service: each for each in (intent(i, 2) for i in range(COUNT))}
-        await bring(made, intents)  # now each listener has a previous table
+        await reconcile(made, intents)  # now each listener has a previous table
         over = False
 
         async def settle(key: ServiceKey) -> list[str]:
@@ -84,7 +84,7 @@ def test_audits_reads_and_changes_run_beside_each_other(run: Run) -> None:
         _, changes = await asyncio.gather(audit(), change())
         assert looks > AUDITS
         assert changes > 1
-        assert await bring(made, intents) == []
+        assert await reconcile(made, intents) == []
         await made.close(remove=True)
 
     run(scenario)
@@ -95,7 +95,7 @@ def test_an_audit_finds_foreign_changes_while_other_changes_are_applied(run: Run
         made = driver(arena_bytes=8 << 20)
         await made.open()
         intents = {each.service: each for each in (intent(i, 1) for i in range(COUNT))}
-        await bring(made, intents)
+        await reconcile(made, intents)
         await made.read(None)  # the first complete read returns what `open` has read
         stray = next(iter(intents))
         (layout,) = PINS.glob("layout-*")
@@ -123,11 +123,11 @@ def test_an_audit_finds_foreign_changes_while_other_changes_are_applied(run: Run
     run(scenario)
 
 
-def test_other_tasks_run_between_batches(run: Run) -> None:
+def test_other_tasks_run_between_the_batches_of_a_change(run: Run) -> None:
     async def scenario() -> None:
         made = driver(arena_bytes=8 << 20)
         await made.open()
-        await bring(made, {each.service: each for each in (intent(i, 1) for i in range(COUNT))})
+        await reconcile(made, {each.service: each for each in (intent(i, 1) for i in range(COUNT))})
         turns = 0
 
         async def others() -> None:
@@ -157,7 +157,7 @@ def test_counters_of_the_data_plane_can_be_scraped(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         registry = CollectorRegistry()
         registry.register(TrafficCollector(lambda: made.counters))
         lines = generate_latest(registry).decode().splitlines()

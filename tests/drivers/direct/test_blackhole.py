@@ -10,7 +10,16 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
-from tests.drivers.direct.conftest import NAME, NODE1, PINS, Run, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import (
+    NAME,
+    NODE1,
+    PINS,
+    Run,
+    driver,
+    ip,
+    load_balancer,
+    reconcile,
+)
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.driver import UNSERVED_TIMEOUT_S
@@ -92,16 +101,16 @@ async def answers(port: int) -> list[Packet]:
             return seen
 
 
-def test_routes_come_and_go_with_listeners(run: Run) -> None:
+def test_routes_are_created_and_removed_with_listeners(run: Run) -> None:
     async def scenario() -> None:
         ip("address", "add", "2001:db8::10/64", "dev", "eth0", "nodad")
         made = driver()
         await made.open()
         second = {ServiceKey("default", "six"): six()}
-        await bring(made, load_balancer(NODE1) | second)
+        await reconcile(made, load_balancer(NODE1) | second)
         rules = {Rule(False, "eth0"), Rule(True, "eth0")}
         assert kernel() == ({VIP, VIP6}, rules)
-        await bring(made, second)
+        await reconcile(made, second)
         assert kernel() == ({VIP6}, rules)
         await made.close()
         assert kernel() == ({VIP6}, rules), "routes stay when the process ends"
@@ -112,7 +121,7 @@ def test_routes_come_and_go_with_listeners(run: Run) -> None:
         ip("-6", "rule", "delete", "table", str(TABLE))
         await made.read(None)
         assert kernel() == ({VIP6}, rules), "an audit restores routes and rules"
-        await bring(made, load_balancer(NODE1) | second)
+        await reconcile(made, load_balancer(NODE1) | second)
         await made.close()
         await remove_pins(PINS)
         assert kernel() == (set(), set())
@@ -148,7 +157,7 @@ def six() -> LoadBalancer:
     )
 
 
-def test_a_foreign_route_to_the_address_stays_and_replaces_ours(run: Run) -> None:
+def test_a_foreign_route_to_the_address_stays_and_replaces_the_blackhole_route(run: Run) -> None:
     async def scenario() -> None:
         ip(
             "route",
@@ -165,7 +174,7 @@ def test_a_foreign_route_to_the_address_stays_and_replaces_ours(run: Run) -> Non
         )
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         assert kernel()[0] == set()
         ip("route", "delete", f"{VIP}/32")
         await made.read(None)
@@ -187,7 +196,7 @@ def test_packets_without_a_listener_do_not_return_to_the_router(run: Run) -> Non
         )
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         assert await answers(443) == []
         await made.close(remove=True)
         assert len(await answers(443)) == 1
@@ -213,8 +222,8 @@ def test_packets_for_a_listener_that_did_not_fit_do_not_return_to_the_router(run
         )
         refused = load_balancer(NODE1)
         for wanted in ({hog.service: hog}, refused, refused):
-            told = await made.apply(made.diff(made.render(wanted), await made.read(wanted)))
-        assert [each.missing for each in told.values()] == [(f"{VIP}:80/TCP",)]
+            outcome_of = await made.apply(made.diff(made.render(wanted), await made.read(wanted)))
+        assert [each.missing for each in outcome_of.values()] == [(f"{VIP}:80/TCP",)]
         assert await answers(80) == []
         await made.read(None)
         assert kernel()[0] == {VIP, "203.0.113.99"}
@@ -242,7 +251,7 @@ def test_on_a_node_the_service_proxy_answers_for_callers_outside_and_on_the_node
         server = await asyncio.start_server(lambda _, writer: writer.close(), "192.0.2.10", 8080)
         made = driver()
         await made.open()
-        await bring(made, load_balancer(THIS_HOST))
+        await reconcile(made, load_balancer(THIS_HOST))
         assert kernel()[0] == {VIP}
         (reply, *_) = await answers(80)
         assert (reply.src, reply.dst, str(reply[TCP].flags)) == (VIP, CLIENT, "SA")

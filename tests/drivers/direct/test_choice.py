@@ -162,7 +162,7 @@ def test_toggling_affinity_moves_no_open_connection(forwarder: Forwarder) -> Non
     assert owners(forwarder, "A", range(30000, 30100)) == during
 
 
-def test_affinity_sends_a_client_to_one_node_whatever_its_ports(forwarder: Forwarder) -> None:
+def test_affinity_sends_a_client_to_one_node_from_any_port(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1, "node2": 1, "node3": 1}, by_source=True)
     by_client = {
         f"198.51.100.{i}": {
@@ -233,7 +233,9 @@ def test_icmp_errors_go_to_the_node_that_has_the_flow(
             assert (answer.verdict, answer.node) == (REDIRECT, node)
 
 
-def test_icmp_errors_that_quote_something_else_are_not_ours(forwarder: Forwarder) -> None:
+def test_icmp_errors_that_quote_other_packets_are_passed_to_the_kernel(
+    forwarder: Forwarder,
+) -> None:
     forwarder.serve({"node1": 1})
     quoted_forward = IP(src=CLIENT4, dst=VIP4) / TCP(sport=40000, dport=80)
     to_another = (

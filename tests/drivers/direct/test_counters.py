@@ -20,7 +20,7 @@ def counters(forwarder: Forwarder) -> Counters:
     return Counters(forwarder.tables, forwarder.maps, EVENTS)
 
 
-def test_services_nodes_and_reasons(forwarder: Forwarder) -> None:
+def test_packets_are_counted_by_service_node_and_reason(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     forwarder.serve({"node2": 1}, address=VIP6)
     sizes = [

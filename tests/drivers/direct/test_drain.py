@@ -1,4 +1,4 @@
-"""A drain ends when its time is over, without any other event of the Service."""
+"""A drain ends after its time, without any other event of the Service."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -26,9 +26,9 @@ def test_a_drain_ends_by_itself(run: Run) -> None:
             return {key: intents[key] for key in keys}
 
         def report(
-            _: Mapping[ServiceKey, LoadBalancer], told: Mapping[ServiceKey, Outcome]
+            _: Mapping[ServiceKey, LoadBalancer], outcome_of: Mapping[ServiceKey, Outcome]
         ) -> None:
-            outcomes.extend(told.values())
+            outcomes.extend(outcome_of.values())
 
         async def retained(*nodes: str) -> None:
             while (await made.read([WEB]))[WEB].listeners[0].retained_nodes != nodes:

@@ -12,10 +12,10 @@ from tests.drivers.direct.conftest import (
     WEB,
     Run,
     add_cable,
-    bring,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 
 from fairlead.drivers.direct import remove_pins
@@ -43,7 +43,7 @@ SET_NODE1 = [
 ]
 
 
-def way_to_node1() -> NextHop:
+def next_hop_of_node1() -> NextHop:
     """Return the IPv4 next hop of the first node, from the pinned map."""
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "next_hops") as next_hops:
@@ -68,8 +68,8 @@ def test_two_instances_share_an_interface(run: Run) -> None:
         one, two = driver(), driver(Path(f"{PINS}-2"), priority=200)
         await one.open()
         await two.open()
-        await bring(one, load_balancer(NODE1))
-        await bring(two, load_balancer(NODE1, address="203.0.113.11"))
+        await reconcile(one, load_balancer(NODE1))
+        await reconcile(two, load_balancer(NODE1, address="203.0.113.11"))
         await one.close(remove=True)
         assert await tc.filters(f"fairlead:{PINS}") == ()
         assert [each.priority for each in await tc.filters(f"fairlead:{PINS}-2")] == [200]
@@ -90,14 +90,14 @@ def test_a_listener_refuses_as_long_as_its_service_has_no_endpoints(run: Run) ->
         made = driver()
         await made.open()
         for intents, expected in ((load_balancer(NODE1), False), (without, True)):
-            await bring(made, intents)
+            await reconcile(made, intents)
             assert refuses() == expected
         await made.close()
         successor = driver()
         await successor.open()
         assert refuses()
         for intents, expected in ((without, True), (load_balancer(NODE1), False)):
-            await bring(successor, intents)
+            await reconcile(successor, intents)
             assert refuses() == expected
         await successor.close(remove=True)
 
@@ -122,7 +122,7 @@ def test_cleanup_needs_only_the_pin_path(run: Run, pinned: bool) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         (filter_,) = await tc.filters(f"fairlead:{PINS}")
         here = [
@@ -146,15 +146,15 @@ def test_a_recreated_interface_gets_its_filter_back(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         ip("link", "delete", "eth0")
         with pytest.raises(Unavailable, match="there is no interface eth0"):
             await made.read(None)
         add_cable("eth0", "192.0.2.10/24")
-        assert await bring(made, load_balancer(NODE1)) == []
-        assert way_to_node1().interface == socket.if_nametoindex("eth0")
+        assert await reconcile(made, load_balancer(NODE1)) == []
+        assert next_hop_of_node1().interface == socket.if_nametoindex("eth0")
         assert len(await tc.filters(f"fairlead:{PINS}")) == 1
-        assert await bring(made, load_balancer(NODE1)) == []
+        assert await reconcile(made, load_balancer(NODE1)) == []
         await made.close(remove=True)
 
     run(scenario)
@@ -165,10 +165,10 @@ def test_a_node_that_moves_to_another_link_is_followed(run: Run) -> None:
         add_cable("eth1", "198.51.100.10/24")
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         ip("route", "add", "192.0.2.21", "dev", "eth1")
-        assert await bring(made, load_balancer(NODE1)) == []
-        assert way_to_node1().interface == socket.if_nametoindex("eth1")
+        assert await reconcile(made, load_balancer(NODE1)) == []
+        assert next_hop_of_node1().interface == socket.if_nametoindex("eth1")
         await made.close(remove=True)
 
     run(scenario)
@@ -183,14 +183,14 @@ def leave_older_layout() -> Path:
     return older
 
 
-def test_maps_of_another_layout_stay_until_ours_are_filled(run: Run) -> None:
+def test_maps_of_another_layout_stay_until_the_new_ones_are_filled(run: Run) -> None:
     async def scenario() -> None:
         older = leave_older_layout()
         made = driver()
         await made.open()
         assert await tc.filters(f"fairlead:{PINS}") == ()
         assert there(older)
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         assert len(await tc.filters(f"fairlead:{PINS}")) == 1
         assert not there(older)
         await made.close(remove=True)
@@ -217,14 +217,14 @@ def test_incomplete_pins_are_recreated(run: Run) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         (layout,) = [path for path in os.listdir(PINS) if path.startswith("layout-")]
         os.unlink(PINS / layout / "settings")
         second = driver()
         await second.open()
         assert await second.read(None) == {}
-        assert await bring(second, load_balancer(NODE1)) == SET_NODE1
+        assert await reconcile(second, load_balancer(NODE1)) == SET_NODE1
         await second.close(remove=True)
 
     run(scenario)
@@ -250,13 +250,13 @@ def test_the_entry_of_a_new_flow_stays_until_its_second_packet_can_arrive(run: R
     run(scenario)
 
 
-def test_a_removed_service_frees_what_it_had(run: Run) -> None:
+def test_a_removed_service_leaves_no_state_and_no_counters(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
         for _ in range(3):
-            await bring(made, load_balancer(NODE1))
-            assert await bring(made, {}) == ["remove listener 203.0.113.10:80/TCP default/web"]
+            await reconcile(made, load_balancer(NODE1))
+            assert await reconcile(made, {}) == ["remove listener 203.0.113.10:80/TCP default/web"]
             assert await made.read(None) == {}
             assert made.counters.services() == {}
         await made.close(remove=True)
@@ -286,14 +286,14 @@ def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, res
         nonlocal now_s
         made = driver(clock=lambda: now_s)
         await made.open()
-        await bring(made, load_balancer(NODE1))
-        await bring(made, load_balancer(NODE1, node2))
-        await bring(made, load_balancer(NODE1, draining))
+        await reconcile(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1, node2))
+        await reconcile(made, load_balancer(NODE1, draining))
         if restart:
             await made.close()
             made = driver(clock=lambda: now_s)
             await made.open()
-            await bring(made, load_balancer(NODE1, draining))
+            await reconcile(made, load_balancer(NODE1, draining))
         other = ServiceKey("default", "other")
         listeners = (Listener("IPv4", 80, "TCP", "Local", 30081, (NODE1,)),)
         another = {
@@ -301,15 +301,15 @@ def test_a_node_that_only_connection_entries_name_is_not_forgotten(run: Run, res
                 other, "uid-other", "fairlead.io/direct", ("203.0.113.11",), listeners
             )
         }
-        await bring(made, load_balancer(NODE1, draining) | another)
+        await reconcile(made, load_balancer(NODE1, draining) | another)
         now_s += GRACE_S
-        await bring(made, load_balancer(NODE1, draining))
+        await reconcile(made, load_balancer(NODE1, draining))
         assert numbered() == {"node1", "node2"}
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         # The first pass finds that node2 is unused, the second one releases its number.
         for intents in (load_balancer(NODE1) | another, load_balancer(NODE1)):
             now_s += GRACE_S
-            await bring(made, intents)
+            await reconcile(made, intents)
         assert numbered() == {"node1"}
         await made.close(remove=True)
 

@@ -10,9 +10,9 @@ from tests.drivers.direct.site import (
     DEADLINE_S,
     PINS,
     Conversation,
-    ask_by_udp,
     made_site,  # noqa: F401 - a fixture
     pods,
+    request_by_udp,
     running_gateway,
     shown_filters,
 )
@@ -27,13 +27,13 @@ async def test_pods_see_the_client_and_get_their_shares(site: None, family: int)
     async with pods(), running_gateway() as gateway:
         await gateway.serve({"node1": 3, "node2": 1})
         tcp = [await (await Conversation.start(family)).ask() for _ in range(120)]
-        udp = [await ask_by_udp(family) for _ in range(120)]
+        udp = [await request_by_udp(family) for _ in range(120)]
         for answers in (tcp, udp):
             assert {peer for _, peer in answers} == {CLIENT[family]}
             shares = Counter(node for node, _ in answers)
             assert shares.keys() == {"node1", "node2"}
             assert 60 < shares["node1"] < 118  # expected 90, with a standard deviation of 4.7
-        answer = await gateway.tell("")
+        answer = await gateway.send("")
         assert answer["drops"] == dict.fromkeys(DROPS, 0)
         ((_, packets, _, flows),) = answer["counters"]
         # All connections, and most of the datagrams, are new flows. A UDP socket may get the port
@@ -71,11 +71,11 @@ async def test_open_connections_survive_changes_and_the_gateways_death(site: Non
         assert await start_some() <= {"node1", "node2"}
         await check_all()
         async with running_gateway() as successor:
-            assert (await successor.tell(""))["actual"] == before["actual"]
+            assert (await successor.send(""))["actual"] == before["actual"]
             await check_all()
             await successor.serve({"node1": 1, "node2": 1, "node3": 1})
             await check_all()
-            await successor.tell("remove")
+            await successor.send("remove")
             assert successor.process.wait(DEADLINE_S) == 0
     assert not PINS.exists()
     assert shown_filters() == ""

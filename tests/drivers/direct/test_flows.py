@@ -66,7 +66,7 @@ def spoofed(template: Packet, count: int) -> list[bytes]:
     return packets
 
 
-def held(forwarder: Forwarder, table: str) -> int:
+def count_entries(forwarder: Forwarder, table: str) -> int:
     return len(list(forwarder.maps[table].items()))
 
 
@@ -75,12 +75,21 @@ def test_the_second_packet_of_a_connection_makes_its_entry_permanent(
 ) -> None:
     in_transition(forwarder)
     assert forwarder.run(tcp("S")).node == "node2"
-    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (1, 0)
     assert forwarder.run(tcp("A")).node == "node2"
-    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (0, 1)
     assert forwarder.run(tcp("A")).node == "node2"
     assert forwarder.run(tcp("S")).node == "node2"
-    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 1)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (1, 1)
 
 
 def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
@@ -89,9 +98,15 @@ def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
     """The first entry is deleted, because its table is for flows of which one packet was seen."""
     in_transition(forwarder, "UDP")
     assert forwarder.run(udp()).node == "node2"
-    assert (held(forwarder, "new_datagrams"), held(forwarder, "datagrams")) == (1, 0)
+    assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
+        1,
+        0,
+    )
     assert forwarder.run(udp()).node == "node2"
-    assert (held(forwarder, "new_datagrams"), held(forwarder, "datagrams")) == (0, 1)
+    assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
+        0,
+        1,
+    )
 
 
 FAR = 1 << 31
@@ -126,7 +141,7 @@ def test_a_forged_syn_moves_no_open_connection(forwarder: Forwarder) -> None:
     ]
 
 
-def test_an_error_about_a_connection_goes_where_it_is_whatever_was_forged(
+def test_an_icmp_error_reaches_the_node_of_the_connection_despite_forged_packets(
     forwarder: Forwarder,
 ) -> None:
     forwarder.serve({"node1": 1})
@@ -186,7 +201,10 @@ def test_icmp_errors_make_no_entry_permanent(forwarder: Forwarder) -> None:
         forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
         == "node2"
     )
-    assert (held(forwarder, "new_connections"), held(forwarder, "connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+    ) == (1, 0)
 
 
 def run_all(forwarder: Forwarder, packets: list[bytes]) -> None:
@@ -203,12 +221,12 @@ def test_short_connections_evict_no_long_ones(forwarder: Forwarder) -> None:
     assert {forwarder.run(tcp(flags, port)).node for port in ports for flags in "SA"} == {"node2"}
     for flags in ("S", "A", "FA"):
         run_all(forwarder, spoofed(tcp(flags), FLOWS // 2))
-    assert held(forwarder, "connections") == len(ports)
+    assert count_entries(forwarder, "connections") == len(ports)
     for part in range(1, 20):
         coming = [spoofed(tcp(flags, 40000 + part), FLOWS // 2) for flags in ("S", "A", "FA")]
         for packets in coming:
             run_all(forwarder, packets)
-    assert held(forwarder, "connections") == len(ports)
+    assert count_entries(forwarder, "connections") == len(ports)
     assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
 
 
@@ -221,7 +239,10 @@ def test_a_connection_stays_where_it_is_when_its_client_ends_it(
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", last, last, "A")] == [
         "node2"
     ] * 5
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 1)
     quoted = IP(src=VIP4, dst=CLIENT4, proto=6) / struct.pack("!HHI", 80, 40000, 0)
     assert (
         forwarder.run(to_us() / IP(src="198.51.100.1", dst=VIP4) / ICMP(type=11) / quoted).node
@@ -239,7 +260,10 @@ def test_a_forged_fin_or_reset_moves_no_connection(forwarder: Forwarder) -> None
         forwarder.run(tcp(flags, seq=FAR))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, 1 << 20)] == ["node2", "node2"]
     # The entry is back in the table of open connections.
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (1, 0)
 
 
 def test_a_closing_connection_of_a_peer_is_not_moved_back_to_the_open_ones(
@@ -252,7 +276,10 @@ def test_a_closing_connection_of_a_peer_is_not_moved_back_to_the_open_ones(
     ((key, entry),) = forwarder.maps["closing_connections"].items()
     forwarder.maps["closing_connections"].update(key, without_sequence(entry))
     assert [forwarder.run(tcp("A", seq=seq)).node for seq in (1, FAR)] == ["node2", "node2"]
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 1)
 
 
 def without_sequence(entry: bytes) -> bytes:
@@ -269,7 +296,10 @@ def test_a_forged_syn_and_reset_leave_the_entry_of_an_open_connection(
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SR"] == ["node3", "node3"]
     assert forwarder.run(tcp("A", seq=1)).node == "node2"
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (1, 0)
 
 
 def test_connections_that_are_reset_at_once_evict_no_open_ones(forwarder: Forwarder) -> None:
@@ -281,7 +311,7 @@ def test_connections_that_are_reset_at_once_evict_no_open_ones(forwarder: Forwar
     for part in range(4):
         for flags in "SR":
             run_all(forwarder, spoofed(tcp(flags, 40000 + part), FLOWS // 2))
-    assert held(forwarder, "connections") == len(ports)
+    assert count_entries(forwarder, "connections") == len(ports)
     assert {forwarder.run(tcp("A", port)).node for port in ports} == {"node2"}
 
 
@@ -290,14 +320,20 @@ def test_the_next_connection_with_the_same_ports_gets_its_own_entry(forwarder: F
     assert [forwarder.run(tcp(flags)).node for flags in ("S", "A", "FA")] == ["node2"] * 3
     forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
     assert [forwarder.run(tcp(flags, seq=FAR)).node for flags in "SA"] == ["node3", "node3"]
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (1, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (1, 0)
     # Without an entry, the new connection goes where packets without an entry go.
     forwarder.allow_inserts(0)
     assert [forwarder.run(tcp(flags, 50000)).node for flags in "SA"] == ["node1", "node1"]
     forwarder.allow_inserts(1_000_000)
     forwarder.serve({"node3": 1}, {"node3"})  # the transition is over, and entries are ignored
     assert forwarder.run(tcp("S", seq=FAR)).node == "node3"
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 0)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 0)
 
 
 def test_ended_associations_move_to_the_table_of_closing_connections(forwarder: Forwarder) -> None:
@@ -306,7 +342,10 @@ def test_ended_associations_move_to_the_table_of_closing_connections(forwarder: 
     last[SCTP].payload = SCTPChunkShutdown()
     packets = (sctp(2000, opening=True), sctp(2000, opening=False), last, sctp(2000, opening=False))
     assert {forwarder.run(packet).node for packet in packets} == {"node2"}
-    assert (held(forwarder, "connections"), held(forwarder, "closing_connections")) == (0, 1)
+    assert (
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 1)
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
@@ -324,10 +363,10 @@ def test_a_flood_from_forged_sources_evicts_only_its_own_entries(
 
     opened = {port: [send(port, "S"), send(port, "A")] for port in ports}
     assert {*map(tuple, opened.values())} == {("node2", "node2")}
-    assert held(forwarder, permanent) == len(ports)
+    assert count_entries(forwarder, permanent) == len(ports)
     run_all(forwarder, spoofed(tcp("S") if protocol == "TCP" else udp(), SPOOFED))
-    assert held(forwarder, new) <= FLOWS
-    assert held(forwarder, permanent) == len(ports)
+    assert count_entries(forwarder, new) <= FLOWS
+    assert count_entries(forwarder, permanent) == len(ports)
     assert {send(port, "A") for port in ports} == {"node2"}
 
 
@@ -335,7 +374,10 @@ def test_connections_of_unchanged_slots_get_no_entries(forwarder: Forwarder) -> 
     forwarder.serve({"node1": 1, "node2": 1})
     for packet in spoofed(tcp("S"), 100) + spoofed(tcp("A"), 100):
         forwarder.run(packet)
-    assert [held(forwarder, table) for table in ("connections", "new_connections")] == [0, 0]
+    assert [count_entries(forwarder, table) for table in ("connections", "new_connections")] == [
+        0,
+        0,
+    ]
 
 
 def sctp(port: int, *, opening: bool, ipv6: bool = False) -> Packet:
@@ -355,7 +397,7 @@ def test_associations_get_entries_like_connections(forwarder: Forwarder) -> None
         forwarder.run(sctp(1000, opening=False)).node,
         forwarder.run(sctp(2000, opening=False)).node,
     ] == ["node1", "node2"]
-    assert held(forwarder, "connections") == 1
+    assert count_entries(forwarder, "connections") == 1
     odd = sctp(3000, opening=False)
     odd[SCTP].tag = 0
     assert forwarder.run(odd).node == "node1"  # without an INIT chunk it opens no association
@@ -472,7 +514,7 @@ def test_udp_entries_that_follow_from_the_tables_are_not_reported(forwarder: For
     forwarder.serve({"node1": 1}, protocol="UDP")
     forwarder.run(udp())
     forwarder.run(udp())
-    assert held(forwarder, "datagrams") == 1
+    assert count_entries(forwarder, "datagrams") == 1
     assert list(ring.read(100)) == []
 
 
@@ -511,7 +553,7 @@ def allow(forwarder: Forwarder, set_number: int, network: str, bits: int) -> Non
     forwarder.maps["ranges"].update(key, INDEX.pack(1))
 
 
-def test_source_ranges(forwarder: Forwarder) -> None:
+def test_only_clients_within_the_source_ranges_are_served(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     restrict(forwarder, VIP4, 7)
     assert forwarder.run(tcp()).verdict == DROP  # an empty set permits no source
@@ -530,7 +572,7 @@ def test_source_ranges(forwarder: Forwarder) -> None:
     assert forwarder.event(FORBIDDEN) == 10
 
 
-def test_source_ranges_of_ipv6(forwarder: Forwarder) -> None:
+def test_only_clients_within_the_source_ranges_are_served_over_ipv6(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1}, address=VIP6)
     restrict(forwarder, VIP6, 9)
     allow(forwarder, 9, "2001:db8:c::", 125)
@@ -544,7 +586,7 @@ def test_source_ranges_of_ipv6(forwarder: Forwarder) -> None:
         assert forwarder.run(tcp(ipv6=True, client=client)).verdict == verdict
 
 
-def test_thousands_of_source_ranges(forwarder: Forwarder) -> None:
+def test_thousands_of_source_ranges_admit_exactly_their_clients(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     restrict(forwarder, VIP4, 7)
     for number in range(5000):  # every other /30 of 10.0.0.0/15
@@ -646,7 +688,7 @@ def test_a_udp_flow_after_a_long_silence_is_a_new_flow(forwarder: Forwarder) -> 
     assert seen(forwarder) <= {tick(), tick() - 1}, "the packet renews the entry"
     silent_for(forwarder, LIFETIME + 5)
     assert [forwarder.run(udp()).node for _ in range(2)] == ["node2"] * 2
-    assert held(forwarder, "datagrams") == 1
+    assert count_entries(forwarder, "datagrams") == 1
     assert seen(forwarder) <= {tick(), tick() - 1}
 
 

@@ -31,12 +31,12 @@ RECORDS = {
 
 
 @pytest.mark.parametrize(("name", "packed"), RECORDS.items())
-def test_sizes(name: str, packed: struct.Struct) -> None:
+def test_records_have_the_sizes_of_the_structs(name: str, packed: struct.Struct) -> None:
     assert packed.size == TYPES.struct_size(name)
 
 
 @pytest.mark.parametrize(("name", "packed"), RECORDS.items())
-def test_offsets(name: str, packed: struct.Struct) -> None:
+def test_records_have_the_offsets_of_the_structs(name: str, packed: struct.Struct) -> None:
     """Each value, when only it is set, appears at the offset of the field of the same position."""
     fields = [field for field in TYPES.fields(name) if field.name != "pad"]
     blank = packed.unpack(bytes(packed.size))
@@ -48,7 +48,7 @@ def test_offsets(name: str, packed: struct.Struct) -> None:
         assert data.index(b"\xff") == field.offset
 
 
-def test_constants() -> None:
+def test_constants_equal_those_of_the_programs() -> None:
     assert TYPES.struct_size("chunk") == layout.CHUNK_BYTES
     events = TYPES.enumerators("event")
     assert (
@@ -66,14 +66,14 @@ def test_constants() -> None:
     st.integers(1, 65535),
     st.sampled_from(["TCP", "UDP", "SCTP"]),
 )
-def test_keys_of_listeners_come_back(
+def test_packed_listener_keys_are_unpacked_unchanged(
     address: object, port: int, protocol: ListenerProtocol
 ) -> None:
     key = ListenerKey(canonical(str(address)), port, protocol)
     assert layout.unpack_listener_key(layout.pack_listener_key(key)) == key
 
 
-def test_records_come_back() -> None:
+def test_packed_records_are_unpacked_unchanged() -> None:
     link = NextHop(
         layout.LINK,
         4,
@@ -83,12 +83,12 @@ def test_records_come_back() -> None:
         mtu=1500,
         tag=7,
     )
-    for way in (
+    for next_hop in (
         NextHop(),
         link,
         NextHop(layout.VXLAN, 5, "2001:db8::1", "2001:db8::2", "2001:db8::3", vni=7471),
     ):
-        assert layout.unpack_next_hop(layout.pack_next_hop(way)) == way
+        assert layout.unpack_next_hop(layout.pack_next_hop(next_hop)) == next_hop
     owner = ServiceKey("n" * 63, "s" * 63), "01234567-89ab-cdef-0123-456789abcdef"
     assert layout.unpack_owner(layout.pack_owner(*owner)) == owner
 

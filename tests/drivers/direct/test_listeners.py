@@ -19,7 +19,7 @@ KEY = pack_listener_key(ListenerKey(VIP4, 80, "TCP"))
 
 @pytest.fixture(autouse=True)
 def on_one_cpu() -> Iterator[None]:
-    """Run the test on one CPU, because each CPU has a cache of its own."""
+    """Run the test on one CPU, because each CPU has its own cache."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield

@@ -1,5 +1,4 @@
-"""The memory of the maps in the kernel is as docs/gateway.md says, measured on maps of the default
-sizes."""
+"""The kernel memory of the maps, compared with docs/gateway.md, for maps of the default sizes."""
 
 import re
 from math import ceil

@@ -29,7 +29,7 @@ from tests.drivers.direct.conftest import (
     to_us,
     udp,
 )
-from tests.drivers.direct.test_next_hops import segments, serve_by, way
+from tests.drivers.direct.test_next_hops import next_hop, segments, serve_by
 
 from fairlead.drivers.direct.maps.records import DROPS, IPIP, LINK
 from fairlead.net.address import pack_address
@@ -43,7 +43,7 @@ MTU = 1400
 
 @pytest.fixture
 def serving(forwarder: Forwarder) -> Forwarder:
-    serve_by(forwarder, way(LINK)._replace(mtu=MTU))
+    serve_by(forwarder, next_hop(LINK)._replace(mtu=MTU))
     for address in (VIP4, VIP6):
         forwarder.maps["addresses"].update(pack_address(address), (1).to_bytes(4, "little"))
     return forwarder
@@ -179,7 +179,7 @@ def on_one_cpu() -> Iterator[None]:
 def test_the_sender_of_a_packet_that_is_too_big_gets_the_size_that_fits(
     serving: Forwarder, kind: int, flags: str, length: int
 ) -> None:
-    serve_by(serving, way(kind)._replace(mtu=MTU))
+    serve_by(serving, next_hop(kind)._replace(mtu=MTU))
     sent = segments(length - 40)
     sent[IP].flags = flags
     answer = serving.run(sent)

@@ -13,10 +13,10 @@ from tests.drivers.direct.conftest import (
     PINS,
     Run,
     add_cable,
-    bring,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 
 from fairlead.drivers.direct.host_network.host_network import RETRY_S, HostNetwork
@@ -47,7 +47,7 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
 
 
 @pytest.mark.parametrize(
-    ("address", "route", "rules", "hop"),
+    ("address", "route", "rules", "next_hop"),
     [
         ("192.0.2.21", ON_LINK, Rules(), NextHop(LINK, 2, "192.0.2.21", own_mac=OWN, mtu=1500)),
         (
@@ -100,13 +100,15 @@ ROUTER, FAR, FAR6 = "192.0.2.254", "198.51.100.21", "2001:db8:1::21"
         ),
     ],
 )
-def test_next_hops(address: str, route: Route, rules: Rules, hop: NextHop) -> None:
-    assert next_hop_to("node", address, route, CARD, rules) == hop
+def test_the_next_hop_follows_from_address_route_and_rules(
+    address: str, route: Route, rules: Rules, next_hop: NextHop
+) -> None:
+    assert next_hop_to("node", address, route, CARD, rules) == next_hop
 
 
 def test_a_vlan_is_named_for_xdp() -> None:
-    hop = next_hop_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
-    assert hop == NextHop(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
+    next_hop = next_hop_to("node", "192.0.2.21", ON_LINK._replace(interface=3), VLAN, Rules())
+    assert next_hop == NextHop(LINK, 3, "192.0.2.21", own_mac=OWN, mtu=1400, tag=7, lower=2)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_vlan_is_named_for_xdp() -> None:
         ),
     ],
 )
-def test_no_next_hop(
+def test_the_error_names_why_there_is_no_next_hop(
     route: Route | None, rules: Rules, error: type[FairleadError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -148,7 +150,7 @@ def test_no_next_hop(
 
 @pytest.mark.root
 @pytest.mark.parametrize(("tunnel", "kind", "mtu"), [("ipip", IPIP, 1280), ("vxlan", VXLAN, 1250)])
-def test_next_hops_by_the_kernels_routes(
+def test_next_hops_follow_the_routes_of_the_kernel(
     run: Run, tunnel: Literal["ipip", "vxlan"], kind: int, mtu: int
 ) -> None:
     async def scenario() -> None:
@@ -181,21 +183,21 @@ def test_next_hops_by_the_kernels_routes(
 
 
 @pytest.mark.root
-def test_hardware_addresses_only_where_xdp_may_send(run: Run) -> None:
+def test_mac_addresses_are_set_only_where_xdp_may_send(run: Run) -> None:
     async def scenario() -> None:
         ip("neighbour", "add", "192.0.2.21", "lladdr", "02:00:00:00:00:21", "dev", "eth0")
         around = HostNetwork(Rules())
-        (hop,) = around.find_next_hops([("near", "192.0.2.21")]).values()
-        assert isinstance(hop, NextHop)
-        assert hop.mac == bytes(6)
-        around.xdp_interfaces = frozenset({hop.interface})
-        assert around.with_mac(hop).mac == b"\2\0\0\0\0\x21"
+        (next_hop,) = around.find_next_hops([("near", "192.0.2.21")]).values()
+        assert isinstance(next_hop, NextHop)
+        assert next_hop.mac == bytes(6)
+        around.xdp_interfaces = frozenset({next_hop.interface})
+        assert around.with_mac(next_hop).mac == b"\2\0\0\0\0\x21"
         ip("neighbour", "replace", "192.0.2.21", "lladdr", "02:00:00:00:00:22", "dev", "eth0")
         changes = await around.next_changes()
         while not changes.neighbours:
             changes = await around.next_changes()
-        assert changes.neighbours == {(hop.interface, "192.0.2.21")}
-        assert around.with_mac(hop).mac == b"\2\0\0\0\0\x22"
+        assert changes.neighbours == {(next_hop.interface, "192.0.2.21")}
+        assert around.with_mac(next_hop).mac == b"\2\0\0\0\0\x22"
         around.close()
 
     run(scenario)
@@ -211,20 +213,20 @@ def test_a_neighbour_that_does_not_answer_is_not_resolved_again_at_once(run: Run
             closing(HostNetwork(Rules(), clock=lambda: now_s)) as around,
             arp_socket("eth0-end") as asked,
         ):
-            (hop,) = (
+            (next_hop,) = (
                 each
                 for each in around.find_next_hops([("dead", "192.0.2.21")]).values()
                 if isinstance(each, NextHop)
             )
-            around.xdp_interfaces = frozenset({hop.interface})
+            around.xdp_interfaces = frozenset({next_hop.interface})
             following = asyncio.create_task(follow(around))
             for _ in range(2):
                 for _ in range(10):  # as for ten changes of the networks
-                    around.with_mac(hop)
-                    while state_of(hop.next_hop) != ["FAILED"]:
+                    around.with_mac(next_hop)
+                    while state_of(next_hop.next_hop) != ["FAILED"]:
                         await asyncio.sleep(0.01)
                     await asyncio.sleep(0.01)
-                assert requests(asked, hop.next_hop) == 1
+                assert requests(asked, next_hop.next_hop) == 1
                 now_s += RETRY_S
             following.cancel()
 
@@ -311,13 +313,13 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
     """Without an audit, the driver follows another route, another MTU, the loss of the route and a
     new route."""
 
-    def hop() -> NextHop:
+    def next_hop() -> NextHop:
         (layout,) = PINS.glob("layout-*")
         with Map.open(layout / "next_hops") as next_hops:
             return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
     async def until(wanted: NextHop) -> None:
-        while hop()._replace(own_mac=bytes(6), mac=bytes(6)) != wanted:
+        while next_hop()._replace(own_mac=bytes(6), mac=bytes(6)) != wanted:
             await asyncio.sleep(0.01)
 
     async def scenario() -> None:
@@ -325,7 +327,7 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
         touched: list[str] = []
         made = driver(touched=lambda keys: touched.extend(map(str, keys)))
         await made.open()
-        await bring(made, load_balancer(Member("node1", "192.0.2.21", 1)))
+        await reconcile(made, load_balancer(Member("node1", "192.0.2.21", 1)))
         following = asyncio.create_task(made.run())
         ip("route", "add", "192.0.2.21", "dev", "eth1")
         await until(NextHop(LINK, socket.if_nametoindex("eth1"), "192.0.2.21", mtu=1500))

@@ -38,7 +38,7 @@ VNI = 7471
 TOO_BIG = 5
 
 
-def way(kind: int, *, outer6: bool = False) -> NextHop:
+def next_hop(kind: int, *, outer6: bool = False) -> NextHop:
     """Return a next hop of node1. `outer6`: the family of the outer addresses of a tunnel."""
     outer = OUTER[outer6] if kind in (IPIP, VXLAN) else ("", "")
     next_hop = "2001:db8::fe" if outer6 else "192.0.2.254"
@@ -89,8 +89,10 @@ PACKETS = {
 
 @pytest.mark.parametrize("packet", PACKETS.values(), ids=PACKETS.keys())
 @pytest.mark.parametrize("outer6", [False, True], ids=["outer ipv4", "outer ipv6"])
-def test_ip_in_ip(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
-    serve_by(forwarder, way(IPIP, outer6=outer6))
+def test_packets_are_encapsulated_in_ipip(
+    forwarder: Forwarder, packet: Packet, outer6: bool
+) -> None:
+    serve_by(forwarder, next_hop(IPIP, outer6=outer6))
     answer = forwarder.run(packet)
     assert (answer.verdict, answer.node, forwarder.passed_on) == (REDIRECT, "node1", 0)
     inner = forwarded(packet)
@@ -102,8 +104,10 @@ def test_ip_in_ip(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
 
 @pytest.mark.parametrize("packet", PACKETS.values(), ids=PACKETS.keys())
 @pytest.mark.parametrize("outer6", [False, True], ids=["outer ipv4", "outer ipv6"])
-def test_vxlan(forwarder: Forwarder, packet: Packet, outer6: bool) -> None:
-    serve_by(forwarder, way(VXLAN, outer6=outer6))
+def test_packets_are_encapsulated_in_vxlan(
+    forwarder: Forwarder, packet: Packet, outer6: bool
+) -> None:
+    serve_by(forwarder, next_hop(VXLAN, outer6=outer6))
     answer = forwarder.run(packet)
     assert (answer.verdict, answer.node, forwarder.passed_on) == (REDIRECT, "node1", 0)
     inner = forwarded(packet)
@@ -148,7 +152,7 @@ def check_link(forwarder: Forwarder, packet: bytes, *, outer6: bool) -> None:
 
 
 def test_flows_differ_in_the_outer_port(forwarder: Forwarder) -> None:
-    serve_by(forwarder, way(VXLAN))
+    serve_by(forwarder, next_hop(VXLAN))
     packets = [forwarder.run(udp(port)).packet for port in range(20000, 20100)]
     again = [forwarder.run(udp(port)).packet for port in range(20000, 20100)]
     ports = [struct.unpack_from("!H", packet, 34)[0] for packet in packets]
@@ -157,23 +161,23 @@ def test_flows_differ_in_the_outer_port(forwarder: Forwarder) -> None:
 
 
 def test_xdp_redirects_a_packet_that_leaves_by_another_interface(forwarder: Forwarder) -> None:
-    serve_by(forwarder, way(LINK)._replace(interface=9))
+    serve_by(forwarder, next_hop(LINK)._replace(interface=9))
     trial = forwarder.xdp.test_run(bytes(tcp()), with_context=False)
     assert trial.verdict == XDP_REDIRECT
-    serve_by(forwarder, way(LINK))
+    serve_by(forwarder, next_hop(LINK))
     assert forwarder.xdp.test_run(bytes(tcp()), with_context=False).verdict == XDP_TX
 
 
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
 def test_xdp_passes_packets_for_an_unknown_neighbour_to_tc(forwarder: Forwarder, kind: int) -> None:
-    serve_by(forwarder, way(kind)._replace(mac=bytes(6)))
+    serve_by(forwarder, next_hop(kind)._replace(mac=bytes(6)))
     assert forwarder.run(tcp("A")).verdict == REDIRECT
     assert forwarder.passed_on == forwarder.fast
 
 
 def test_packets_without_a_next_hop_are_dropped(forwarder: Forwarder) -> None:
-    serve_by(forwarder, way(LINK))
-    serve_by(forwarder, way(UNREACHABLE))
+    serve_by(forwarder, next_hop(LINK))
+    serve_by(forwarder, next_hop(UNREACHABLE))
     assert forwarder.run(tcp("A")).verdict == DROP
 
 
@@ -188,8 +192,10 @@ TAGGED = (
     ids=["off", "same", "other", "on"],
 )
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
-def test_vlan_tags_at_xdp(forwarder: Forwarder, came: Packet, tag: int, kind: int) -> None:
-    serve_by(forwarder, way(kind)._replace(tag=tag, interface=9, lower=1))
+def test_xdp_sets_and_removes_vlan_tags(
+    forwarder: Forwarder, came: Packet, tag: int, kind: int
+) -> None:
+    serve_by(forwarder, next_hop(kind)._replace(tag=tag, interface=9, lower=1))
     forwarder.maps["tags"].update(struct.pack("=II", 1, 7), bytes(8))
     trial = forwarder.xdp.test_run(bytes(came), with_context=False)
     assert trial.verdict == XDP_TX
@@ -201,7 +207,7 @@ def test_vlan_tags_at_xdp(forwarder: Forwarder, came: Packet, tag: int, kind: in
 
 
 def test_frames_with_foreign_tags_are_not_touched(forwarder: Forwarder) -> None:
-    serve_by(forwarder, way(LINK))
+    serve_by(forwarder, next_hop(LINK))
     assert forwarder.run(TAGGED)[::2] == (NOT_OURS, bytes(TAGGED))
     # The tag is ours, but for another MAC address.
     forwarder.maps["tags"].update(struct.pack("=II", 1, 7), b"\x02" + bytes(7))
@@ -222,7 +228,7 @@ def test_merged_packets_are_forwarded_whole_if_their_segments_fit(
     forwarder: Forwarder, ipv6: bool
 ) -> None:
     forwarder.fast = False  # GRO runs after XDP
-    serve_by(forwarder, way(LINK)._replace(mtu=1400))
+    serve_by(forwarder, next_hop(LINK)._replace(mtu=1400))
     headers = 60 if ipv6 else 40
     packet = segments(3000, ipv6=ipv6)
     assert forwarder.run(packet, gso_size=1400 - headers).verdict == REDIRECT
@@ -232,8 +238,10 @@ def test_merged_packets_are_forwarded_whole_if_their_segments_fit(
 
 @pytest.mark.parametrize("kind", [LINK, IPIP, VXLAN])
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_the_longest_packet_that_fits(forwarder: Forwarder, kind: int, ipv6: bool) -> None:
-    serve_by(forwarder, way(kind)._replace(mtu=1400))
+def test_the_longest_packet_that_fits_is_forwarded(
+    forwarder: Forwarder, kind: int, ipv6: bool
+) -> None:
+    serve_by(forwarder, next_hop(kind)._replace(mtu=1400))
     headers = 60 if ipv6 else 40
     assert forwarder.run(segments(1400 - headers, ipv6=ipv6)).node == "node1"
     assert (forwarder.event(TOO_BIG), forwarder.passed_on) == (0, 0)
@@ -245,7 +253,7 @@ def test_frames_for_other_hosts_are_neither_sent_nor_dropped(forwarder: Forwarde
     """An interface in promiscuous mode, for example for tcpdump, receives frames of other hosts."""
     foreign = tcp("A")
     foreign.dst = "02:00:00:00:00:99"
-    serve_by(forwarder, way(LINK))
+    serve_by(forwarder, next_hop(LINK))
     assert forwarder.run(foreign)[::2] == (NOT_OURS, bytes(foreign))
     forwarder.serve({}, set())
     assert forwarder.run(foreign)[::2] == (NOT_OURS, bytes(foreign))
@@ -256,7 +264,7 @@ def test_a_frame_that_leaves_by_its_own_interface_needs_no_look_up_of_tags(
     forwarder: Forwarder,
 ) -> None:
     forwarder.maps["tags"].delete(struct.pack("=II", 1, 0))
-    serve_by(forwarder, way(LINK))
+    serve_by(forwarder, next_hop(LINK))
     assert forwarder.xdp.test_run(bytes(tcp("A")), with_context=False).verdict == XDP_PASS
-    serve_by(forwarder, way(LINK)._replace(own_mac=bytes(6)))
+    serve_by(forwarder, next_hop(LINK)._replace(own_mac=bytes(6)))
     assert forwarder.xdp.test_run(bytes(tcp("A")), with_context=False).verdict == XDP_TX

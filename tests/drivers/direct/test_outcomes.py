@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
-from tests.drivers.direct.conftest import NODE1, WEB, Run, bring, driver, ip, load_balancer
+from tests.drivers.direct.conftest import NODE1, WEB, Run, driver, ip, load_balancer, reconcile
 
 from fairlead.drivers import Component
 from fairlead.drivers.direct import DirectDriver
@@ -132,12 +132,12 @@ def test_a_service_with_an_unreachable_node_still_reaches_the_next_driver(run: R
         intents = service("well", "203.0.113.1", NODE1)
         intents |= service("partly", "203.0.113.2", FAR, NODE1)
         intents |= service("not", "203.0.113.3", FAR)
-        told: dict[str, Outcome] = {}
+        outcome_of: dict[str, Outcome] = {}
 
         def report(
             _: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
         ) -> None:
-            told.update({key.name: outcome for key, outcome in outcomes.items()})
+            outcome_of.update({key.name: outcome for key, outcome in outcomes.items()})
 
         def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer]:
             return {key: intents[key] for key in keys}
@@ -154,7 +154,7 @@ def test_a_service_with_an_unreachable_node_still_reaches_the_next_driver(run: R
         state.mark_synced("services")
         await loop.settled.wait()
         assert {key.name for key in announcement.shown} == {"well", "partly"}
-        assert {name: each.state for name, each in told.items()} == {
+        assert {name: each.state for name, each in outcome_of.items()} == {
             "well": "done",
             "partly": "unavailable",
             "not": "unavailable",
@@ -171,13 +171,13 @@ def test_the_share_of_an_unreachable_node_goes_to_others_until_it_is_back(run: R
         made = driver()
         await made.open()
         intents = load_balancer(NODE1, NODE2) | service("api", "203.0.113.11", NODE1, NODE2)
-        await bring(made, intents)
+        await reconcile(made, intents)
         before = await made.read(None)
         ip("route", "add", "unreachable", "192.0.2.22")
         await made.read(None)
-        told = await outcomes(made, intents)
-        assert told.keys() == {"web", "api"}
-        assert "no route to node node2 at 192.0.2.22" in told["web"].message
+        outcome_of = await outcomes(made, intents)
+        assert outcome_of.keys() == {"web", "api"}
+        assert "no route to node node2 at 192.0.2.22" in outcome_of["web"].message
         for name in ("web", "api"):
             assert await shares(made, name) == {"node1"}
             (listener,) = (await made.read(None))[ServiceKey("default", name)].listeners
@@ -197,13 +197,16 @@ def test_a_listener_that_another_service_holds_is_not_taken(run: Run) -> None:
     async def scenario() -> None:
         made = driver()
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         late = service("late", "203.0.113.10", NODE2)
         also = service("also", "203.0.113.12", NODE2)
-        told = await outcomes(made, late | also)
-        assert told.keys() == {"late"}
-        assert told["late"].state == "unavailable"
-        assert "listener 203.0.113.10:80/TCP is held by Service default/web" in told["late"].message
+        outcome_of = await outcomes(made, late | also)
+        assert outcome_of.keys() == {"late"}
+        assert outcome_of["late"].state == "unavailable"
+        assert (
+            "listener 203.0.113.10:80/TCP is held by Service default/web"
+            in outcome_of["late"].message
+        )
         assert await shares(made, "web") == {"node1"}
         # The loop removes the listener before another Service gets it.
         await made.apply(made.diff({}, await made.read([WEB])))
@@ -227,12 +230,12 @@ def test_if_not_all_services_fit_some_are_served_and_no_memory_is_lost(run: Run)
         for i in range(519):
             intents |= service(f"s{i}", f"198.18.{i >> 8}.{i & 255}", NODE1)
         for _ in range(2):
-            told = await outcomes(made, intents)
-            assert len(told) == 520 - 224
-            assert {outcome.state for outcome in told.values()} == {"unavailable"}
+            outcome_of = await outcomes(made, intents)
+            assert len(outcome_of) == 520 - 224
+            assert {outcome.state for outcome in outcome_of.values()} == {"unavailable"}
             assert all(
                 "table memory is used up except for the reserve" in outcome.message
-                for outcome in told.values()
+                for outcome in outcome_of.values()
             )
             assert len(await made.read(None)) == 224
             await made.apply(made.diff({}, await made.read(None)))

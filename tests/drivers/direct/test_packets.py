@@ -228,7 +228,7 @@ def test_hop_limit_used_up_is_dropped_and_counted(serving: Forwarder) -> None:
     assert serving.event(HOP_LIMIT) == 2
 
 
-def test_a_packet_passes_only_one_gateway_and_only_once(serving: Forwarder) -> None:
+def test_a_packet_passes_only_one_gateway_once(serving: Forwarder) -> None:
     """This holds for packets of every protocol, after any number of hops."""
     sent = (tcp(), tcp(ipv6=True), udp(), udp(ipv6=True), OURS["sctp data"], OURS["sctp over ipv6"])
     for packet in sent:

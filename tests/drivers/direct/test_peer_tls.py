@@ -25,7 +25,7 @@ from tests.drivers.direct.test_peers import (
     PORTS,
     Gateway,
     Site,
-    acquainted,
+    await_connected,
     entries,
     site,
     until,
@@ -144,7 +144,7 @@ async def test_gateways_of_one_ca_exchange_entries(authority: Authority) -> None
         one,
         two,
     ):
-        await acquainted(one, two)
+        await await_connected(one, two)
         for each in (one, two):
             for weights in (OLD, NEW):
                 each.forwarder.serve(weights, ALL_NODES)
@@ -254,7 +254,7 @@ async def test_changed_files_apply_to_new_connections_and_open_connections_stay(
 ) -> None:
     files, other = authority.issue("one"), authority.issue("two")
     async with gateways(files, other) as (_, one, two):
-        await acquainted(one, two)
+        await await_connected(one, two)
         await until(lambda: one.peers.followers == two.peers.followers == 1)
         first = await shown_by(1, other)
         authority.issue("one")

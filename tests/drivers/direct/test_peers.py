@@ -1,5 +1,4 @@
-"""Several gateways for the same addresses: the packets of a connection arrive now at one gateway,
-now at another.
+"""Several gateways for the same addresses: packets of one connection arrive at different gateways.
 
 Each gateway is the program with its own maps, and an address on the loopback interface, where the
 gateways exchange their entries over TCP."""
@@ -127,7 +126,7 @@ async def site(count: int = 2) -> AsyncIterator[Site]:
 
 
 class Cable:
-    """A proxy for the connections between two gateways, which can be cut and mended."""
+    """A proxy for the connections between two gateways, which can be interrupted and restored."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -178,7 +177,7 @@ def connected_to(gateway: Gateway, count: int) -> bool:
     return sum(peer.connected for peer in gateway.peers.shown) == count
 
 
-async def acquainted(*gateways: Gateway) -> None:
+async def await_connected(*gateways: Gateway) -> None:
     """Wait until each gateway follows all others."""
     for each in gateways:
         await until(partial(connected_to, each, len(gateways) - 1))
@@ -228,7 +227,7 @@ async def test_only_connected_gateways_keep_connections_opened_in_transition(
             assert len(lost) > len(PORTS) / 4  # all connections in slots that changed
         for each in (one, two):
             await made.join(each)
-        await acquainted(one, two)
+        await await_connected(one, two)
         assert two.nodes(PORTS, packet) == opened
         later = one.open(range(41000, 41300), packet)
         await have_received(1, two)
@@ -250,7 +249,7 @@ async def test_a_later_gateway_starts_with_the_tables_and_entries_of_the_others(
         for each in (one, two):
             each.serve(NEW)
         during = two.open(range(41000, 41300))
-        await acquainted(one, two)
+        await await_connected(one, two)
         await have_received(1, one)
         three = await made.start(3)
         (inherited,) = three.forwarder.tables.actual(None)[SERVICE].listeners
@@ -280,7 +279,7 @@ async def test_a_connection_that_closes_at_one_gateway_closes_at_all_on_its_node
         for each in (one, two):
             each.serve(OLD)
             each.serve(NEW)
-        await acquainted(one, two)
+        await await_connected(one, two)
         opened = one.open(PORTS)
         await until(lambda: len(entries(two)) == len(entries(one)))
         count = len(entries(one))
@@ -326,7 +325,7 @@ async def test_a_gateway_that_missed_a_change_knows_the_connections_opened_meanw
         one, two = await made.start(1), await made.start(2)
         for each in (one, two):
             each.serve(OLD)
-        await acquainted(one, two)
+        await await_connected(one, two)
         own = two.open(range(42000, 42300))
         one.serve(NEW)
         meanwhile = one.open(PORTS)
@@ -337,7 +336,7 @@ async def test_a_gateway_that_missed_a_change_knows_the_connections_opened_meanw
 
 
 @pytest.mark.parametrize("packet", [tcp, udp])
-async def test_gateways_that_learn_of_the_nodes_of_a_new_service_in_different_orders(
+async def test_no_connection_moves_between_gateways_that_learn_of_nodes_in_different_orders(
     packet: Callable[..., object],
 ) -> None:
     """Each gateway learns of another node first, and sends it all connections that arrive then. The
@@ -351,7 +350,7 @@ async def test_gateways_that_learn_of_the_nodes_of_a_new_service_in_different_or
         for each in (one, two):
             each.among_others(lambda: now_s)
             await made.join(each)
-        await acquainted(one, two)
+        await await_connected(one, two)
         for each, node in ((one, "node1"), (two, "node3")):
             each.forwarder.serve({node: 1}, ALL_NODES, protocol=key.protocol)
         opened = [one.open(range(40000, 40100), packet), two.open(range(41000, 41100), packet)]
@@ -410,7 +409,7 @@ async def test_a_gateway_without_packets_takes_over_the_slots_of_one_with_packet
     other gateways' connections may arrive."""
     async with site() as made:
         one, two = await made.start(1), await made.start(2)
-        await acquainted(one, two)
+        await await_connected(one, two)
         one.serve(OLD)
         opened = one.open(PORTS)
         two.serve(NEW)
@@ -476,7 +475,7 @@ async def two_in_transition(made: Site) -> tuple[Gateway, Gateway]:
     """Return two connected gateways with slots in transition. Connections were opened at the first
     gateway, and both have their entries."""
     one, two = await made.start(1), await made.start(2)
-    await pass_on(one, two)
+    await open_with_both_peers(one, two)
     return one, two
 
 
@@ -485,18 +484,18 @@ async def one_without_a_process(made: Site) -> tuple[Gateway, Gateway]:
     process of the first gateway ends, while its program keeps forwarding."""
     one, two = made.gateway(1), await made.start(2)
     process = await made.join(one)
-    await pass_on(one, two)
+    await open_with_both_peers(one, two)
     for each in (one, two):
         each.serve(OLD)
     await stop(process)
     return one, two
 
 
-async def pass_on(one: Gateway, two: Gateway) -> None:
+async def open_with_both_peers(one: Gateway, two: Gateway) -> None:
     for each in (one, two):
         each.serve(OLD)
         each.serve(NEW)
-    await acquainted(one, two)
+    await await_connected(one, two)
     one.open(PORTS)
     await until(lambda: len(entries(two)) == len(entries(one)) > 0)
 
@@ -661,7 +660,9 @@ async def test_an_entry_made_while_a_peer_sends_its_entries_is_younger(fresh: bo
         theirs.close()
 
 
-async def test_a_gateway_that_was_cut_off_for_long_takes_over_the_connections_of_its_peer() -> None:
+async def test_a_gateway_that_was_disconnected_for_long_learns_the_connections_of_its_peer() -> (
+    None
+):
     """The gateway has run all the time, but without a connection to any peer."""
     async with site() as made:
         one, two = made.gateway(1), await made.start(2)

@@ -26,12 +26,14 @@ FAR6, NEAR6, OWN6 = "2001:db8:3::16", "2001:db8:1::15", "2001:db8:1::a"
 REDIRECT, UNTOUCHED = 7, 0xFFFFFFFF
 
 
-def made(kind: TunnelKind, told: dict[str, str]) -> ProbePaths:
-    def tell(tunnels: Mapping[str, str]) -> None:
-        told.clear()
-        told.update(tunnels)
+def made(kind: TunnelKind, reported: dict[str, str]) -> ProbePaths:
+    def report(tunnels: Mapping[str, str]) -> None:
+        reported.clear()
+        reported.update(tunnels)
 
-    return ProbePaths(Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, tell)
+    return ProbePaths(
+        Rules(tunnel=kind, gateways=("192.0.2.0/24", "2001:db8:1::/64")), PINS, report
+    )
 
 
 def prepare() -> None:
@@ -40,11 +42,13 @@ def prepare() -> None:
     ip("route", "add", "2001:db8:3::/64", "via", "2001:db8:1::1")
 
 
-def sent(ways: ProbePaths, packet: Packet, mark: int) -> tuple[int, bytes]:
+def sent(probe_paths: ProbePaths, packet: Packet, mark: int) -> tuple[int, bytes]:
     """Send a packet from a socket with this mark, and return the verdict and the packet after the
     program. `mark` is the third word of __sk_buff."""
-    assert ways.program
-    trial = ways.program.test_run(bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark))
+    assert probe_paths.program
+    trial = probe_paths.program.test_run(
+        bytes(to_us() / packet), context=struct.pack("=3I", 0, 0, mark)
+    )
     return trial.verdict, trial.packet
 
 
@@ -59,15 +63,15 @@ def test_probes_of_far_nodes_are_encapsulated(
 
     async def scenario() -> None:
         prepare()
-        told: dict[str, str] = {}
-        ways = made(kind, told)
-        await ways.open()
-        await ways.add([far, near, own])
-        assert told == {far: kind}
+        reported: dict[str, str] = {}
+        probe_paths = made(kind, reported)
+        await probe_paths.open()
+        await probe_paths.add([far, near, own])
+        assert reported == {far: kind}
         question = family(src=own, dst=far) / TCP(sport=40000, dport=10256, flags="S")
         # Bits of other programs do not matter, such as the bit of kube-proxy for masquerading.
         for mark in (PROBE_MARK, PROBE_MARK | 0x4000, PROBE_MARK | 0xABCD0000):
-            verdict, packet = sent(ways, question, mark)
+            verdict, packet = sent(probe_paths, question, mark)
             assert verdict == REDIRECT
             outer = family(packet[14:])
             assert (outer.src, outer.dst) == (own, far)
@@ -78,10 +82,10 @@ def test_probes_of_far_nodes_are_encapsulated(
             )
             assert bytes(inside)[: len(question)] == bytes(question)
         for mark in (0, 0x4000, 0x8000, PROBE_MARK & ~0x1000, PROBE_MARK | 0x2000):
-            assert sent(ways, question, mark) == (UNTOUCHED, bytes(to_us() / question))
+            assert sent(probe_paths, question, mark) == (UNTOUCHED, bytes(to_us() / question))
         on_link = family(src=own, dst=near) / TCP(sport=40000, dport=10256, flags="S")
-        assert sent(ways, on_link, PROBE_MARK) == (UNTOUCHED, bytes(to_us() / on_link))
-        await ways.close()
+        assert sent(probe_paths, on_link, PROBE_MARK) == (UNTOUCHED, bytes(to_us() / on_link))
+        await probe_paths.close()
         await remove_pins(PINS)
 
     run(scenario)
@@ -91,10 +95,10 @@ def test_the_program_follows_the_routes_and_is_removed_by_a_cleanup(run: Run) ->
     async def scenario() -> None:
         prepare()
         add_cable("eth1", "192.0.2.129/25")
-        told: dict[str, str] = {}
-        ways, name = made("ipip", told), filter_name(PINS)
-        await ways.open()
-        await ways.add([FAR4])
+        reported: dict[str, str] = {}
+        probe_paths, name = made("ipip", reported), filter_name(PINS)
+        await probe_paths.open()
+        await probe_paths.add([FAR4])
 
         async def until_at(*interfaces: str) -> None:
             while [each.interface for each in await tc.filters(name, egress=True)] != list(
@@ -103,17 +107,17 @@ def test_the_program_follows_the_routes_and_is_removed_by_a_cleanup(run: Run) ->
                 await asyncio.sleep(0.01)
 
         await until_at("eth0")
-        following = asyncio.create_task(ways.run())
+        following = asyncio.create_task(probe_paths.run())
         ip("route", "replace", "198.18.0.0/24", "via", "192.0.2.130")
         await until_at("eth1")
         ip("route", "del", "198.18.0.0/24")
         await until_at()
-        assert told == {}
+        assert reported == {}
         ip("route", "add", "198.18.0.0/24", "via", "192.0.2.1")
         await until_at("eth0")
-        assert told == {FAR4: "ipip"}
+        assert reported == {FAR4: "ipip"}
         following.cancel()
-        await ways.close()  # as when the process ends: the program stays
+        await probe_paths.close()  # as when the process ends: the program stays
         await until_at("eth0")
         (left,) = await tc.filters(name, egress=True)
         assert await remove_pins(PINS) == [f"probe program at interface {left.interface}"]

@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import msgspec
 import pytest
-from tests.drivers.direct.carrying import carry_out
+from tests.drivers.direct.applying import apply_changes
 from tests.drivers.direct.conftest import (
     CLIENT4,
     DROP,
@@ -39,11 +39,13 @@ def wanted(*cidrs: str, keys: tuple[ListenerKey, ...] = KEYS) -> DirectSpec:
     return DirectSpec("uid", listeners, (), cidrs)
 
 
-def bring(tables: ListenerMaps, specs: dict[ServiceKey, DirectSpec]) -> dict[ServiceKey, Outcome]:
-    return carry_out(tables, spec.diff(specs, tables.actual(None)), {})
+def reconcile(
+    tables: ListenerMaps, specs: dict[ServiceKey, DirectSpec]
+) -> dict[ServiceKey, Outcome]:
+    return apply_changes(tables, spec.diff(specs, tables.actual(None)), {})
 
 
-def lets_in(forwarder: Forwarder, client: str) -> bool:
+def admits(forwarder: Forwarder, client: str) -> bool:
     answer = forwarder.run(tcp("A", client=client, ipv6=":" in client))
     assert answer.verdict in (REDIRECT, DROP)
     return answer.verdict == REDIRECT
@@ -88,11 +90,11 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, bool]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_clients_that_may_connect(forwarder: Forwarder, name: str) -> None:
+def test_source_ranges_decide_which_clients_may_connect(forwarder: Forwarder, name: str) -> None:
     cidrs, clients = ROWS[name]
-    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
-    assert {client: lets_in(forwarder, client) for client in clients} == clients
-    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
+    assert reconcile(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
+    assert {client: admits(forwarder, client) for client in clients} == clients
+    assert reconcile(forwarder.tables, {SERVICE: wanted(*cidrs)}) == {}
     assert spec.diff({SERVICE: wanted(*cidrs)}, forwarder.tables.actual(None)) == ()
 
 
@@ -100,14 +102,14 @@ def test_thousands_of_ranges_change_in_place_and_only_where_they_differ(
     forwarder: Forwarder,
 ) -> None:
     cidrs = [str(each) for each in ip_network("198.18.0.0/15").subnets(new_prefix=27)][:4000]
-    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[:3000])}) == {}
+    assert reconcile(forwarder.tables, {SERVICE: wanted(*cidrs[:3000])}) == {}
     before = dict(forwarder.maps["listeners"].items())
     assert [
-        lets_in(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])
+        admits(forwarder, cidr.split("/")[0]) for cidr in (cidrs[0], cidrs[2999], cidrs[3000])
     ] == [True, True, False]
-    assert bring(forwarder.tables, {SERVICE: wanted(*cidrs[1000:])}) == {}
+    assert reconcile(forwarder.tables, {SERVICE: wanted(*cidrs[1000:])}) == {}
     assert [
-        lets_in(forwarder, cidr.split("/")[0])
+        admits(forwarder, cidr.split("/")[0])
         for cidr in (cidrs[0], cidrs[999], cidrs[1000], cidrs[3999])
     ] == [
         False,
@@ -122,40 +124,40 @@ def test_thousands_of_ranges_change_in_place_and_only_where_they_differ(
 def test_a_removed_range_cuts_open_connections_and_counts_their_packets(
     forwarder: Forwarder,
 ) -> None:
-    bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24")})
+    reconcile(forwarder.tables, {SERVICE: wanted("198.51.100.0/24")})
     assert forwarder.run(tcp("S")).verdict == REDIRECT
-    bring(forwarder.tables, {SERVICE: wanted("192.0.2.0/24")})
+    reconcile(forwarder.tables, {SERVICE: wanted("192.0.2.0/24")})
     assert forwarder.run(tcp("A")).verdict == DROP
     assert forwarder.event(DROPS.index("forbidden")) == 1
-    bring(forwarder.tables, {SERVICE: wanted()})
+    reconcile(forwarder.tables, {SERVICE: wanted()})
     assert forwarder.run(tcp("A")).verdict == REDIRECT
     assert forwarder.maps["ranges"].count() == 0
 
 
 def test_services_do_not_share_ranges(forwarder: Forwarder) -> None:
     mine, theirs = wanted("198.51.100.0/24", keys=KEYS[:1]), wanted("192.0.2.0/24", keys=KEYS[1:])
-    bring(forwarder.tables, {SERVICE: mine, OTHER: theirs})
-    assert lets_in(forwarder, CLIENT4)
-    assert not lets_in(forwarder, "2001:db8:c::7")
-    bring(forwarder.tables, {OTHER: theirs})
+    reconcile(forwarder.tables, {SERVICE: mine, OTHER: theirs})
+    assert admits(forwarder, CLIENT4)
+    assert not admits(forwarder, "2001:db8:c::7")
+    reconcile(forwarder.tables, {OTHER: theirs})
     assert forwarder.maps["ranges"].count() == 1
     taken = wanted("198.51.100.0/25", keys=KEYS)  # with a listener of SERVICE
-    bring(forwarder.tables, {OTHER: taken})
-    assert lets_in(forwarder, CLIENT4)
-    assert not lets_in(forwarder, "198.51.100.200")
+    reconcile(forwarder.tables, {OTHER: taken})
+    assert admits(forwarder, CLIENT4)
+    assert not admits(forwarder, "198.51.100.200")
 
 
 def test_ranges_survive_a_restart_and_unused_ones_are_removed(forwarder: Forwarder) -> None:
     service = wanted("198.51.100.0/24", "2001:db8:c::/48")
-    bring(forwarder.tables, {SERVICE: service})
+    reconcile(forwarder.tables, {SERVICE: service})
     forwarder.tables.set_ranges(OTHER, ("192.0.2.0/24",))  # then the process dies
     assert forwarder.maps["ranges"].count() == 3
     restart(forwarder)
     assert forwarder.maps["ranges"].count() == 2
     (actual,) = forwarder.tables.actual(None).values()
     assert actual.source_ranges == service.source_ranges
-    assert lets_in(forwarder, CLIENT4)
-    bring(forwarder.tables, {SERVICE: service})
+    assert admits(forwarder, CLIENT4)
+    reconcile(forwarder.tables, {SERVICE: service})
     assert forwarder.maps["ranges"].count() == 2
 
 
@@ -163,13 +165,13 @@ def test_an_incomplete_set_is_repaired_after_a_restart(
     forwarder: Forwarder,
 ) -> None:
     service = wanted("198.51.100.0/24", "192.0.2.0/24")
-    bring(forwarder.tables, {SERVICE: service})
+    reconcile(forwarder.tables, {SERVICE: service})
     key, *_ = dict(forwarder.maps["ranges"].items())
     forwarder.maps["ranges"].delete(key)  # as if the process died during a change
     restart(forwarder)
     changes = spec.diff({SERVICE: service}, forwarder.tables.actual(None))
     assert str(changes[0]) == "set ranges default/web 198.51.100.0/24,192.0.2.0/24"
-    carry_out(forwarder.tables, changes, {})
+    apply_changes(forwarder.tables, changes, {})
     assert forwarder.maps["ranges"].count() == 2
 
 
@@ -181,10 +183,12 @@ def test_if_the_map_is_full_no_further_client_may_connect_and_other_services_kee
         forwarder.tables.close()
         forwarder.tables = ListenerMaps(forwarder.maps | {"ranges": small})
         forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
-        bring(forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])})
+        reconcile(
+            forwarder.tables, {SERVICE: wanted("198.51.100.0/24", "192.0.2.0/24", keys=KEYS[:1])}
+        )
         many = wanted("198.51.100.0/24", *(f"203.0.113.{i}/32" for i in range(9)), keys=KEYS[:1])
         other = wanted("2001:db8:c::/48", keys=KEYS[1:])
-        outcomes = bring(forwarder.tables, {SERVICE: many, OTHER: other})
+        outcomes = reconcile(forwarder.tables, {SERVICE: many, OTHER: other})
         assert outcomes.keys() == {SERVICE}
         assert outcomes[SERVICE].state == "unavailable"
         assert "capacity for source ranges is used up" in outcomes[SERVICE].message
@@ -192,7 +196,7 @@ def test_if_the_map_is_full_no_further_client_may_connect_and_other_services_kee
         assert actual[SERVICE].source_ranges == ("198.51.100.0/24",), "removed ranges are gone"
         assert actual[OTHER].source_ranges == other.source_ranges
         fewer = msgspec.structs.replace(many, source_ranges=many.source_ranges[:3])
-        assert bring(forwarder.tables, {SERVICE: fewer, OTHER: other}) == {}
+        assert reconcile(forwarder.tables, {SERVICE: fewer, OTHER: other}) == {}
         assert forwarder.tables.actual([SERVICE])[SERVICE].source_ranges == fewer.source_ranges
 
 
@@ -200,7 +204,7 @@ def test_ranges_that_change_during_a_survey_are_not_overwritten_by_it(
     forwarder: Forwarder,
 ) -> None:
     tables = forwarder.tables
-    bring(
+    reconcile(
         tables,
         {
             SERVICE: wanted("198.51.100.0/24", keys=KEYS[:1]),
@@ -208,12 +212,12 @@ def test_ranges_that_change_during_a_survey_are_not_overwritten_by_it(
         },
     )
     survey = tables.survey(tables.baseline())
-    bring(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # removes OTHER
+    reconcile(tables, {SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1])})  # removes OTHER
     tables.set_ranges(OTHER, ("198.51.100.128/25",))  # its listeners are set later
     tables.adopt(survey)
     assert tables.actual(None)[SERVICE].source_ranges == ("203.0.113.0/24",)
     assert forwarder.maps["ranges"].count() == 2
-    bring(
+    reconcile(
         tables,
         {
             SERVICE: wanted("203.0.113.0/24", keys=KEYS[:1]),

@@ -1,11 +1,11 @@
-"""The flows that a gateway has seen lately."""
+"""The record of the flows that a gateway has seen recently."""
 
 import math
 
 from fairlead.drivers.direct.peers.recent import RecentFlows
 
 
-def test_the_last_time_that_a_flow_was_met_counts() -> None:
+def test_the_last_time_that_a_flow_was_seen_counts() -> None:
     recent = RecentFlows()
     recent.record([b"a", b"b"], 1.0)
     recent.record([b"a"], 2.0)
@@ -25,7 +25,7 @@ def test_if_there_are_too_many_flows_the_oldest_are_forgotten() -> None:
     assert recent.flows == {b"f", b"g", b"h"}
 
 
-def test_the_set_of_flows_is_live() -> None:
+def test_the_set_of_flows_reflects_later_changes() -> None:
     recent = RecentFlows()
     flows = recent.flows
     recent.record([b"a"], 1.0)

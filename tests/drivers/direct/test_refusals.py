@@ -81,9 +81,9 @@ def test_segments_are_answered_by_a_reset(
     options: bool,
 ) -> None:
     sent = segment(flags, ipv6=ipv6, payload=payload, options=options)
-    told = refusing.run(sent)
-    assert told.verdict == REDIRECT
-    frame = Ether(told.packet)
+    reply = refusing.run(sent)
+    assert reply.verdict == REDIRECT
+    frame = Ether(reply.packet)
     assert (frame.dst, frame.src) == (sent.src, sent.dst)
     head, length = (IPv6, 40) if ipv6 else (IP, 20)
     assert (frame[head].src, frame[head].dst) == (sent[head].dst, sent[head].src)
@@ -96,14 +96,14 @@ def test_segments_are_answered_by_a_reset(
         5,
         b"",
     )
-    assert len(told.packet) == 14 + length + 20
-    addresses = told.packet[22:54] if ipv6 else told.packet[26:34]
+    assert len(reply.packet) == 14 + length + 20
+    addresses = reply.packet[22:54] if ipv6 else reply.packet[26:34]
     assert (
-        ones_sum(addresses + (6).to_bytes(2, "big") + (20).to_bytes(2, "big") + told.packet[-20:])
+        ones_sum(addresses + (6).to_bytes(2, "big") + (20).to_bytes(2, "big") + reply.packet[-20:])
         == 0xFFFF
     )
     if not ipv6:
-        assert ones_sum(told.packet[14:34]) == 0xFFFF
+        assert ones_sum(reply.packet[14:34]) == 0xFFFF
     assert (
         refusing.event(NO_ENDPOINTS),
         refusing.event(REFUSALS_SENT),
@@ -121,13 +121,13 @@ def test_datagrams_are_answered_by_port_unreachable(refusing: Forwarder, payload
         sent = to_us() / head / UDP(sport=40000, dport=80) / Raw(data)
         answer = refusing.run(sent)
         assert answer.verdict == REDIRECT
-        told = valid(answer.packet)
-        assert (told.dst, told.src) == (sent.src, sent.dst)
-        assert (told[layer].src, told[layer].dst) == (sent[layer].dst, sent[layer].src)
+        reply = valid(answer.packet)
+        assert (reply.dst, reply.src) == (sent.src, sent.dst)
+        assert (reply[layer].src, reply[layer].dst) == (sent[layer].dst, sent[layer].src)
         if layer is IP:
-            assert (told[ICMP].type, told[ICMP].code) == (3, 3)
+            assert (reply[ICMP].type, reply[ICMP].code) == (3, 3)
         else:
-            assert (told[ICMPv6DestUnreach].type, told[ICMPv6DestUnreach].code) == (1, 4)
+            assert (reply[ICMPv6DestUnreach].type, reply[ICMPv6DestUnreach].code) == (1, 4)
         at = 14 + (28 if layer is IP else 48)
         assert answer.packet[at:] == bytes(sent[layer])[:most]
     assert (refusing.event(NO_ENDPOINTS), refusing.event(REFUSALS_SENT)) == (2, 2)

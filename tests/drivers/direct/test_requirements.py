@@ -2,7 +2,7 @@
 longer fit, for each address family separately."""
 
 import pytest
-from tests.drivers.direct.conftest import NODE1, Run, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, driver, load_balancer, reconcile
 
 from fairlead.drivers.direct.host_network.requirements import requirements_of
 from fairlead.drivers.host import harmful_settings
@@ -42,7 +42,7 @@ def test_a_gateway_requires_space_for_its_next_hops(run: Run) -> None:
         made = driver()
         await made.open()
         assert await made.requirements() == ()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         (requirement,) = await made.requirements()
         assert (requirement.setting, requirement.harmful("1"), requirement.harmful("2")) == (
             IPV4,

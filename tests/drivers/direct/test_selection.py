@@ -14,10 +14,10 @@ from tests.drivers.direct.conftest import (
     PINS,
     Run,
     add_cable,
-    bring,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
@@ -61,7 +61,7 @@ def test_interfaces_are_served_while_they_match(run: Run) -> None:
         made = driver(interfaces=["192.0.2.0/24", "late?"])
         await made.open()
         assert await attached() == {"eth0"}
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         following = asyncio.create_task(made.run())
         add_cable("late0", "198.18.0.1/24")
         await until_served({"eth0", "late0"})
@@ -89,7 +89,7 @@ def test_the_interface_of_the_default_route_is_followed(run: Run) -> None:
         ip("route", "add", "default", "via", "192.0.2.1")
         made = driver(interfaces=["default-route"])
         await made.open()
-        await bring(made, load_balancer(NODE1))
+        await reconcile(made, load_balancer(NODE1))
         following = asyncio.create_task(made.run())
         await until_served({"eth0"})
         add_cable("eth1", "198.18.0.1/24")
@@ -135,4 +135,4 @@ async def test_packets_are_forwarded_on_an_interface_that_was_not_named(
         assert [name for name, _, _ in answer["interfaces"]] == ["eth0"]
         for family in (socket.AF_INET, socket.AF_INET6):
             assert await (await Conversation.start(family)).ask() == ("node1", CLIENT[family])
-        await gateway.tell("remove")
+        await gateway.send("remove")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 from msgspec.structs import replace
-from tests.drivers.direct.carrying import carry_out
+from tests.drivers.direct.applying import apply_changes
 from tests.drivers.direct.conftest import NODE1, SERVICE, VIP4, Forwarder, Run, driver, tcp, udp
 
 from fairlead.drivers.direct import DirectDriver, spec
@@ -45,7 +45,7 @@ def service(
     }
 
 
-def hogs(*members: Member) -> dict[ServiceKey, LoadBalancer]:
+def greedy_services(*members: Member) -> dict[ServiceKey, LoadBalancer]:
     """Return six Services with 100 ports and one with 40, all in one namespace."""
     intents: dict[ServiceKey, LoadBalancer] = {}
     for i in range(7):
@@ -89,9 +89,9 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE1, NODE2)) == {}
         large = ServiceKey("calm", "large")
         assert await outcomes(made, service(large, "203.0.113.2", *big(200))) == {}
-        told = await outcomes(made, hogs(*big(200)))
-        assert {key.namespace for key in told} == {"greedy"}
-        lacking = {key: each for key, each in told.items() if each.missing}
+        outcome_of = await outcomes(made, greedy_services(*big(200)))
+        assert {key.namespace for key in outcome_of} == {"greedy"}
+        lacking = {key: each for key, each in outcome_of.items() if each.missing}
         unserved = list(lacking.values())
         assert unserved
         assert all(each.state == "unavailable" and not each.coarse for each in unserved)
@@ -105,8 +105,8 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
         assert (
             "raise gateway.namespaceShare, or raise gateway.tableMemoryMiB" in unserved[0].message
         )
-        there = [len(await current(made, key)) for key in hogs()]
-        assert sum(there) + sum(len(each.missing) for each in told.values()) == 640
+        there = [len(await current(made, key)) for key in greedy_services()]
+        assert sum(there) + sum(len(each.missing) for each in outcome_of.values()) == 640
 
         # Services of other namespaces can change, and a new one gets all its listeners.
         assert await outcomes(made, service(BYSTANDER, "203.0.113.1", NODE2, NODE3)) == {}
@@ -119,8 +119,8 @@ def test_a_namespace_that_asks_for_all_table_memory_leaves_room_for_others(run: 
 
         # A dead node is removed from every table, also in the greedy namespace.
         dead = Member("node1", "192.0.2.21", 200, "down"), Member("node2", "192.0.2.22", 400)
-        await outcomes(made, hogs(*dead))
-        left = [nodes for key in hogs() for nodes in await current(made, key)]
+        await outcomes(made, greedy_services(*dead))
+        left = [nodes for key in greedy_services() for nodes in await current(made, key)]
         assert len(left) >= sum(there)
         assert all(nodes.keys() == {"node2"} for nodes in left)
         await made.close(remove=True)
@@ -140,8 +140,10 @@ def test_a_service_that_waits_for_memory_is_retried_when_some_is_released(run: R
         many = service(first, "203.0.113.1", NODE1, ports=100)
         assert await outcomes(made, many) == {}
         coarse = service(second, "203.0.113.2", *big(300), ports=20)
-        told = await outcomes(made, coarse)
-        assert len(told[second].missing) == 8, "1 MiB has room for 112 listeners of one namespace"
+        outcome_of = await outcomes(made, coarse)
+        assert len(outcome_of[second].missing) == 8, (
+            "1 MiB has room for 112 listeners of one namespace"
+        )
         assert not touched
         assert set(map(Counter.total, await current(made, second))) == {1021}
         assert all(
@@ -151,14 +153,14 @@ def test_a_service_that_waits_for_memory_is_retried_when_some_is_released(run: R
 
         await made.apply(made.diff({}, await made.read([first])))
         assert touched == [{second}]
-        told = await outcomes(made, coarse)
-        assert told[second].in_part
-        assert not told[second].missing
-        assert "have tables with fewer slots" in told[second].message
+        outcome_of = await outcomes(made, coarse)
+        assert outcome_of[second].in_part
+        assert not outcome_of[second].missing
+        assert "have tables with fewer slots" in outcome_of[second].message
         sizes = Counter(map(Counter.total, await current(made, second)))
         assert sizes.total() == 20
         assert max(sizes) > 1021
-        assert await outcomes(made, coarse) == told, "without free memory nothing changes"
+        assert await outcomes(made, coarse) == outcome_of, "without free memory nothing changes"
         await made.close(remove=True)
 
     run(scenario)
@@ -196,14 +198,14 @@ class Full:
             except OutOfMemory:
                 pass
 
-    def bring(
+    def reconcile(
         self, weights: dict[str, int], retained_nodes: Collection[str] | None = None
     ) -> dict[ServiceKey, Outcome]:
         shares = tuple(sorted(weights.items()))
         listener = ListenerSpec(
             KEY, False, shares, tuple(sorted(weights if retained_nodes is None else retained_nodes))
         )
-        return carry_out(
+        return apply_changes(
             self.tables, spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, self.actual()), {}
         )
 
@@ -224,12 +226,12 @@ OLD, NEW = range(20000, 20100), range(40000, 40100)
 
 def test_without_memory_a_dead_node_is_still_removed_from_a_table(full: Full) -> None:
     """Connections to other nodes stay. As soon as there is memory, the shares are exact again."""
-    full.bring({"node1": 1, "node2": 1, "node3": 1})
+    full.reconcile({"node1": 1, "node2": 1, "node3": 1})
     before = full.send(OLD, "S")
     full.fill()
-    told = full.bring({"node1": 1, "node3": 1})
-    assert told[SERVICE].in_part
-    assert "changed in place" in told[SERVICE].message
+    outcome_of = full.reconcile({"node1": 1, "node3": 1})
+    assert outcome_of[SERVICE].in_part
+    assert "changed in place" in outcome_of[SERVICE].message
     after = full.send(OLD, "A")
     assert {port for port in OLD if after[port] != before[port]} == {
         port for port in OLD if before[port] == "node2"
@@ -237,13 +239,13 @@ def test_without_memory_a_dead_node_is_still_removed_from_a_table(full: Full) ->
     assert set(after.values()) == set(full.send(NEW, "S").values()) == {"node1", "node3"}
     (listener,) = full.actual()[SERVICE].listeners
     assert slots_by_node(listener.slots).total() == 1021
-    assert full.bring({"node1": 1, "node3": 1}) == told
+    assert full.reconcile({"node1": 1, "node3": 1}) == outcome_of
 
     for key in full.fillers:
         full.tables.remove_listener(key, GREEDY)
     assert full.tables.quotas.take_retriable() == {SERVICE}
     full.now_s += GRACE_S
-    assert full.bring({"node1": 1, "node3": 1}) == {}
+    assert full.reconcile({"node1": 1, "node3": 1}) == {}
     (listener,) = full.actual()[SERVICE].listeners
     assert listener.slots.current == table((("node1", 1), ("node3", 1))).slots
     assert full.send(OLD, "A") == after
@@ -254,27 +256,27 @@ def test_without_memory_a_draining_node_keeps_its_connections_if_there_is_a_prev
 ) -> None:
     """The previous table is overwritten in place too. For each slot it names the node of
     connections without an entry."""
-    full.bring({"node1": 1, "node2": 1})
+    full.reconcile({"node1": 1, "node2": 1})
     first = full.send(OLD, "S")
-    full.bring({"node1": 1, "node2": 1, "node3": 4})
+    full.reconcile({"node1": 1, "node2": 1, "node3": 4})
     assert full.send(OLD, "A") == first
     second = full.send(NEW, "S")
     assert full.send(NEW, "A") == second
     full.fill()
-    told = full.bring({"node1": 1, "node2": 1}, ("node1", "node2", "node3"))
-    assert told[SERVICE].in_part
+    outcome_of = full.reconcile({"node1": 1, "node2": 1}, ("node1", "node2", "node3"))
+    assert outcome_of[SERVICE].in_part
     assert full.send(OLD, "A") == first
     assert full.send(NEW, "A") == second
     assert set(full.send(range(50000, 50100), "S").values()) == {"node1", "node2"}
-    told = full.bring({}, ("node1", "node2", "node3"))
+    outcome_of = full.reconcile({}, ("node1", "node2", "node3"))
     assert full.send(OLD, "A") == first
     assert full.forwarder.run(tcp("S", 60000)).node == ""
 
 
 def test_tables_changed_in_place_are_read_back_after_a_crash(full: Full) -> None:
-    full.bring({"node1": 1, "node2": 1, "node3": 1})
+    full.reconcile({"node1": 1, "node2": 1, "node3": 1})
     full.fill()
-    full.bring({"node1": 1, "node3": 1})
+    full.reconcile({"node1": 1, "node3": 1})
     (before,) = full.actual()[SERVICE].listeners
     full.tables.adopt(full.tables.survey(full.tables.baseline()))
     (same,) = full.actual()[SERVICE].listeners
@@ -286,7 +288,7 @@ def test_tables_changed_in_place_are_read_back_after_a_crash(full: Full) -> None
     full.tables.adopt(full.tables.survey(full.tables.baseline(), with_entries=True))
     (found,) = full.actual()[SERVICE].listeners
     assert found.slots == before.slots
-    assert full.bring({"node3": 1}) == {}, "this needs no memory"
+    assert full.reconcile({"node3": 1}) == {}, "this needs no memory"
     assert set(full.send(NEW, "S").values()) == {"node3"}
 
 
@@ -302,7 +304,7 @@ class Small:
         for i in range(1, 21):
             forwarder.add_node(f"node{i}", f"192.0.2.{i}")
 
-    def bring(
+    def reconcile(
         self,
         service: ServiceKey,
         ports: range,
@@ -318,8 +320,10 @@ class Small:
             replace(listener, key=ListenerKey(VIP4, port, protocol)) for port in ports
         )
         wanted = {service: DirectSpec("uid", listeners, (), ranges)} if ports else {}
-        told = carry_out(self.tables, spec.diff(wanted, self.tables.actual([service])), {})
-        return told.get(service, Outcome("done"))
+        outcome_of = apply_changes(
+            self.tables, spec.diff(wanted, self.tables.actual([service])), {}
+        )
+        return outcome_of.get(service, Outcome("done"))
 
 
 @pytest.fixture
@@ -331,36 +335,38 @@ def small(request: pytest.FixtureRequest, forwarder: Forwarder) -> Iterator[Smal
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
 @pytest.mark.parametrize("small", [("listeners", 80)], indirect=True, ids=["listeners"])
-def test_listeners_of_one_namespace(small: Small) -> None:
-    told = small.bring(GREEDY, range(100, 200))
-    assert len(told.missing) == 100 - 35
+def test_one_namespace_cannot_use_up_the_listeners(small: Small) -> None:
+    outcome = small.reconcile(GREEDY, range(100, 200))
+    assert len(outcome.missing) == 100 - 35
     assert (
         "65 of 100 listeners are not served; namespace greedy has reached its share of this "
         "gateway's capacity for listeners"
-    ) in told.message
-    assert small.bring(BYSTANDER, range(200, 217)) == Outcome("done"), "half of the free entries"
-    assert len(small.bring(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
+    ) in outcome.message
+    assert small.reconcile(BYSTANDER, range(200, 217)) == Outcome("done"), (
+        "half of the free entries"
+    )
+    assert len(small.reconcile(BYSTANDER, range(200, 230)).missing) == 30 - 22, (
         "and of the reserve, because the Service is served already"
     )
     assert small.tables.quotas.take_retriable() == set()
     # A Service that is served can change, although its namespace now has more than its share.
-    assert small.bring(GREEDY, range(101, 136)) == Outcome("done")
-    assert len(small.bring(GREEDY, range(106, 142)).missing) == 1
+    assert small.reconcile(GREEDY, range(101, 136)) == Outcome("done")
+    assert len(small.reconcile(GREEDY, range(106, 142)).missing) == 1
     assert small.tables.quotas.take_retriable() == {GREEDY, BYSTANDER}
 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
 @pytest.mark.parametrize("small", [("retained_nodes", 32)], indirect=True, ids=["retained_nodes"])
-def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> None:
+def test_one_namespace_cannot_use_up_the_retained_nodes(small: Small, forwarder: Forwarder) -> None:
     """The listener is served, with fewer retained nodes."""
-    told = small.bring(GREEDY, range(1, 2), nodes=20, protocol="UDP")
-    assert told.in_part
-    assert "connections may move" in told.message
-    assert "share of this gateway's capacity for retained nodes" in told.message
+    outcome = small.reconcile(GREEDY, range(1, 2), nodes=20, protocol="UDP")
+    assert outcome.in_part
+    assert "connections may move" in outcome.message
+    assert "share of this gateway's capacity for retained nodes" in outcome.message
     assert small.map.count() == 14
-    assert small.bring(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
+    assert small.reconcile(BYSTANDER, range(80, 81), nodes=7, protocol="UDP") == Outcome("done")
     assert small.map.count() == 21
-    assert small.bring(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), (
+    assert small.reconcile(GREEDY, range(1, 2), nodes=10, protocol="UDP") == Outcome("done"), (
         "nodes can be removed"
     )
     assert forwarder.run(udp()).node
@@ -368,17 +374,17 @@ def test_retained_nodes_of_one_namespace(small: Small, forwarder: Forwarder) -> 
 
 @pytest.mark.parametrize("forwarder", [False], indirect=True, ids=["tc"])
 @pytest.mark.parametrize("small", [("ranges", 32)], indirect=True, ids=["ranges"])
-def test_source_ranges_of_one_namespace(small: Small) -> None:
+def test_one_namespace_cannot_use_up_the_source_ranges(small: Small) -> None:
     many = tuple(f"198.51.100.{i}/32" for i in range(20))
-    told = small.bring(GREEDY, range(1, 2), ranges=many)
+    outcome = small.reconcile(GREEDY, range(1, 2), ranges=many)
     assert (
-        "share of this gateway's capacity for source ranges" in told.message
-        or "used up" in told.message
+        "share of this gateway's capacity for source ranges" in outcome.message
+        or "used up" in outcome.message
     )
-    assert not told.missing
-    assert small.bring(GREEDY, range(1, 2), ranges=many[:14]) == Outcome("done")
-    assert small.bring(BYSTANDER, range(80, 81), ranges=many[:7]) == Outcome("done")
-    assert small.bring(BYSTANDER, range(80, 81), ranges=many[1:8]) == Outcome("done")
-    assert "share" in small.bring(GREEDY, range(1, 2), ranges=many).message
-    assert small.bring(BYSTANDER, range(0), ranges=()) == Outcome("done")
+    assert not outcome.missing
+    assert small.reconcile(GREEDY, range(1, 2), ranges=many[:14]) == Outcome("done")
+    assert small.reconcile(BYSTANDER, range(80, 81), ranges=many[:7]) == Outcome("done")
+    assert small.reconcile(BYSTANDER, range(80, 81), ranges=many[1:8]) == Outcome("done")
+    assert "share" in small.reconcile(GREEDY, range(1, 2), ranges=many).message
+    assert small.reconcile(BYSTANDER, range(0), ranges=()) == Outcome("done")
     assert small.tables.quotas.take_retriable() == {GREEDY}

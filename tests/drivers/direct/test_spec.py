@@ -105,7 +105,7 @@ def steps(
     return spec.diff(spec.render({intent.service: intent for intent in intents}), actual)
 
 
-def test_render_takes_its_own_class_and_all_protocols() -> None:
+def test_render_selects_its_own_class_and_all_protocols() -> None:
     ours = load_balancer(member("node1"), protocols=("TCP", "SCTP", "UDP"))
     foreign = load_balancer(member("node1"), service=API, settings=ProxySettings())
     rendered = spec.render({WEB: ours, API: foreign})
@@ -131,7 +131,7 @@ def test_spelling_of_addresses_makes_no_difference() -> None:
     assert one[WEB].listeners[0].key == ListenerKey("2001:db8::1", 80, "TCP")
 
 
-def test_changes_print_as_what_they_do() -> None:
+def test_the_text_of_a_change_is_its_command() -> None:
     changes = steps(
         load_balancer(member("node1", 3), member("node2"), member("node3", 1, "draining")),
         actual={},

@@ -12,10 +12,10 @@ from tests.drivers.direct.conftest import (
     WEB,
     Run,
     add_cable,
-    bring,
     driver,
     ip,
     load_balancer,
+    reconcile,
 )
 from tests.drivers.direct.site import PINS as SITE_PINS
 from tests.drivers.direct.site import (
@@ -84,7 +84,7 @@ def test_a_failed_start_leaves_the_programs_of_its_predecessor(run: Run) -> None
         add_cable("eth1", "198.51.100.10/24")
         first = two_interfaces()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         before = await tc.filters(f"fairlead:{PINS}")
         assert len(before) == 2
@@ -118,7 +118,7 @@ async def test_a_program_whose_pins_are_gone_forwards_until_the_new_tables_are_f
             assert await nodes_that_answer() == {"node1"}
             await third.serve({"node2": 1})
             assert await nodes_that_answer() == {"node2"}
-            await third.tell("remove")
+            await third.send("remove")
 
 
 async def nodes_that_answer() -> set[str]:
@@ -127,12 +127,12 @@ async def nodes_that_answer() -> set[str]:
     }
 
 
-def test_a_cleanup_leaves_the_pins_of_others_in_subdirectories(run: Run) -> None:
+def test_a_cleanup_keeps_foreign_pins_in_subdirectories(run: Run) -> None:
     async def scenario() -> None:
         deeper = PINS / "other"
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         bpffs.prepare(deeper / "layout-1")
         with Map.create(MapSpec("settings", 2, 4, 8, 1)) as settings:

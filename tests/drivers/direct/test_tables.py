@@ -1,9 +1,9 @@
-"""The mirror of the maps: never half filled, never older than the last change; and the facts that
-it holds but the maps do not."""
+"""The mirror of the maps is never half filled, and never older than the last change. It also
+contains facts that the maps do not contain."""
 
 import pytest
 from msgspec.structs import replace
-from tests.drivers.direct.carrying import carry_out, set_listener
+from tests.drivers.direct.applying import apply_changes, set_listener
 from tests.drivers.direct.conftest import LISTENERS, REDIRECT, SERVICE, VIP4, Forwarder, tcp, udp
 
 from fairlead.drivers.direct import spec
@@ -229,7 +229,7 @@ class Clocked:
         self.tables.adopt(self.tables.survey(self.tables.baseline(), with_entries=True))
         self.forwarder.tables = self.tables
 
-    def bring(self, weights: dict[str, int]) -> None:
+    def reconcile(self, weights: dict[str, int]) -> None:
         """Set the listener, with policy Cluster and the nodes in `weights` as its members."""
         listener = ListenerSpec(
             KEY, False, tuple(sorted(weights.items())), tuple(sorted(weights)), retain_departed=True
@@ -245,7 +245,7 @@ class Clocked:
             for change in changes
             if isinstance(change, SetNode)
         }
-        assert carry_out(self.tables, changes, next_hops) == {}
+        assert apply_changes(self.tables, changes, next_hops) == {}
 
     def nodes(self, ports: range, flags: str) -> dict[int, str]:
         return {port: self.forwarder.run(tcp(flags, port)).node for port in ports}
@@ -265,11 +265,11 @@ def test_with_policy_cluster_connections_outlive_the_pods_of_their_node(
 ) -> None:
     """Connections to node1 have no entries. Connections to node2 have only entries: in the end no
     slot names node2."""
-    clocked.bring({"node1": 1})
+    clocked.reconcile({"node1": 1})
     assert set(clocked.nodes(OLD, "S").values()) == {"node1"}
-    clocked.bring({"node1": 1, "node2": 9})
+    clocked.reconcile({"node1": 1, "node2": 9})
     tracked = {port: node for port, node in clocked.nodes(TRACKED, "S").items() if node == "node2"}
-    clocked.bring({"node3": 1})
+    clocked.reconcile({"node3": 1})
     installed = clocked.tables.installed(KEY)
     assert installed
     assert "node2" not in installed.slots.nodes
@@ -277,28 +277,28 @@ def test_with_policy_cluster_connections_outlive_the_pods_of_their_node(
         clocked.restart()
     for _ in range(3):
         clocked.now_s += GRACE_S + 0.1
-        clocked.bring({"node3": 1})
+        clocked.reconcile({"node3": 1})
     assert set(clocked.nodes(OLD, "A").values()) == {"node1"}
     assert {port: clocked.forwarder.run(tcp("A", port)).node for port in tracked} == tracked
     assert set(clocked.nodes(NEW, "S").values()) == {"node3"}
 
 
 def test_departed_nodes_are_removed_in_the_end(clocked: Clocked) -> None:
-    clocked.bring({"node1": 1, "node2": 1})
+    clocked.reconcile({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
-    clocked.bring({"node1": 1, "node3": 1})
+    clocked.reconcile({"node1": 1, "node3": 1})
     clocked.now_s += RETAIN_DEPARTED_S - 1
-    clocked.bring({"node1": 1})
+    clocked.reconcile({"node1": 1})
     assert "node2" in clocked.nodes(OLD, "A").values()
     clocked.now_s += 2
-    clocked.bring({"node1": 1})
+    clocked.reconcile({"node1": 1})
     assert "node2" not in clocked.nodes(OLD, "A").values()
     clocked.now_s += GRACE_S
-    clocked.bring({"node1": 1})
+    clocked.reconcile({"node1": 1})
     assert clocked.tables.nodes.numbers.keys() == {"node1", "node3"}
     clocked.now_s += RETAIN_DEPARTED_S
     for _ in range(2):
-        clocked.bring({"node1": 1})
+        clocked.reconcile({"node1": 1})
         clocked.now_s += GRACE_S
     assert clocked.tables.nodes.numbers.keys() == {"node1"}
     assert clocked.forwarder.run(tcp("S")).verdict == REDIRECT
@@ -308,7 +308,7 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
     """node2 gets no new connections, and keeps its connections for 30 s. The time starts again with
     a restart."""
 
-    def bring(weights: dict[str, int], drain_s: float = 30.0) -> dict[ServiceKey, Outcome]:
+    def reconcile(weights: dict[str, int], drain_s: float = 30.0) -> dict[ServiceKey, Outcome]:
         """Set the listener. node1 and node2 are always members."""
         listener = ListenerSpec(
             KEY, False, tuple(sorted(weights.items())), ("node1", "node2"), drain_s=drain_s
@@ -316,41 +316,41 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
         changes = spec.diff(
             {SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)
         )
-        return carry_out(clocked.tables, changes, {})
+        return apply_changes(clocked.tables, changes, {})
 
     def kept() -> set[str]:
         return set(clocked.nodes(OLD, "A").values())
 
-    assert bring({"node1": 1, "node2": 1}) == {}
+    assert reconcile({"node1": 1, "node2": 1}) == {}
     assert set(clocked.nodes(OLD, "S").values()) == {"node1", "node2"}
-    (outcome,) = bring({"node1": 1}).values()
+    (outcome,) = reconcile({"node1": 1}).values()
     assert outcome.state == "done"
     assert 30.0 < outcome.again_s < 30.1
     assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)]
     clocked.now_s += 29.0
-    assert bring({"node1": 1}) == {}
+    assert reconcile({"node1": 1}) == {}
     assert kept() == {"node1", "node2"}
     clocked.restart()
-    bring({"node1": 1})
+    reconcile({"node1": 1})
     assert [(each.node, each.left_s) for each in clocked.tables.draining()] == [("node2", 30.0)], (
         "the time starts again"
     )
     clocked.now_s += 30.0
-    bring({"node1": 1})
+    reconcile({"node1": 1})
     assert kept() == {"node1"}
     installed = clocked.tables.installed(KEY)
     assert installed
     assert installed.slots.previous == b"", "no slot is in transition any more"
     assert clocked.tables.draining() == []
-    assert bring({"node1": 1}) == {}, "the drain stays over"
+    assert reconcile({"node1": 1}) == {}, "the drain stays over"
     assert kept() == {"node1"}
-    bring({"node1": 1, "node2": 1})
+    reconcile({"node1": 1, "node2": 1})
     assert set(clocked.nodes(NEW, "S").values()) == {"node1", "node2"}, (
         "a member that returns gets connections like any other"
     )
-    bring({"node1": 1}, drain_s=0.0)
+    reconcile({"node1": 1}, drain_s=0.0)
     clocked.now_s += 1e6
-    assert bring({"node1": 1}, drain_s=0.0) == {}
+    assert reconcile({"node1": 1}, drain_s=0.0) == {}
     assert set(clocked.nodes(NEW, "A").values()) == {"node1", "node2"}, (
         "a drain without a limit does not end"
     )
@@ -359,16 +359,16 @@ def test_a_drain_ends_when_its_time_is_over(clocked: Clocked) -> None:
 def test_changes_of_unused_slots_leave_no_slot_in_transition(clocked: Clocked) -> None:
     """So gateways that learn of the nodes in different orders have equal slots, and no packet is
     lost because of connections that never existed."""
-    clocked.bring({"node1": 1})
-    clocked.bring({"node1": 1, "node2": 1})
-    clocked.bring({"node1": 1, "node2": 1, "node3": 1})
+    clocked.reconcile({"node1": 1})
+    clocked.reconcile({"node1": 1, "node2": 1})
+    clocked.reconcile({"node1": 1, "node2": 1, "node3": 1})
     installed = clocked.tables.installed(KEY)
     assert installed
     assert installed.slots == transition(
         Slots(), table((("node1", 1), ("node2", 1), ("node3", 1))), frozenset()
     )
     before = clocked.nodes(OLD, "S")
-    clocked.bring({"node3": 1, "node1": 3})
+    clocked.reconcile({"node3": 1, "node1": 3})
     installed = clocked.tables.installed(KEY)
     assert installed
     assert installed.slots.previous
@@ -386,14 +386,14 @@ def test_with_peers_a_listener_whose_unused_slots_change_is_converging(
         return installed.record.converging
 
     clocked.restart(peers=True)
-    clocked.bring({"node1": 1})
+    clocked.reconcile({"node1": 1})
     clocked.now_s += CONVERGENCE_S
     clocked.tables.end_convergence()
     assert not converging()
-    clocked.bring({"node1": 1, "node2": 1})
+    clocked.reconcile({"node1": 1, "node2": 1})
     assert converging()
     clocked.now_s += CONVERGENCE_S / 2
-    clocked.bring({"node1": 1, "node3": 1})
+    clocked.reconcile({"node1": 1, "node3": 1})
     clocked.now_s += CONVERGENCE_S / 2
     clocked.tables.end_convergence()
     assert converging()
@@ -405,10 +405,10 @@ def test_with_peers_a_listener_whose_unused_slots_change_is_converging(
     clocked.now_s += CONVERGENCE_S / 2
     clocked.tables.end_convergence()
     assert not converging()
-    clocked.bring({"node2": 1, "node3": 1})
+    clocked.reconcile({"node2": 1, "node3": 1})
     assert not converging(), "the slots were in use"
     clocked.tables.remove_listener(KEY, SERVICE)
-    clocked.bring({"node1": 1})
+    clocked.reconcile({"node1": 1})
     clocked.restart()
     assert converging()
     clocked.tables.end_convergence()
@@ -416,11 +416,11 @@ def test_with_peers_a_listener_whose_unused_slots_change_is_converging(
 
 
 def test_the_first_packets_arrive_while_unused_slots_are_changed(clocked: Clocked) -> None:
-    clocked.bring({"node1": 1, "node2": 1})
+    clocked.reconcile({"node1": 1, "node2": 1})
     listener = ListenerSpec(KEY, False, (("node1", 1), ("node3", 1)), ("node1", "node2", "node3"))
     changes = spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None))
     before = clocked.nodes(OLD, "S")
-    carry_out(clocked.tables, changes, {})
+    apply_changes(clocked.tables, changes, {})
     assert clocked.nodes(OLD, "A") == before
 
 
@@ -429,7 +429,7 @@ def test_slots_received_from_a_peer_after_planning_are_not_undone(clocked: Clock
     """The peer has changed to node3 and back meanwhile. Connections that it opened to node3 may
     arrive at this gateway, which gets the slots of the peer."""
     retained_nodes = ("node1", "node2", "node3")
-    clocked.bring({"node1": 1, "node2": 1})
+    clocked.reconcile({"node1": 1, "node2": 1})
     clocked.nodes(OLD, "S")
     here = clocked.tables.installed(KEY)
     assert here
@@ -443,7 +443,7 @@ def test_slots_received_from_a_peer_after_planning_are_not_undone(clocked: Clock
     clocked.tables.set_peer_slots(
         KEY, SERVICE, "uid", received, retained_nodes, restricted=False, used=True
     )
-    assert carry_out(clocked.tables, changes, {}) == {}
+    assert apply_changes(clocked.tables, changes, {}) == {}
     installed = clocked.tables.installed(KEY)
     assert installed
     assert installed.slots == transition(
@@ -471,31 +471,31 @@ def test_a_released_number_of_a_node_is_not_reused_next(
 
 
 def test_addresses_are_those_of_listeners(forwarder: Forwarder) -> None:
-    def held() -> set[str]:
+    def count_entries() -> set[str]:
         return {unpack_address(key) for key, _ in forwarder.maps["addresses"].items()}
 
     forwarder.serve({"node1": 1})
     forwarder.serve({"node1": 1}, port=81)
     forwarder.serve({"node1": 1}, address="2001:db8:f00::10")
-    assert held() == {VIP4, "2001:db8:f00::10"}
+    assert count_entries() == {VIP4, "2001:db8:f00::10"}
     forwarder.tables.remove_listener(KEY, SERVICE)
-    assert held() == {VIP4, "2001:db8:f00::10"}
+    assert count_entries() == {VIP4, "2001:db8:f00::10"}
     forwarder.maps["addresses"].update(pack_address("203.0.113.99"), bytes(4))  # as another process
     forwarder.maps["addresses"].delete(pack_address(VIP4))
     renew(forwarder)
-    assert held() == {VIP4, "2001:db8:f00::10"}
+    assert count_entries() == {VIP4, "2001:db8:f00::10"}
     forwarder.tables.remove_listener(ListenerKey(VIP4, 81, "TCP"), SERVICE)
-    assert held() == {"2001:db8:f00::10"}
+    assert count_entries() == {"2001:db8:f00::10"}
 
 
 def test_nodes_retain_udp_flows_while_they_serve(clocked: Clocked) -> None:
     key = ListenerKey(VIP4, 80, "UDP")
 
-    def bring(*nodes: str, also: str = "") -> None:
+    def reconcile(*nodes: str, also: str = "") -> None:
         listener = ListenerSpec(
             key, False, tuple((node, 1) for node in nodes), (*nodes, *([also] if also else []))
         )
-        carry_out(
+        apply_changes(
             clocked.tables,
             spec.diff({SERVICE: DirectSpec("uid", (listener,), ())}, clocked.tables.actual(None)),
             {},
@@ -504,20 +504,20 @@ def test_nodes_retain_udp_flows_while_they_serve(clocked: Clocked) -> None:
     def send(ports: range) -> dict[int, str]:
         return {port: clocked.forwarder.run(udp(port)).node for port in ports}
 
-    bring("node1")
+    reconcile("node1")
     assert set(send(OLD).values()) == {"node1"}
     send(OLD)
     for others in (("node2",), ("node2", "node3"), ("node3",)):
-        bring("node1", *others)
+        reconcile("node1", *others)
         assert set(send(OLD).values()) == {"node1"}, "flows stay with a node that serves"
     clocked.restart()
     assert set(send(OLD).values()) == {"node1"}
-    bring("node3")
+    reconcile("node3")
     assert set(send(OLD).values()) == {"node3"}
     assert clocked.forwarder.maps["retained_nodes"].count() == 1
-    bring("node3", also="node4")
+    reconcile("node3", also="node4")
     assert clocked.forwarder.maps["retained_nodes"].count() == 2, "also if no slot changes"
-    bring("node3")
+    reconcile("node3")
     assert clocked.forwarder.maps["retained_nodes"].count() == 1
     clocked.tables.remove_listener(key, SERVICE)
     assert clocked.forwarder.maps["retained_nodes"].count() == 0

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 from hatch_build import bpf_compiler
-from tests.drivers.direct.conftest import NODE1, Run, add_cable, bring, driver, load_balancer
+from tests.drivers.direct.conftest import NODE1, Run, add_cable, driver, load_balancer, reconcile
 from tests.drivers.direct.conftest import PINS as PINS_HERE
 from tests.drivers.direct.gateway import Options
 from tests.drivers.direct.site import (
     PINS,
     Conversation,
     Gateway,
-    ask_by_udp,
     made_site,  # noqa: F401
     pods,
+    request_by_udp,
     running_gateway,
 )
 
@@ -80,7 +80,7 @@ MORE_MAPS = (
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an imaginary newer version."""
+    """Return the directory with the programs of a newer version that exists only in this test."""
     return build(tmp_path_factory.mktemp("newer"), GROWN_FLOW, MORE_MAPS)
 
 
@@ -91,12 +91,12 @@ def layouts() -> list[str]:
 async def only_delayed(gateway: Gateway) -> bool:
     """Return whether the gateway has dropped no packets except packets whose entries might not have
     been copied yet."""
-    drops: dict[str, int] = (await gateway.tell(""))["drops"]
+    drops: dict[str, int] = (await gateway.send(""))["drops"]
     return not any(number for reason, number in drops.items() if reason != "upgrading")
 
 
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
-async def test_another_layout_and_back_under_traffic(
+async def test_no_packet_is_lost_when_the_layout_changes_and_changes_back(
     site: None, newer: Path, attach: AttachKind
 ) -> None:
     versions = [Options(attach, str(folder)) for folder in (OBJECTS, newer, OBJECTS, newer)]
@@ -107,11 +107,11 @@ async def test_another_layout_and_back_under_traffic(
         new = [await Conversation.start(family) for family in FAMILIES for _ in range(15)]
         talks.extend([(talk, (await talk.ask())[0]) for talk in new])
 
-    async def keep_asking() -> None:
+    async def send_continuously() -> None:
         """Send each datagram once, so that a lost datagram ends the test."""
         while not over.is_set():
             for family in FAMILIES:
-                await ask_by_udp(family)
+                await request_by_udp(family)
                 asked[0] += 1
             talk, node = talks[asked[0] % len(talks)]
             assert (await talk.ask())[0] == node
@@ -124,7 +124,7 @@ async def test_another_layout_and_back_under_traffic(
             await start_some()  # these get entries, because their slots are in transition
             seen = layouts()
             gateway.kill()
-        asking = asyncio.create_task(keep_asking())
+        asking = asyncio.create_task(send_continuously())
         for version in versions[1:]:
             before = asked[0]
             async with running_gateway(version) as gateway:
@@ -145,11 +145,11 @@ async def test_another_layout_and_back_under_traffic(
         assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
         async with running_gateway(versions[-1]) as gateway:
             assert await only_delayed(gateway)
-            await gateway.tell("remove")
+            await gateway.send("remove")
 
 
 @pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
-async def test_connections_that_begin_while_programs_replace_each_other(
+async def test_connections_that_begin_while_programs_replace_each_other_stay_on_one_node(
     site: None, newer: Path, attach: AttachKind
 ) -> None:
     """Connections are opened and used continuously, so some are opened through the older program
@@ -195,20 +195,20 @@ async def test_connections_that_begin_while_programs_replace_each_other(
             assert not broken
         async with running_gateway(versions[-1]) as gateway:
             assert await only_delayed(gateway)
-            await gateway.tell("remove")
+            await gateway.send("remove")
 
 
-async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
+async def test_no_packet_is_lost_when_the_table_memory_is_resized(site: None) -> None:
     """The memory grows, shrinks, and keeps its size if the tables would not fit. Connections stay,
     and no datagram is lost."""
     talks: list[tuple[Conversation, str]] = []
     asked, over = [0], asyncio.Event()
 
-    async def keep_asking() -> None:
+    async def send_continuously() -> None:
         """Send each datagram once, so that a lost datagram ends the test."""
         while not over.is_set():
             for family in FAMILIES:
-                await ask_by_udp(family)
+                await request_by_udp(family)
                 asked[0] += 1
 
     def size_mib() -> float:
@@ -229,7 +229,7 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
                 ]
                 await gateway.serve({"node1": 1, "node2": 1, "node3": 30})
                 gateway.kill()
-            asking = asking or asyncio.create_task(keep_asking())
+            asking = asking or asyncio.create_task(send_continuously())
             while asked[0] < before + 20:
                 if asking.done():
                     await asking
@@ -238,8 +238,8 @@ async def test_table_memory_of_another_size_under_traffic(site: None) -> None:
         await asyncio.gather(*filter(None, [asking]))
         assert [(await talk.ask())[0] for talk, _ in talks] == [node for _, node in talks]
         async with running_gateway(Options()) as gateway:
-            assert sum((await gateway.tell(""))["drops"].values()) == 0
-            await gateway.tell("remove")
+            assert sum((await gateway.send(""))["drops"].values()) == 0
+            await gateway.send("remove")
 
 
 def test_all_programs_are_loaded_before_the_first_is_replaced(run: Run, newer: Path) -> None:
@@ -257,7 +257,7 @@ def test_all_programs_are_loaded_before_the_first_is_replaced(run: Run, newer: P
 
         first = driver(attach_kind="xdp-generic", interfaces=("eth0", "eth1"))
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         await first.close()
         older, steps = await running(), list[str]()
         assert len(older) == 4
@@ -289,14 +289,16 @@ def test_all_programs_are_loaded_before_the_first_is_replaced(run: Run, newer: P
     "whole", [False, True], ids=["half carried over", "carried over but not attached"]
 )
 @pytest.mark.parametrize("back", [False, True], ids=["continues", "goes back"])
-def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, back: bool) -> None:
+def test_an_interrupted_upgrade_is_continued_or_reverted(
+    run: Run, newer: Path, whole: bool, back: bool
+) -> None:
     """The version that starts next, older or newer, has the installed state, and removes the maps
     of the other version."""
 
     async def scenario() -> None:
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         there = await first.read(None)
         await first.close()
         # As `open` of the newer version does before it attaches programs.
@@ -326,13 +328,13 @@ def test_an_upgrade_that_was_interrupted(run: Run, newer: Path, whole: bool, bac
     "whole", [False, True], ids=["half carried over", "carried over but not attached"]
 )
 @pytest.mark.parametrize("size_mib", [1, 2], ids=["goes back", "continues"])
-def test_a_change_of_the_table_memory_that_was_interrupted(
+def test_an_interrupted_resize_of_the_table_memory_is_continued_or_reverted(
     run: Run, whole: bool, size_mib: int
 ) -> None:
     async def scenario() -> None:
         first = driver()
         await first.open()
-        await bring(first, load_balancer(NODE1))
+        await reconcile(first, load_balancer(NODE1))
         there = await first.read(None)
         await first.close()
         interrupted = pins.open_pins(PINS_HERE, pins.Sizes(2 << 20, 1024, 1024))
@@ -351,7 +353,7 @@ def test_a_change_of_the_table_memory_that_was_interrupted(
         (layout,) = PINS_HERE.glob("layout-*")
         with Map.open(layout / "arena") as arena:
             assert arena.spec.max_entries * CHUNK_BYTES == size_mib << 20
-        assert await bring(second, load_balancer(NODE1, Member("node2", "192.0.2.22", 1)))
+        assert await reconcile(second, load_balancer(NODE1, Member("node2", "192.0.2.22", 1)))
         await second.close(remove=True)
 
     run(scenario)
@@ -364,7 +366,7 @@ def by_field(object_file: ObjectFile, name: str, record: bytes) -> dict[str, byt
     }
 
 
-def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
+def test_records_are_copied_by_the_names_of_their_fields(tmp_path: Path) -> None:
     before = read_object(OBJECT)
     edits = (
         ("structs.h", "struct listener {\n", "struct listener {\n\t__u64 first;\n"),
@@ -412,7 +414,7 @@ def test_records_whose_fields_have_moved(tmp_path: Path) -> None:
         bpffs.remove(folder)
 
 
-def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
+def test_flows_that_change_while_they_are_copied_are_copied_again(newer: Path) -> None:
     """Until it is replaced, the older program adds entries, changes their nodes and deletes
     them."""
     before, after = read_object(OBJECT), read_object(newer / OBJECT.name)
@@ -428,7 +430,7 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
     def nodes(table: Map) -> dict[bytes, int]:
         return {key: int.from_bytes(value[:4], "little") for key, value in table.items()}
 
-    same, moved, removed, added, met, later = map(flow, range(6))
+    same, moved, removed, added, seen, later = map(flow, range(6))
     try:
         old = create_maps(
             [
@@ -438,22 +440,22 @@ def test_flows_that_change_while_they_are_carried_over(newer: Path) -> None:
         )
         for name, each in old.items():
             each.pin(folder / name)
-        old["connections"].update_all({each: entry(1) for each in (same, moved, removed, met)})
+        old["connections"].update_all({each: entry(1) for each in (same, moved, removed, seen)})
         descriptions = upgrade.describe(before), upgrade.describe(after)
         new, copied = upgrade.carry_over(folder, *descriptions, after.maps)
-        assert nodes(new["connections"]) == {same: 1, moved: 1, removed: 1, met: 1}
+        assert nodes(new["connections"]) == {same: 1, moved: 1, removed: 1, seen: 1}
 
         old["connections"].update_all({moved: entry(2), added: entry(3)})
         old["connections"].delete_all([removed])
         upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=False)
-        assert nodes(new["connections"]) == {same: 1, moved: 2, met: 1, added: 3}
+        assert nodes(new["connections"]) == {same: 1, moved: 2, seen: 1, added: 3}
 
-        old["connections"].update_all({moved: entry(4), met: entry(5), later: entry(6)})
+        old["connections"].update_all({moved: entry(4), seen: entry(5), later: entry(6)})
         old["connections"].delete_all([same, added])
         # The new program forwards now, and has made entries of its own for these flows.
-        new["connections"].update_all({met: entry(7, size=20), added: entry(8, size=20)})
+        new["connections"].update_all({seen: entry(7, size=20), added: entry(8, size=20)})
         upgrade.copy_changes(folder, *descriptions, new, copied, forwarding=True)
-        assert nodes(new["connections"]) == {moved: 4, met: 7, added: 8, later: 6}
+        assert nodes(new["connections"]) == {moved: 4, seen: 7, added: 8, later: 6}
     finally:
         bpffs.remove(folder)
 
@@ -486,7 +488,7 @@ def test_an_array_to_which_the_program_adds_elements_is_recreated(tmp_path: Path
         bpffs.remove(folder)
 
 
-def test_fields_that_became_smaller_are_not_carried_over(tmp_path: Path) -> None:
+def test_records_with_a_smaller_field_are_not_copied(tmp_path: Path) -> None:
     edit = ("structs.h", "\tchar name[256];", "\tchar name[128];")
     shrunk = read_object(build(tmp_path / "shrunk", edit) / OBJECT.name)
     with pytest.raises(

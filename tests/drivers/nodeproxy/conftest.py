@@ -26,7 +26,7 @@ from fairlead.lab import echo, namespace
 from fairlead.model import Backend, NodeService, NodeServicePort, ServiceKey
 
 Where = str
-"""A place from which connections come: client, blocked (the client's second address), node, caller
+"""A place from which connections begin: client, blocked (the client's second address), node, caller
 (a pod that serves nothing), local1, local2, remote1."""
 
 PODS4 = {"local1": "10.1.0.1", "local2": "10.1.0.2", "caller": "10.1.0.9", "remote1": "10.2.0.1"}
@@ -92,7 +92,7 @@ class Site:
         self.ip(peer, f"link set {peer_device} up")
 
     def add_pod(self, node: str, pod: str) -> None:
-        """Add a pod on a link of its own, as in networks without a bridge: with host routes and one
+        """Add a pod on its own link, as in networks without a bridge: with host routes and one
         permanent neighbour."""
         self.link(node, f"v{pod}", pod, "eth0")
         self.ip(node, f"link set v{pod} address {_MAC}")
@@ -176,18 +176,18 @@ class Site:
         source: str = "",
         timeout_s: float = 10.0,
     ) -> Seen | str:
-        """Send one request from this place. Return who answered, or REFUSED or SILENT."""
+        """Send one request from this place. Return the answer, or REFUSED or SILENT."""
         six = ":" in address
         if place in ("client", "blocked"):  # one namespace with two addresses
             source = callers("IPv6" if six else "IPv4")(place)
         if protocol == "SCTP":
             with self.sctp_socket(place, socket.AF_INET6 if six else socket.AF_INET) as caller:
-                return ask_by_sctp(caller, address, port, source=source, timeout_s=timeout_s)
+                return request_by_sctp(caller, address, port, source=source, timeout_s=timeout_s)
         kind = socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM
         with namespace.make_socket(
             self.name(place), socket.AF_INET6 if six else socket.AF_INET, kind
         ) as caller:
-            return ask(caller, address, port, source=source, timeout_s=timeout_s)
+            return request(caller, address, port, source=source, timeout_s=timeout_s)
 
     def remove(self) -> None:
         for server in self.servers:
@@ -197,7 +197,7 @@ class Site:
             namespace.delete(name)
 
 
-def ask(
+def request(
     caller: socket.socket, address: str, port: int, *, source: str = "", timeout_s: float = 10.0
 ) -> Seen | str:
     """Send one line or datagram, and return the answer."""
@@ -220,7 +220,7 @@ def ask(
     return Seen(answer["pod"], answer["peer"])
 
 
-def ask_by_sctp(
+def request_by_sctp(
     caller: socket.socket,
     address: str,
     port: int,

@@ -1,7 +1,7 @@
-"""Random Services of the test site as API objects, and the results that packets to them must have
-by Kubernetes' rules.
+"""Random Services of the test site as API objects, and the results that Kubernetes' rules require
+for packets to them.
 
-In: Hypothesis' choices. Out: `Drawn` Services with EndpointSlices, and an `Expected` for each
+In: choices of Hypothesis. Out: `DrawnService`s with EndpointSlices, and an `Expected` for each
 client and address. Pure; Fairlead's plan is not used. The rules are kube-proxy's: KEP-1669
 (terminating endpoints), KEP-2086 (internal policy), KEP-1860 (ipMode), and the clients to which
 policies and source ranges apply. docs/node.md defines which of several Services gets a frontend."""
@@ -15,7 +15,7 @@ from tests.drivers.nodeproxy.conftest import NODE4, NODE6, PODS4, PODS6, REFUSED
 from tests.drivers.nodeproxy.process import NODE
 
 SLOTS = 4
-"""Maximum number of Services. Each slot has addresses and ports of its own."""
+"""The maximum number of Services. Each slot has its own addresses and ports."""
 TARGETS = {("TCP", 80): 8080, ("TCP", 443): 8443, ("UDP", 53): 5353, ("SCTP", 53): 3868}
 NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 STATES = {
@@ -36,7 +36,7 @@ PLACES = ("client", "blocked", "node", "caller", "local1")
 LOCAL = ("local1", "local2")
 
 
-class Drawn(NamedTuple):
+class DrawnService(NamedTuple):
     """A Service and its pods."""
 
     slot: int
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
     ports: tuple[tuple[str, int], ...]
     internal: str
     external: str
-    affine: bool
+    service_with_affinity: bool
     ranges: tuple[str, ...]
     external_ips: str
     """The external addresses of the Service: its own, shared with other Services, or the ClusterIPs
@@ -77,7 +77,7 @@ class Drawn(NamedTuple):
         return 31_000 + 10 * self.slot + place
 
     def kinds(self) -> Iterator[str]:
-        """Return the kinds of addresses at which a node answers for the Service."""
+        """Return the types of addresses at which a node answers for the Service."""
         yield "cluster"
         if self.external_ips:
             yield "external"
@@ -102,7 +102,7 @@ class Drawn(NamedTuple):
             "ports": ports,
         }
         spec |= {"internalTrafficPolicy": self.internal, "externalTrafficPolicy": self.external}
-        if self.affine:
+        if self.service_with_affinity:
             spec |= {
                 "sessionAffinity": "ClientIP",
                 "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
@@ -159,7 +159,7 @@ class Drawn(NamedTuple):
 
 
 SERVICES = st.builds(
-    Drawn,
+    DrawnService,
     slot=st.integers(0, SLOTS - 1),
     kind=st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer")),
     families=st.sampled_from((("IPv4",), ("IPv6",), ("IPv4", "IPv6"), ("IPv6", "IPv4"))),
@@ -168,7 +168,7 @@ SERVICES = st.builds(
     ),
     internal=st.sampled_from(("Cluster", "Cluster", "Local")),
     external=st.sampled_from(("Cluster", "Local")),
-    affine=st.sampled_from((False, False, True)),
+    service_with_affinity=st.sampled_from((False, False, True)),
     ranges=st.sampled_from(RANGES),
     external_ips=st.sampled_from(("", "own", "own", "shared", "cluster")),
     ip_mode=st.sampled_from(("VIP", "VIP", "VIP", "Proxy")),
@@ -184,7 +184,7 @@ class Call(NamedTuple):
     """Packets from a place to a port of a Service at one of its addresses. `number`: the index of
     the port."""
 
-    drawn: Drawn
+    drawn: DrawnService
     number: int
     kind: str
     family: str
@@ -217,7 +217,7 @@ class Expected(NamedTuple):
     otherwise: str
 
 
-def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
+def owners(shown: Iterable[DrawnService]) -> dict[str, tuple[int, str]]:
     """Return, for each frontend (`address . protocol . port`), the slot of the Service that gets
     it, and the kind of its address."""
     ranks = [
@@ -229,7 +229,7 @@ def owners(shown: Iterable[Drawn]) -> dict[str, tuple[int, str]]:
     return {frontend: (-slot, kind) for _, slot, kind, frontend in sorted(ranks, reverse=True)}
 
 
-def calls(drawn: Drawn) -> list[Call]:
+def calls(drawn: DrawnService) -> list[Call]:
     """Return the calls from every place to every frontend."""
     ports, kinds = range(len(drawn.ports)), tuple(drawn.kinds())
     return [
@@ -242,11 +242,11 @@ def calls(drawn: Drawn) -> list[Call]:
 
 
 def expected(call: Call) -> Expected:
-    """Return what must happen to a new flow by the rules."""
+    """Return the result that the rules require for a new flow."""
     drawn, outside = call.drawn, call.place in ("client", "blocked")
     address_of = callers(call.family)
     own, node = address_of(call.place), address_of("node")
-    if call.kind == "balancer" and not _let_in(drawn.ranges, own):
+    if call.kind == "balancer" and not _admits(drawn.ranges, own):
         return Expected(frozenset(), SILENT)
     inside_policy = (
         drawn.internal == "Local"
@@ -265,20 +265,21 @@ def expected(call: Call) -> Expected:
     )
 
 
-def usable(drawn: Drawn, among: tuple[str, ...]) -> frozenset[str]:
+def usable(drawn: DrawnService, among: tuple[str, ...]) -> frozenset[str]:
     """Return the ready pods, or if there are none, the serving terminating pods."""
     found = [(pod, state) for pod, state in drawn.endpoints if pod in among]
     ready = frozenset(pod for pod, state in found if state == "ready")
     return ready or frozenset(pod for pod, state in found if state == "going")
 
 
-def serving(drawn: Drawn) -> frozenset[str]:
+def serving(drawn: DrawnService) -> frozenset[str]:
     """Return the pods to which an existing flow may lead."""
     return frozenset(pod for pod, state in drawn.endpoints if state in ("ready", "going"))
 
 
-def _let_in(ranges: tuple[str, ...], address: str) -> bool:
-    """Ranges of the other family alone restrict nothing."""
+def _admits(ranges: tuple[str, ...], address: str) -> bool:
+    """Return whether the source ranges admit the address. Ranges of the other family alone restrict
+    nothing."""
     own = ip_address(address)
     networks = [
         network

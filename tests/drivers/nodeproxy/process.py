@@ -1,9 +1,8 @@
-"""A process that can be killed, with a node's loop over the real driver, as `fairlead node` runs
-it.
+"""A process that can be killed, with the loop of a node and the real driver, like `fairlead node`.
 
 In: lines on standard input. The first is the Settings; each further line is a JSON object with
-Services and EndpointSlices by name, null for deleted ones. The first object has all of them. Out:
-the table `inet fairlead` of the network namespace in which it runs."""
+Services and EndpointSlices by name, null for deleted ones. The first object contains all of them.
+Out: the table `inet fairlead` of the network namespace in which the process runs."""
 
 import asyncio
 import sys
@@ -43,7 +42,7 @@ class Settings(msgspec.Struct):
         )
 
 
-def a_state() -> State:
+def make_state() -> State:
     """Return a State that knows the node and is complete."""
     state = State(())
     state.update_nodes({ObjectKey("", NODE): msgspec.convert({"metadata": {"name": NODE}}, Node)})
@@ -73,7 +72,7 @@ def _key(name: str) -> ObjectKey:
 
 async def main() -> None:
     """Run until the process is killed, or its input ends."""
-    state = a_state()
+    state = make_state()
     driver = msgspec.json.decode(sys.stdin.readline(), type=Settings).driver(state)
     show(state, msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline)))
     state.mark_synced("")

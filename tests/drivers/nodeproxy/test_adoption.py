@@ -1,5 +1,5 @@
-"""Existing tables, readings concurrent with passes, and interrupted readings: packets never
-encounter less than the complete rules."""
+"""Existing tables, reads during passes, and interrupted reads: packets always encounter the
+complete rules."""
 
 import asyncio
 import subprocess
@@ -46,7 +46,7 @@ def web(*pods: str) -> NodeService:
     )
 
 
-def heir_with(pod_cidrs: tuple[str, ...], timeout_s: float = 60.0) -> NodeProxyDriver:
+def successor_with(pod_cidrs: tuple[str, ...], timeout_s: float = 60.0) -> NodeProxyDriver:
     return NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6), pod_cidrs=pod_cidrs, timeout_s=timeout_s
     )
@@ -56,18 +56,22 @@ async def test_another_layout_is_replaced_together_with_its_elements(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     await install(driver, web("local1", "remote1"))
-    heir = heir_with(OTHER_CIDRS)
-    await heir.open()
+    successor = successor_with(OTHER_CIDRS)
+    await successor.open()
     each = web("local1", "remote1")
     ((key, spec),) = driver.render({each.service: each}).items()
-    met_by_packets = frozenset(element for element in spec if not element.map.startswith("flows"))
-    assert await heir.read(None) == {key: met_by_packets}  # the flow records are created again
+    reached_by_packets = frozenset(
+        element for element in spec if not element.map.startswith("flows")
+    )
+    assert await successor.read(None) == {
+        key: reached_by_packets
+    }  # the flow records are created again
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
-    await heir.close(remove=False)
+    await successor.close(remove=False)
 
 
 @pytest.mark.parametrize("others", [(), OTHER_CIDRS], ids=["the same layout", "another layout"])
-async def test_no_call_fails_while_a_successor_takes_over(
+async def test_no_call_fails_while_another_process_takes_over(
     site: Site, driver: NodeProxyDriver, others: tuple[str, ...]
 ) -> None:
     """New connections and datagrams are sent all the time, from a pod and from outside."""
@@ -86,10 +90,10 @@ async def test_no_call_fails_while_a_successor_takes_over(
     calling.start()
     try:
         for turn in range(8):
-            heir = heir_with(POD_CIDRS if turn % 2 else others or POD_CIDRS)
-            await heir.open()
-            await install(heir, each)
-            await heir.close(remove=False)
+            successor = successor_with(POD_CIDRS if turn % 2 else others or POD_CIDRS)
+            await successor.open()
+            await install(successor, each)
+            await successor.close(remove=False)
             before = len(calls)
             async with asyncio.timeout(60):
                 while len(calls) < before + 6:
@@ -120,15 +124,15 @@ async def test_session_affinity_of_an_earlier_version_is_replaced_without_a_gap(
         f"add element {table} remember4 {{ {frontend} : goto remember4_60 }};"
         f"add element {table} endpoints4_1 {{ {frontend} . 0 : {PODS4['local1']} . 8080 }}"
     )
-    heir = heir_with(POD_CIDRS)
-    await heir.open()
+    successor = successor_with(POD_CIDRS)
+    await successor.open()
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen), "before anything is planned"
-    await install(heir, web("local1"))
+    await install(successor, web("local1"))
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
-    await heir.close(remove=True)
+    await successor.close(remove=True)
 
 
-async def test_a_table_that_cannot_be_carried_over_stays_in_force(
+async def test_a_table_that_cannot_be_converted_stays_in_force(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     """`outside4` has a different key here than today. The driver does not know the table's content
@@ -145,42 +149,42 @@ async def test_a_table_that_cannot_be_carried_over_stays_in_force(
         f"add element inet fairlead outside4 {{ {NODE4} : drop }}"
     )
     before = nft("-a", "list", "table", "inet", "fairlead")
-    heir = heir_with(POD_CIDRS)
-    await heir.open()
+    successor = successor_with(POD_CIDRS)
+    await successor.open()
     for keys in (None, [web().service]):
         with pytest.raises(
             Unavailable, match=r"its rules stay in force; .*fairlead node --cleanup"
         ):
-            await heir.read(keys)
+            await successor.read(keys)
     assert nft("-a", "list", "table", "inet", "fairlead") == before
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
     assert await remove_table()
-    await install(heir, web("local1"))
+    await install(successor, web("local1"))
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
-    await heir.close(remove=True)
+    await successor.close(remove=True)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0005, 0.002, 0.008, 0.03])
 async def test_a_replacement_that_runs_out_of_time_leaves_no_gap(
     site: Site, driver: NodeProxyDriver, timeout_s: float
 ) -> None:
-    """At every possible time of the deadline, all elements are in the table, in the old or the new
-    layout."""
+    """Wherever the deadline ends the replacement, all elements are in the table, in the old or the
+    new layout."""
     await install(driver, web("local1"))
     frontends = nft("list", "map", "inet", "fairlead", "services4").count("default/web")
-    hurried = heir_with(OTHER_CIDRS, timeout_s)
+    hurried = successor_with(OTHER_CIDRS, timeout_s)
     await hurried.open()
     assert nft("list", "map", "inet", "fairlead", "services4").count("default/web") == frontends
-    heir = heir_with(OTHER_CIDRS)
-    await heir.open()
-    await install(heir, web("local1"))
+    successor = successor_with(OTHER_CIDRS)
+    await successor.open()
+    await install(successor, web("local1"))
     assert nft("list", "map", "inet", "fairlead", "services4").count("default/web") == frontends
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
-    await heir.close(remove=False)
+    await successor.close(remove=False)
 
 
-async def test_a_reading_that_is_cut_short_is_not_believed(driver: NodeProxyDriver) -> None:
-    """If a reading is interrupted at any step, the next one sees what other programs changed."""
+async def test_an_interrupted_read_is_repeated(driver: NodeProxyDriver) -> None:
+    """If a read is interrupted at any step, the next one detects the changes of other programs."""
     each = web("local1")
     desired = driver.render({each.service: each})
     await install(driver, each)
@@ -197,9 +201,9 @@ async def test_a_reading_that_is_cut_short_is_not_believed(driver: NodeProxyDriv
         assert await driver.read(None) == desired
 
 
-async def test_audits_beside_passes(driver: NodeProxyDriver) -> None:
-    """While other programs write, a pass finds a Service as the last pass left it, and nothing that
-    was applied is lost."""
+async def test_audits_during_passes_lose_no_change(driver: NodeProxyDriver) -> None:
+    """While other programs write, a pass finds a Service as the last pass left it, and no applied
+    change is lost."""
     versions = [web("local1"), web("local1", "local2"), web("remote1")]
     specs = [driver.render({each.service: each}) for each in versions]
     key = versions[0].service
@@ -227,7 +231,7 @@ async def test_audits_beside_passes(driver: NodeProxyDriver) -> None:
     assert await driver.read(None) == desired
 
 
-async def test_node_ports_follow_the_nodes_addresses(site: Site, at_node: None) -> None:
+async def test_node_ports_follow_the_addresses_of_the_node(site: Site, at_node: None) -> None:
     addresses = [NODE4]
     driver = NodeProxyDriver(node_addresses=lambda: tuple(addresses), pod_cidrs=POD_CIDRS)
     await driver.open()
@@ -243,7 +247,7 @@ async def test_node_ports_follow_the_nodes_addresses(site: Site, at_node: None) 
         await driver.close(remove=True)
 
 
-async def test_removing_the_table(driver: NodeProxyDriver) -> None:
+async def test_cleanup_removes_only_our_table(driver: NodeProxyDriver) -> None:
     await install(driver, web("local1"))
     nft("add table ip fairlead")
     try:

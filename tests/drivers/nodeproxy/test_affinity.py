@@ -1,4 +1,4 @@
-"""Session affinity of one Service does not depend on packets to another: real packets from forged
+"""Packets to one Service do not affect the session affinity of another: real packets from forged
 sources."""
 
 import itertools
@@ -39,15 +39,15 @@ SILENT_POD = "10.2.0.99"
 FULL = 65_535
 """Maximum number of clients in one map of the kernel."""
 CALLS = 20
-"""Number of connections of a client with two endpoints. By chance all reach the same endpoint once
-in half a million runs."""
+"""The number of connections of a client to two endpoints. By chance all reach the same endpoint
+once in half a million runs."""
 
 
 def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
 
 
-def affine(
+def service_with_affinity(
     name: str, address: str, *pods: str, timeout_s: int = 600, cluster_ip: str = ""
 ) -> NodeService:
     each = port(backends(*pods), balancers=(address,), node_port=0, cluster_ip=cluster_ip)
@@ -58,7 +58,7 @@ def affine(
 
 def flooded(*dns: Backend) -> NodeService:
     """Return the flooded Service; its TCP port 80 has a pod that answers."""
-    web = affine("flooded", FLOODED, "local1", cluster_ip="172.30.0.42").ports[0]
+    web = service_with_affinity("flooded", FLOODED, "local1", cluster_ip="172.30.0.42").ports[0]
     udp = port(
         dns, number=53, protocol="UDP", balancers=(FLOODED,), node_port=0, cluster_ip="172.30.0.42"
     )
@@ -106,11 +106,11 @@ def number_of(held: Mapping[ServiceKey, Spec], key: ServiceKey) -> int | None:
 
 
 @pytest.mark.root
-async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
+async def test_a_flood_from_forged_sources_does_not_affect_the_affinity_of_other_services(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     bystander, attacked = (
-        affine("bystander", BYSTANDER, "local1", "local2"),
+        service_with_affinity("bystander", BYSTANDER, "local1", "local2"),
         flooded(Backend(SILENT_POD, 53, False)),
     )
     site.ip("other", f"route replace blackhole {SILENT_POD}")
@@ -127,12 +127,12 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
     (first,) = {site.call("blocked", BYSTANDER, 80) for _ in range(CALLS)}  # a new client
     assert isinstance(first, Seen)
-    # If the map is full, a new client is answered but not remembered.
+    # If the map is full, a new client is answered but not recorded.
     assert site.call("client", FLOODED, 80) == Seen("local1", NODE4)
     assert f"{FLOODED} . 6 . 80 . {CLIENT4}" not in nft(
         "list", "map", "inet", "fairlead", f"affinity4_{theirs}"
     )
-    # With an endpoint, the clients that are remembered with it are deleted, and no others.
+    # When an endpoint is removed, exactly the clients that are recorded with it are deleted.
     await install(driver, bystander, flooded(*backends("local2", port=5353)))
     assert clients(f"affinity4_{theirs}") == 0
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
@@ -141,42 +141,51 @@ async def test_a_flood_from_forged_sources_takes_affinity_from_no_other_service(
 
 
 @pytest.mark.root
-async def test_a_service_keeps_its_map_over_a_restart(site: Site, driver: NodeProxyDriver) -> None:
+async def test_a_service_keeps_its_map_after_a_restart(site: Site, driver: NodeProxyDriver) -> None:
     first, second = (
-        affine("a", FLOODED, "local1", cluster_ip="172.30.0.42"),
-        affine("b", BYSTANDER, "local1", "local2"),
+        service_with_affinity("a", FLOODED, "local1", cluster_ip="172.30.0.42"),
+        service_with_affinity("b", BYSTANDER, "local1", "local2"),
     )
     await install(driver, first, second)
     before = site.call("client", BYSTANDER, 80)
     await install(driver, second)
-    heir = NodeProxyDriver(
+    successor = NodeProxyDriver(
         node_addresses=lambda: NODES, pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
     )
-    await heir.open()
+    await successor.open()
     try:
-        assert heir.diff(heir.render({second.service: second}), await heir.read(None)) == ()
-        await install(heir, affine("c", FLOODED, "local1", cluster_ip="172.30.0.42"), second)
-        held = dict(await heir.read(None))
+        assert (
+            successor.diff(successor.render({second.service: second}), await successor.read(None))
+            == ()
+        )
+        await install(
+            successor,
+            service_with_affinity("c", FLOODED, "local1", cluster_ip="172.30.0.42"),
+            second,
+        )
+        held = dict(await successor.read(None))
         assert {number_of(held, key) for key in held} == {0, 1}
         assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
     finally:
-        await heir.close(remove=False)
+        await successor.close(remove=False)
 
 
 @pytest.mark.root
-async def test_another_time_keeps_clients_and_leaves_no_chain(
+async def test_a_changed_affinity_timeout_keeps_clients_and_leaves_no_chain(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    await install(driver, affine("a", BYSTANDER, "local1", "local2", timeout_s=600))
+    await install(driver, service_with_affinity("a", BYSTANDER, "local1", "local2", timeout_s=600))
     before = site.call("client", BYSTANDER, 80)
     for timeout_s in (700, 800, 900):
-        await install(driver, affine("a", BYSTANDER, "local1", "local2", timeout_s=timeout_s))
+        await install(
+            driver, service_with_affinity("a", BYSTANDER, "local1", "local2", timeout_s=timeout_s)
+        )
     assert {site.call("client", BYSTANDER, 80) for _ in range(CALLS)} == {before}
     assert nft("list", "chains", "inet").count("chain remember4_") == 1
     assert not await driver.disturbed()
 
 
-def test_each_service_has_a_map_of_its_own_while_there_are_enough() -> None:
+def test_each_service_has_its_own_map_up_to_the_limit() -> None:
     maps = AffinityMaps()
     keys = [ServiceKey("default", f"s{number}") for number in range(AFFINITY_MAPS + 1)]
     numbers = [maps.of(key) for key in keys]
@@ -186,7 +195,7 @@ def test_each_service_has_a_map_of_its_own_while_there_are_enough() -> None:
     assert maps.of(keys[-1]) == numbers[-1]
 
 
-def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
+def test_only_maps_of_services_that_lost_an_endpoint_are_searched() -> None:
     """The maps of a Service that lost no endpoint are not searched, for any other change."""
 
     def spec(*pods: str, external: str = "Cluster", timeout_s: int = 600) -> Spec:
@@ -206,7 +215,7 @@ def test_clients_are_looked_for_only_where_an_endpoint_has_gone() -> None:
     assert all(frontend.startswith(("198.51.100.", "192.168.", "2001:")) for frontend in here)
 
 
-def test_the_number_of_a_service_that_is_gone_is_given_again_first() -> None:
+def test_the_number_of_a_removed_service_is_reused_first() -> None:
     maps = AffinityMaps()
     services = [ServiceKey("default", f"web-{number}") for number in range(AFFINITY_MAPS)]
     assert len({maps.of(each) for each in services}) == AFFINITY_MAPS

@@ -1,12 +1,12 @@
-"""After any history of Services, endpoints, the driver and its table, the kernel holds what is
-planned, and packets agree.
+"""After any history of Services, endpoints, the driver and its table, the kernel contains what is
+planned, and packets agree with the rules.
 
 The test runs random histories on a real kernel: Services and endpoints are created, changed and
 deleted; the serving process is killed, also during writes, and restarted; other programs flush the
 ruleset, and delete or add elements. After each step the elements in the table are those that the
-plan renders, except for frontends that another Service gets. The rules are always the same, and
-packets of new and of existing flows are treated by Kubernetes' rules. FAIRLEAD_SEED selects other
-histories, FAIRLEAD_HISTORIES their number."""
+plan renders, except for frontends that another Service gets. The chains and rules are always the
+same, and the results of packets of new and existing flows are those of Kubernetes' rules.
+FAIRLEAD_SEED selects other histories, FAIRLEAD_HISTORIES their number."""
 
 import os
 import random
@@ -42,21 +42,21 @@ from tests.drivers.nodeproxy.conftest import (
     SILENT,
     Seen,
     Site,
-    ask,
-    ask_by_sctp,
     callers,
+    request,
+    request_by_sctp,
 )
 from tests.drivers.nodeproxy.drawn import (
     SERVICES,
     SLOTS,
     Call,
-    Drawn,
+    DrawnService,
     calls,
     expected,
     owners,
     serving,
 )
-from tests.drivers.nodeproxy.process import NODE, Settings, a_state, show
+from tests.drivers.nodeproxy.process import NODE, Settings, make_state, show
 
 from fairlead.drivers.nodeproxy.elements import Spec, frontend_of, parsed
 from fairlead.drivers.nodeproxy.skeleton import owned_sets
@@ -90,7 +90,7 @@ DISTURBANCES = (
 )
 
 
-class Kept(NamedTuple):
+class ContinuedFlow(NamedTuple):
     """A flow that continues from the same source port."""
 
     call: Call
@@ -101,24 +101,24 @@ AFFINITY_NUMBER = re.compile(r"^(jump recall[46]_|goto remember[46]_\d+_)(\d+)$"
 """Matches the number of a Service's map of clients, which depends on the history of the node."""
 
 
-def numbers_left_out(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
+def without_numbers(table: Mapping[ServiceKey, Spec]) -> Mapping[ServiceKey, Spec]:
     return {
         key: frozenset(each._replace(value=AFFINITY_NUMBER.sub(r"\1", each.value)) for each in spec)
         for key, spec in table.items()
     }
 
 
-def same_but_for_numbers(
+def equal_except_numbers(
     found: Mapping[ServiceKey, Spec] | str, wanted: Mapping[ServiceKey, Spec]
 ) -> bool:
-    """Whether the table has the wanted elements, and each Service with affinity has its own map of
-    clients."""
+    """Return whether the table has the wanted elements, and each Service with affinity has its own
+    map of clients."""
     if isinstance(found, str):
         return False
-    return numbers_left_out(found) == numbers_left_out(wanted) and each_has_its_own_number(found)
+    return without_numbers(found) == without_numbers(wanted) and numbers_are_unique(found)
 
 
-def each_has_its_own_number(table: Mapping[ServiceKey, Spec]) -> bool:
+def numbers_are_unique(table: Mapping[ServiceKey, Spec]) -> bool:
     numbers = [
         {found[2] for each in spec if (found := AFFINITY_NUMBER.match(each.value))}
         for spec in table.values()
@@ -129,17 +129,17 @@ def each_has_its_own_number(table: Mapping[ServiceKey, Spec]) -> bool:
 
 
 class History(RuleBasedStateMachine):
-    """The history of one node, in whose namespace this process runs. The test sets `site`."""
+    """The history of one node, whose namespace this process is in. The test sets `site`."""
 
     site: Site
 
     def __init__(self) -> None:
         super().__init__()
-        self.shown: dict[int, Drawn] = {}
+        self.shown: dict[int, DrawnService] = {}
         self.choose = random.Random(SEED)
         self.seen: dict[str, str] = {}
-        """The rules of each chain, as seen first."""
-        self.kept: list[Kept] = []
+        """The rules of each chain when the test first read them."""
+        self.kept: list[ContinuedFlow] = []
         self.theirs = False
         self.threads = ThreadPoolExecutor(CALLS)
         self.nft = Nftables()
@@ -153,18 +153,18 @@ class History(RuleBasedStateMachine):
         self.nft.close()
 
     @initialize(some=st.lists(SERVICES, min_size=2, max_size=4))
-    def begin(self, some: list[Drawn]) -> None:
+    def begin(self, some: list[DrawnService]) -> None:
         self.show(some)
 
     @rule(some=st.lists(SERVICES, min_size=1, max_size=3))
-    def show(self, some: list[Drawn]) -> None:
+    def show(self, some: list[DrawnService]) -> None:
         """Create Services, or replace existing ones."""
         for drawn in some:
             self._show(drawn)
 
     @precondition(lambda self: self.shown)
     @rule(slot=st.integers(0, SLOTS - 1), other=SERVICES)
-    def move(self, slot: int, other: Drawn) -> None:
+    def move(self, slot: int, other: DrawnService) -> None:
         """Change the endpoints of a Service."""
         self._show(self._one(slot)._replace(endpoints=other.endpoints))
 
@@ -175,8 +175,8 @@ class History(RuleBasedStateMachine):
         self._tell({"services": {gone.name: None}, "slices": dict.fromkeys(gone.slices())})
 
     @rule(first=SERVICES, second=SERVICES, pause_s=st.sampled_from((0.0, 0.005, 0.02)))
-    def kill(self, first: Drawn, second: Drawn, pause_s: float) -> None:
-        """Kill the process while it handles one change; another change comes before its restart."""
+    def kill(self, first: DrawnService, second: DrawnService, pause_s: float) -> None:
+        """Kill the process while it handles one change. Another change comes before its restart."""
         self._show(first)
         time.sleep(pause_s)
         self._kill()
@@ -185,7 +185,7 @@ class History(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shown)
     @rule(what=st.sampled_from(DISTURBANCES), slot=st.integers(0, SLOTS - 1), other=SERVICES)
-    def disturb(self, what: str, slot: int, other: Drawn) -> None:
+    def disturb(self, what: str, slot: int, other: DrawnService) -> None:
         """Disturb the table while a Service changes."""
         with suppress(Conflict):  # the table may not exist yet
             self.nft.run(what)
@@ -199,7 +199,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_as_planned(self) -> None:
-        state = a_state()
+        state = make_state()
         show(state, self._everything())
         planned = plan_node(state, NODE, list(state.services))
         intents = {
@@ -217,7 +217,7 @@ class History(RuleBasedStateMachine):
             for key, spec in SETTINGS.driver(state).render(intents).items()
         }
         end_s = time.monotonic() + DEADLINE_S
-        while not same_but_for_numbers(found := self._table(), wanted):
+        while not equal_except_numbers(found := self._table(), wanted):
             assert time.monotonic() < end_s, f"wanted {wanted}\nfound {found}"
             assert self.process.poll() is None, "the process has ended by itself"
             time.sleep(0.02)
@@ -231,15 +231,16 @@ class History(RuleBasedStateMachine):
             call for drawn in self.shown.values() for call in calls(drawn) if _has(having, call)
         ]
         fresh = [
-            Kept(call, 0) for call in self.choose.sample(everything, min(CALLS, len(everything)))
+            ContinuedFlow(call, 0)
+            for call in self.choose.sample(everything, min(CALLS, len(everything)))
         ]
         self._keep(
             [call for call in everything if call.protocol != "TCP" and expected(call).answers]
         )
         left = [*fresh, *(now for kept in self.kept if (now := self._now(kept)))]
         end_s = time.monotonic() + DEADLINE_S
-        # A remembered client may reach a wrong endpoint until it is deleted, a moment after the
-        # table is correct.
+        # A recorded client may reach a wrong endpoint until its record is deleted, shortly after
+        # the table is correct.
         while left:
             heard = self.threads.map(self._call, left)
             said = [
@@ -252,10 +253,10 @@ class History(RuleBasedStateMachine):
                 f"{one}: {problem}" for one, problem in said
             )
 
-    def _one(self, number: int) -> Drawn:
+    def _one(self, number: int) -> DrawnService:
         return self.shown[sorted(self.shown)[number % len(self.shown)]]
 
-    def _show(self, drawn: Drawn) -> None:
+    def _show(self, drawn: DrawnService) -> None:
         self.shown[drawn.slot] = drawn
         self._tell({"services": {drawn.name: drawn.service()}, "slices": drawn.slices()})
 
@@ -310,15 +311,18 @@ class History(RuleBasedStateMachine):
         )
 
     def _keep(self, some: Sequence[Call]) -> None:
-        """Sometimes keep one of these calls as a flow, in place of the oldest if there are KEPT."""
+        """Sometimes continue one of these calls as a flow, instead of the oldest one if there are
+        KEPT flows."""
         if some and self.choose.random() < 0.7:
             one = self.choose.choice(some)
             if one not in [kept.call for kept in self.kept]:
-                self.kept = [*self.kept, Kept(one, 10_000 + self.choose.randrange(9000))][-KEPT:]
+                self.kept = [*self.kept, ContinuedFlow(one, 10_000 + self.choose.randrange(9000))][
+                    -KEPT:
+                ]
 
-    def _now(self, kept: Kept) -> Kept | None:
-        """Return the same flow to the Service as it is now; None if the Service no longer has the
-        frontend."""
+    def _now(self, kept: ContinuedFlow) -> ContinuedFlow | None:
+        """Return the same flow with the present state of the Service; None if the Service no longer
+        has the frontend."""
         before, drawn = kept.call, self.shown.get(kept.call.drawn.slot)
         port = before.drawn.ports[before.number]
         if (
@@ -330,46 +334,49 @@ class History(RuleBasedStateMachine):
             return None
         now = before._replace(drawn=drawn, number=drawn.ports.index(port))
         return (
-            Kept(now, kept.port)
+            ContinuedFlow(now, kept.port)
             if now.target == before.target and _has(owners(self.shown.values()), now)
             else None
         )
 
-    def _call(self, one: Kept) -> list[Seen | str]:
+    def _call(self, one: ContinuedFlow) -> list[Seen | str]:
         timeout_s = SILENCE_S if expected(one.call).otherwise == SILENT else 2.0
-        return [self._answer(one, timeout_s) for _ in range(2 if one.call.drawn.affine else 1)]
+        return [
+            self._answer(one, timeout_s)
+            for _ in range(2 if one.call.drawn.service_with_affinity else 1)
+        ]
 
-    def _answer(self, one: Kept, timeout_s: float) -> Seen | str:
+    def _answer(self, one: ContinuedFlow, timeout_s: float) -> Seen | str:
         call, six = one.call, one.call.family == "IPv6"
         source = callers(call.family)(call.place) if call.place in ("client", "blocked") else ""
         family = socket.AF_INET6 if six else socket.AF_INET
         try:
             if call.protocol == "SCTP":
                 with self.sctp, self.site.sctp_socket(call.place, family) as sock:
-                    return ask_by_sctp(
+                    return request_by_sctp(
                         sock, *call.target, source=source, source_port=one.port, timeout_s=timeout_s
                     )
             kind = socket.SOCK_STREAM if call.protocol == "TCP" else socket.SOCK_DGRAM
             with namespace.make_socket(self.site.name(call.place), family, kind) as sock:
                 if source or one.port:
                     sock.bind((source, one.port))
-                return ask(sock, *call.target, timeout_s=timeout_s)
+                return request(sock, *call.target, timeout_s=timeout_s)
         except OSError as error:
             return str(error)
 
 
 def _has(having: Mapping[str, tuple[int, str]], call: Call) -> bool:
-    """Whether the called Service has the frontend, with this kind of address."""
+    """Return whether the called Service has the frontend, with this type of address."""
     return having[call.frontend] == (call.drawn.slot, call.kind)
 
 
-def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
-    """Return a description of an error in these answers; empty if there is none."""
+def _wrong(one: ContinuedFlow, answers: Sequence[Seen | str]) -> str:
+    """Return a description of an error in these answers; an empty text if there is none."""
     rules = expected(one.call)
     for answer in answers:
         if one.port:
             # A flow stays with a serving endpoint, also after changes of policies. If there is no
-            # serving endpoint, the flow is left alone.
+            # serving endpoint, the flow is unchanged.
             astray = rules.answers and (
                 not isinstance(answer, Seen) or answer.pod not in serving(one.call.drawn)
             )
@@ -383,7 +390,7 @@ def _wrong(one: Kept, answers: Sequence[Seen | str]) -> str:
     return f"affinity, but {sorted(pods)} answered" if len(pods) > 1 else ""
 
 
-def test_whatever_happens_the_table_is_as_planned_and_packets_agree(
+def test_after_any_history_the_table_is_as_planned_and_packets_agree(
     site: Site, at_node: None
 ) -> None:
     class OfThisSite(History):

@@ -1,5 +1,5 @@
-"""Two Services that want one frontend: which of them packets reach there, and at their other
-frontends."""
+"""Two Services that request one frontend: the Service that packets reach there, and at the other
+frontends of both."""
 
 import asyncio
 import socket
@@ -20,9 +20,9 @@ from tests.drivers.nodeproxy.conftest import (
     VIP4,
     Seen,
     Site,
-    ask,
     backends,
     port,
+    request,
     service,
 )
 
@@ -40,13 +40,13 @@ CLUSTER_IPS = {OLD: CLUSTER4, YOUNG: "172.30.0.42"}
 
 @pytest.fixture
 async def driver(at_node: None) -> AsyncIterator[NodeProxyDriver]:
-    made = a_driver()
+    made = make_driver()
     await made.open()
     yield made
     await made.close(remove=True)
 
 
-def a_driver() -> NodeProxyDriver:
+def make_driver() -> NodeProxyDriver:
     return NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6),
         pod_cidrs=POD_CIDRS,
@@ -82,8 +82,10 @@ def at(
     return msgspec.structs.replace(made, **fields)
 
 
-async def bring(driver: NodeProxyDriver, *services: NodeService) -> Mapping[ServiceKey, Outcome]:
-    """Apply these Services only, as a pass of the loop does for changed Services."""
+async def reconcile(
+    driver: NodeProxyDriver, *services: NodeService
+) -> Mapping[ServiceKey, Outcome]:
+    """Apply only these Services, like a pass of the loop for changed Services."""
     intents = {each.service: each for each in services}
     return await driver.apply(driver.diff(driver.render(intents), await driver.read(list(intents))))
 
@@ -97,12 +99,12 @@ def pod_at(site: Site, address: str, *, protocol: str = "TCP", place: str = "cal
     return seen.pod if isinstance(seen, Seen) else seen
 
 
-async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
+async def test_a_service_without_one_frontend_follows_its_endpoints_at_the_others(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    await bring(driver, at(OLD, EXTERNAL4, pods=("local1",)), at(YOUNG, pods=("local1",)))
+    await reconcile(driver, at(OLD, EXTERNAL4, pods=("local1",)), at(YOUNG, pods=("local1",)))
     assert pod_at(site, CLUSTER_IPS[YOUNG]) == "local1"
-    outcomes = await bring(driver, at(YOUNG, EXTERNAL4, pods=("local2",)))
+    outcomes = await reconcile(driver, at(YOUNG, EXTERNAL4, pods=("local2",)))
     assert set(outcomes) == {YOUNG}
     assert outcomes[YOUNG].state == "unavailable"
     assert (
@@ -112,24 +114,24 @@ async def test_who_lacks_a_frontend_follows_its_endpoints_everywhere_else(
     for protocol in ("TCP", "UDP"):
         assert pod_at(site, CLUSTER_IPS[YOUNG], protocol=protocol) == "local2"
         assert pod_at(site, EXTERNAL4, protocol=protocol) == "local1"
-    await bring(driver, at(YOUNG, EXTERNAL4, pods=("remote1",)))
+    await reconcile(driver, at(YOUNG, EXTERNAL4, pods=("remote1",)))
     assert pod_at(site, CLUSTER_IPS[YOUNG]) == "remote1"
     # No other Service has another port of the same address.
     more = at(YOUNG, EXTERNAL4, pods=("remote1",))
     ports = (*more.ports, msgspec.structs.replace(more.ports[0], port=81, name="more"))
-    await bring(driver, msgspec.structs.replace(more, ports=tuple(sorted(ports))))
+    await reconcile(driver, msgspec.structs.replace(more, ports=tuple(sorted(ports))))
     assert site.call("caller", EXTERNAL4, 81) == Seen("remote1", NODE4)
 
 
-async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_again(
+async def test_the_older_service_gets_the_frontend_and_the_other_one_gets_it_back(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     young, old = (
         at(YOUNG, EXTERNAL4, pods=("local2",)),
         at(OLD, EXTERNAL4, pods=("local1",)),
     )
-    assert not await bring(driver, young)
-    outcomes = await bring(driver, old)
+    assert not await reconcile(driver, young)
+    outcomes = await reconcile(driver, old)
     assert {key: outcome.state for key, outcome in outcomes.items()} == {YOUNG: "done"}
     assert outcomes[YOUNG].again_s > 0
     assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
@@ -137,10 +139,10 @@ async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_agai
         "local1",
         "local2",
     ]
-    again = await bring(driver, young)
+    again = await reconcile(driver, young)
     assert (again[YOUNG].state, again[YOUNG].in_part) == ("unavailable", True)
-    assert not await bring(driver, at(OLD, pods=("local1",)))
-    assert not await bring(driver, young)
+    assert not await reconcile(driver, at(OLD, pods=("local1",)))
+    assert not await reconcile(driver, young)
     assert [pod_at(site, where) for where in (EXTERNAL4, CLUSTER4, CLUSTER_IPS[YOUNG])] == [
         "local2",
         "local1",
@@ -149,7 +151,7 @@ async def test_the_older_takes_over_and_gives_up_and_the_other_is_looked_at_agai
 
 
 @pytest.mark.parametrize("first", [OLD, YOUNG], ids=["the older first", "the younger first"])
-async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
+async def test_neither_a_flush_nor_a_restart_changes_the_service_of_a_frontend(
     site: Site, driver: NodeProxyDriver, first: ServiceKey
 ) -> None:
     services = {
@@ -166,37 +168,37 @@ async def test_neither_a_flush_nor_a_successor_changes_who_has_it(
         ]
 
     for each in order:
-        await bring(driver, each)
+        await reconcile(driver, each)
     check()
     flush()
     assert not await driver.read(None)
     for each in order:
-        await bring(driver, each)
+        await reconcile(driver, each)
     check()
     there = await driver.read(None)
-    heir = a_driver()
-    await heir.open()
-    assert await heir.read(None) == there
+    successor = make_driver()
+    await successor.open()
+    assert await successor.read(None) == there
     for each in reversed(order):
-        await bring(heir, each)
-    assert await heir.read(None) == there
+        await reconcile(successor, each)
+    assert await successor.read(None) == there
     check()
-    await heir.close(remove=False)
+    await successor.close(remove=False)
 
 
-async def test_a_cluster_ip_is_its_own_services_though_an_older_one_had_it_as_external(
+async def test_a_cluster_ip_has_precedence_over_an_external_ip_of_an_older_service(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     claimed = at(OLD, CLUSTER_IPS[YOUNG], EXTERNAL4, pods=("local1",))
-    await bring(driver, claimed)
+    await reconcile(driver, claimed)
     assert pod_at(site, CLUSTER_IPS[YOUNG]) == "local1"
-    assert set(await bring(driver, at(YOUNG, pods=("local2",)))) == {OLD}
-    assert (await bring(driver, claimed))[OLD].state == "unavailable"
+    assert set(await reconcile(driver, at(YOUNG, pods=("local2",)))) == {OLD}
+    assert (await reconcile(driver, claimed))[OLD].state == "unavailable"
     there = [pod_at(site, where) for where in (CLUSTER_IPS[YOUNG], CLUSTER4, EXTERNAL4)]
     assert there == ["local2", "local1", "local1"]
 
 
-async def test_flows_and_remembered_clients_follow_the_frontend(
+async def test_flows_and_recorded_clients_follow_the_frontend(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     """Both Services have source ranges, whose sets have intervals, and session affinity."""
@@ -205,31 +207,31 @@ async def test_flows_and_remembered_clients_follow_the_frontend(
         at(key, pods=(pod,), balancers=(VIP4,), **fields)
         for key, pod in ((YOUNG, "local2"), (OLD, "local1"))
     )
-    await bring(driver, young)
+    await reconcile(driver, young)
     with namespace.make_socket(site.name("client"), socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("203.0.113.2", 0))
-        flow = [ask(sock, VIP4, 53)]
+        flow = [request(sock, VIP4, 53)]
         assert pod_at(site, VIP4, place="client") == "local2"
-        await bring(driver, old)
-        flow.append(ask(sock, VIP4, 53))
+        await reconcile(driver, old)
+        flow.append(request(sock, VIP4, 53))
     assert [seen.pod if isinstance(seen, Seen) else seen for seen in flow] == ["local2", "local1"]
     assert pod_at(site, VIP4, place="client") == "local1"
-    heir = a_driver()
-    await heir.open()
-    assert await heir.read(None) == await driver.read(None)
-    await heir.close(remove=False)
+    successor = make_driver()
+    await successor.open()
+    assert await successor.read(None) == await driver.read(None)
+    await successor.close(remove=False)
 
 
-async def test_no_call_fails_while_a_frontend_passes_on(
+async def test_no_call_fails_while_a_frontend_passes_to_another_service(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """The frontend is taken over, or given up to a Service that waits for it."""
+    """The frontend passes to a Service with precedence, or to a Service that waits for it."""
     young, old, without = (
         at(YOUNG, EXTERNAL4, pods=("local2",)),
         at(OLD, EXTERNAL4, pods=("local1",)),
         at(OLD, pods=("local1",)),
     )
-    await bring(driver, young, without)
+    await reconcile(driver, young, without)
     answers: list[tuple[str, Seen | str]] = []
     over = threading.Event()
 
@@ -245,7 +247,7 @@ async def test_no_call_fails_while_a_frontend_passes_on(
     try:
         for _ in range(20):
             for step in ([old], [without, young]):
-                await bring(driver, *step)
+                await reconcile(driver, *step)
                 before = len(answers)
                 async with asyncio.timeout(60):
                     while len(answers) < before + 6:

@@ -40,14 +40,14 @@ def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
 
 
-def successor() -> NodeProxyDriver:
+def make_successor() -> NodeProxyDriver:
     return NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
     )
 
 
 def many(count: int, endpoints: int = 10) -> dict[ServiceKey, NodeService]:
-    """Return ClusterIP Services, each with endpoints of its own."""
+    """Return ClusterIP Services, each with its own endpoints."""
     services = {}
     for i in range(count):
         address = f"172.30.{i // 250}.{i % 250 + 1}"
@@ -81,8 +81,8 @@ EVERYTHING = (
 
 
 def without_external_ips(*services: NodeService) -> list[NodeService]:
-    """Return the Services without external addresses, except for the first: all have the same
-    ones."""
+    """Return the Services without external addresses, except for the first one, because all have
+    the same external addresses."""
     first, *rest = services
     bare = [
         msgspec.structs.replace(
@@ -93,19 +93,19 @@ def without_external_ips(*services: NodeService) -> list[NodeService]:
     return [first, *bare]
 
 
-async def test_a_successor_adopts_and_touches_nothing(driver: NodeProxyDriver) -> None:
+async def test_the_next_process_adopts_the_table_unchanged(driver: NodeProxyDriver) -> None:
     services = without_external_ips(*EVERYTHING)
     await install(driver, *services)
     before = nft("-a", "list", "table", "inet", "fairlead")
     desired = driver.render({each.service: each for each in services})
     assert len(desired) == 3
-    heir = successor()
-    await heir.open()
-    actual = await heir.read(None)
+    successor = make_successor()
+    await successor.open()
+    actual = await successor.read(None)
     assert actual == desired
-    assert heir.diff(heir.render({each.service: each for each in services}), actual) == ()
-    await heir.apply(())
-    await heir.close(remove=False)
+    assert successor.diff(successor.render({each.service: each for each in services}), actual) == ()
+    await successor.apply(())
+    await successor.close(remove=False)
     assert nft("-a", "list", "table", "inet", "fairlead") == before
 
 
@@ -129,7 +129,7 @@ async def test_foreign_tables_stay(driver: NodeProxyDriver) -> None:
         nft("delete table inet theirs; delete table ip fairlead")
 
 
-async def test_what_others_changed_is_put_right(site: Site, driver: NodeProxyDriver) -> None:
+async def test_changes_by_other_programs_are_repaired(site: Site, driver: NodeProxyDriver) -> None:
     each = service(port(backends("local1")))
     desired = driver.render({each.service: each})
     await install(driver, each)
@@ -142,7 +142,9 @@ async def test_what_others_changed_is_put_right(site: Site, driver: NodeProxyDri
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
 
 
-async def test_the_table_is_listed_anew_only_if_others_wrote(driver: NodeProxyDriver) -> None:
+async def test_the_table_is_listed_again_only_after_writes_of_other_programs(
+    driver: NodeProxyDriver,
+) -> None:
     each = service(port(backends("local1")), affinity_timeout_s=60)
     await install(driver, each)
     first = (await driver.read(None))[each.service]
@@ -157,7 +159,7 @@ async def test_the_table_is_listed_anew_only_if_others_wrote(driver: NodeProxyDr
         nft("delete table inet theirs")
 
 
-async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDriver) -> None:
+async def test_a_flushed_ruleset_is_restored(site: Site, driver: NodeProxyDriver) -> None:
     each = service(port(backends("local1")))
     await install(driver, each)
     nft("flush ruleset")
@@ -183,7 +185,7 @@ async def test_a_flushed_ruleset_is_built_again(site: Site, driver: NodeProxyDri
         "insert rule inet fairlead services drop",
     ],
 )
-async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
+async def test_rules_that_other_programs_removed_or_added_are_repaired(
     site: Site, driver: NodeProxyDriver, what: str
 ) -> None:
     """The same process repairs the rules, or a process that starts later."""
@@ -204,15 +206,15 @@ async def test_rules_that_others_took_or_added_are_noticed_and_put_right(
     assert not await driver.disturbed()
     assert await driver.read(None) == desired
     nft(what)
-    heir = successor()
-    await heir.open()
-    await install(heir, each)
+    successor = make_successor()
+    await successor.open()
+    await install(successor, each)
     assert lines_of(nft("list", "table", "inet", "fairlead")) == rules
-    await heir.close(remove=False)
+    await successor.close(remove=False)
     assert site.call("caller", CLUSTER4, 80) == Seen("local1", PODS4["caller"])
 
 
-async def test_a_service_whose_frontends_others_took_keeps_the_rest(
+async def test_a_service_whose_frontends_were_removed_keeps_its_other_elements(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     """The remaining elements of the Service seem to have no owner, and so are to be deleted; but
@@ -227,10 +229,10 @@ async def test_a_service_whose_frontends_others_took_keeps_the_rest(
     await driver.apply(driver.diff({}, await driver.read(list(nobodys))))
     assert isinstance(site.call("caller", CLUSTER4, 80), Seen)
     assert await driver.read(None) == desired
-    heir = successor()
-    await heir.open()
-    assert await heir.read(None) == desired
-    await heir.close(remove=False)
+    successor = make_successor()
+    await successor.open()
+    assert await successor.read(None) == desired
+    await successor.close(remove=False)
 
 
 def lines_of(listing: str) -> list[str]:
@@ -238,7 +240,7 @@ def lines_of(listing: str) -> list[str]:
     return sorted(listing.splitlines())
 
 
-async def test_changes_may_come_again(driver: NodeProxyDriver) -> None:
+async def test_changes_may_be_repeated(driver: NodeProxyDriver) -> None:
     each = service(port(backends("local1")))
     desired = driver.render({each.service: each})
     changes = driver.diff(desired, {})
@@ -251,7 +253,7 @@ async def test_changes_may_come_again(driver: NodeProxyDriver) -> None:
     assert await driver.read(None) == {}
 
 
-async def test_ten_thousand_services_and_then_one_change(driver: NodeProxyDriver) -> None:
+async def test_one_change_is_small_among_ten_thousand_services(driver: NodeProxyDriver) -> None:
     services = many(10_000)
     desired = dict(driver.render(services))
     assert sum(map(len, desired.values())) == 10_000 * (1 + 1 + 1 + 10)
@@ -274,7 +276,7 @@ async def test_ten_thousand_services_and_then_one_change(driver: NodeProxyDriver
     assert nft("list", "chains", "inet").count("chain ") == chains + 1
 
 
-async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriver) -> None:
+async def test_the_text_of_a_change_is_its_command(driver: NodeProxyDriver) -> None:
     """The printed changes, when nft runs them, produce the same table."""
     services = without_external_ips(*EVERYTHING)
     await install(driver, *services)
@@ -291,7 +293,7 @@ async def test_changes_print_as_the_commands_that_they_are(driver: NodeProxyDriv
 async def test_a_client_keeps_its_endpoint(
     site: Site, driver: NodeProxyDriver, policy: str, family: str
 ) -> None:
-    """P11.9. When an endpoint is removed, its clients get another; other clients keep theirs."""
+    """When an endpoint is removed, its clients get another; other clients keep theirs."""
 
     def served(*pods: str) -> NodeService:
         chosen = port(backends(*pods, family=family), family=family)
@@ -305,21 +307,21 @@ async def test_a_client_keeps_its_endpoint(
     for _ in range(8):
         assert {place: site.call(place, address, 80) for place in kept} == kept
     assert isinstance(kept["client"], Seen)
-    heir = successor()
-    await heir.open()
-    await install(heir, served("local1" if kept["client"].pod == "local2" else "local2"))
+    successor = make_successor()
+    await successor.open()
+    await install(successor, served("local1" if kept["client"].pod == "local2" else "local2"))
     seen = site.call("client", address, 80)
     assert isinstance(seen, Seen)
     assert seen.pod != kept["client"].pod
-    await heir.close(remove=False)
+    await successor.close(remove=False)
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
+async def test_retransmissions_do_not_record_a_removed_endpoint_again(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
-    """The repeated first packets of a connection without an answer are all new to conntrack, long
-    after the endpoint is gone."""
+    """For conntrack, every retransmission of a SYN without an answer is a new connection, also long
+    after the endpoint is removed."""
     silent, address = ("10.2.0.99", VIP4) if family == "IPv4" else ("2001:db8:2::99", VIP6)
     gone = port((Backend(silent, 8080, False),), family=family)
     site.ip("other", f"route replace blackhole {silent}")
@@ -347,7 +349,7 @@ async def test_what_a_client_repeats_does_not_bring_a_gone_endpoint_back(
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
-async def test_a_client_keeps_its_endpoint_on_the_host_network(
+async def test_a_client_keeps_its_endpoint_in_the_host_network(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
     """Packets that are delivered on the node itself do not pass the hook postrouting."""
@@ -369,7 +371,7 @@ async def test_a_client_keeps_its_endpoint_on_the_host_network(
     assert endpoint == {"concat": [node, 9]}
 
 
-async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDriver) -> None:
+async def test_affinity_lasts_for_its_timeout(site: Site, driver: NodeProxyDriver) -> None:
     await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1234))
     site.call("client", VIP4, 80)
     site.call("caller", CLUSTER4, 80)
@@ -378,7 +380,7 @@ async def test_affinity_lasts_as_long_as_it_says(site: Site, driver: NodeProxyDr
     assert [element[0]["elem"]["timeout"] for element in elements] == [1234, 1234]
 
 
-async def test_a_client_whose_time_is_over_gets_any_endpoint(
+async def test_a_client_gets_any_endpoint_after_the_timeout(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     await install(driver, service(port(backends("local1", "local2")), affinity_timeout_s=1))

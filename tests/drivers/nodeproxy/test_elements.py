@@ -36,7 +36,7 @@ def of(spec: Spec, name: str) -> set[str]:
     return {str(element) for element in spec if element.map == name}
 
 
-def test_a_frontend_in_each_role() -> None:
+def test_the_elements_of_a_frontend_with_each_type_of_address() -> None:
     spec = elements_of(service(port(LOCAL + REMOTE), external="Local"), NODES)
     assert of(spec, "services4") == {
         '172.30.0.41 . 6 . 80 comment "default/web" : goto pick_2',
@@ -74,7 +74,7 @@ def test_a_frontend_in_each_role() -> None:
         ("Local", "Local", LOCAL, "goto pick_1", "goto pick_local_1"),
     ],
 )
-def test_verdicts(
+def test_the_verdict_follows_from_policy_and_endpoints(
     internal: str, external: str, pods: tuple[Backend, ...], inside: str, outside: str | None
 ) -> None:
     spec = elements_of(service(port(pods), internal=internal, external=external), NODES)
@@ -84,7 +84,7 @@ def test_verdicts(
     assert ("outside4", "172.30.0.41 . 6 . 80") not in verdicts
 
 
-def test_each_family_gets_what_is_its_own() -> None:
+def test_each_family_gets_only_its_own_addresses() -> None:
     six = port(backends("local1", family="IPv6"), family="IPv6")
     spec = elements_of(service(port(LOCAL), six, source_ranges=("2001:db8:c::/64",)), NODES)
     assert of(spec, "services6") >= {'2001:db8::2 . 6 . 30001 comment "default/web" : goto pick_1'}
@@ -92,7 +92,7 @@ def test_each_family_gets_what_is_its_own() -> None:
     assert of(spec, "allowed4") == of(spec, "restricted4") == set()
 
 
-def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address() -> None:
+def test_source_ranges_are_merged_and_admit_the_address_itself_if_they_admit_the_node() -> None:
     spec = elements_of(
         service(port(LOCAL), source_ranges=(" 192.168.0.0/16", "192.168.7.0/24", "203.0.113.7/32")),
         NODES,
@@ -121,18 +121,18 @@ def test_source_ranges_are_merged_and_let_the_node_that_may_call_use_the_address
     assert of(everybody, "restricted4") == set()
 
 
-def test_an_address_that_has_two_roles_is_served_once() -> None:
+def test_an_address_with_two_types_is_served_once() -> None:
     twice = msgspec.structs.replace(port(LOCAL), external_ips=("198.51.100.10",), node_port=0)
     assert len(of(elements_of(service(twice), NODES), "services4")) == 2
 
 
-def test_addresses_are_read_as_kube_proxy_does() -> None:
+def test_addresses_are_parsed_as_by_kube_proxy() -> None:
     assert canonical("010.000.1.09") == "10.0.1.9"
     assert canonical("2001:DB8:0:0::1") == "2001:db8::1"
     assert canonical("::ffff:192.0.2.1") == "::ffff:192.0.2.1"
 
 
-def test_a_listing_of_what_nobody_owns() -> None:
+def test_elements_without_an_owner_are_listed() -> None:
     record = {
         "map": {"name": "services4", "elem": [[{"concat": ["192.0.2.1", 6, 80]}, {"drop": None}]]}
     }
@@ -141,7 +141,7 @@ def test_a_listing_of_what_nobody_owns() -> None:
     }
 
 
-def test_to_delete_the_key_is_enough() -> None:
+def test_a_deletion_names_only_the_key() -> None:
     element = Element("services4", "192.0.2.1 . 6 . 80", "goto pick_1", "default/web")
     key = ServiceKey("default", "web")
     assert [str(change) for change in difference({}, {key: frozenset({element})})] == [
@@ -174,7 +174,7 @@ services = st.builds(
 
 
 @given(services, services)
-def test_a_difference_leads_from_one_to_the_other_and_no_key_is_there_twice(
+def test_applying_a_difference_gives_the_desired_elements_without_duplicate_keys(
     old: NodeService, new: NodeService
 ) -> None:
     before, after = ({old.service: elements_of(each, NODES)} for each in (old, new))
@@ -209,7 +209,7 @@ def test_every_verdict_finds_its_endpoints(intent: NodeService) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "number"), [("UDP", 17), ("SCTP", 132)])
-def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(
+def test_flows_are_checked_when_an_endpoint_is_removed_or_the_first_one_added(
     protocol: str, number: int
 ) -> None:
     def spec(*names: str) -> Spec:
@@ -226,15 +226,15 @@ def test_flows_are_looked_at_when_an_endpoint_goes_or_the_first_comes(
     assert flow_endpoints(spec("local1"), spec("local2")) == {number: {frontend: {two}}}
     assert flow_endpoints(spec(), spec("local1")) == {number: {frontend: {one}}}
     assert flow_endpoints(frozenset(), spec("local1")) == {number: {frontend: {one}}}
-    # No other endpoint could take the flows over, so they are left alone, as in kube-proxy.
+    # No other endpoint could take over the flows, so they are unchanged, as in kube-proxy.
     assert flow_endpoints(spec("local1"), spec()) == {}
     assert flow_endpoints(spec("local1"), frozenset()) == {}
     assert flow_endpoints(frozenset(), elements_of(service(port(LOCAL)), NODES)) == {}
 
 
-def test_udp_flows_may_lead_to_all_that_serve() -> None:
-    """Flows may lead to serving endpoints that get no new flows, too (only one of three does
-    here)."""
+def test_udp_flows_may_lead_to_every_serving_endpoint() -> None:
+    """Flows may also lead to serving endpoints that get no new flows. Only one of the three
+    endpoints gets new flows here."""
     going = backends("local2", "remote1", port=53)
     served = port(
         backends("local1", port=53), protocol="UDP", serving=going, node_port=0, balancers=()
@@ -249,7 +249,7 @@ def test_udp_flows_may_lead_to_all_that_serve() -> None:
     assert of(spec, "services4") == {f'{called} comment "default/web" : goto pick_1'}
 
 
-def test_clients_from_outside_are_held_to_local_endpoints() -> None:
+def test_recorded_clients_outside_keep_only_local_endpoints() -> None:
     intent = service(port(LOCAL + REMOTE), external="Local", affinity_timeout_s=60)
     specs = [elements_of(intent, NODES)]
 
@@ -270,21 +270,21 @@ def test_clients_from_outside_are_held_to_local_endpoints() -> None:
     assert stale_clients([at_node], specs, networks, NODES) == [at_node]
 
 
-def test_clients_of_a_service_without_affinity_are_forgotten() -> None:
+def test_recorded_clients_of_a_service_without_affinity_are_deleted() -> None:
     remembered = Element("affinity4_0", "198.51.100.10 . 6 . 80 . 203.0.113.2", "10.1.0.1 . 8080")
     others = elements_of(
         service(port(LOCAL, cluster_ip="172.30.0.42", balancers=(), node_port=0), name="other"),
         NODES,
     )
-    affine, plain = (
+    service_with_affinity, plain = (
         elements_of(service(port(LOCAL), affinity_timeout_s=timeout_s), NODES)
         for timeout_s in (60, 0)
     )
-    assert stale_clients([remembered], [affine, others], []) == []
+    assert stale_clients([remembered], [service_with_affinity, others], []) == []
     assert stale_clients([remembered], [plain, others], []) == [remembered]
 
 
-def test_chains_made_on_demand() -> None:
+def test_the_rules_of_chains_that_are_created_on_demand() -> None:
     assert prerequisites("remember6_600_3") == ("recall6_3", "remember6_600_3")
     assert prerequisites("pick_3") == ("pick_3",)
     assert [chain_of(endpoint_map(chain, "6")) for chain in ("pick_3", "pick_local_12")] == [

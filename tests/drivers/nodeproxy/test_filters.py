@@ -1,5 +1,5 @@
-"""Packets that are not for our Services: packets of flows without answers, and packets that other
-tables translate."""
+"""Packets that are not for Services of Fairlead: packets of flows without answers, and packets that
+other tables translate."""
 
 import socket
 import subprocess
@@ -77,7 +77,7 @@ async def test_services_of_another_proxy_are_answered(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_who_listens_on_the_node_at_a_cluster_ip_is_reached(
+async def test_a_process_that_listens_on_the_node_at_a_cluster_ip_is_reached(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
     """The process listens at a port that the Service does not have, like a DNS cache at the address
@@ -106,7 +106,7 @@ def silent_server(site: Site, family: str) -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("place", ["client", "node"])
-async def test_source_ranges_hold_for_one_way_flows_that_are_open(
+async def test_changed_source_ranges_apply_to_open_one_way_flows(
     site: Site, driver: NodeProxyDriver, place: str, family: str
 ) -> None:
     address = VIP4 if family == "IPv4" else VIP6

@@ -26,11 +26,11 @@ from tests.drivers.nodeproxy.conftest import (
     VIP6,
     Seen,
     Site,
-    ask,
-    ask_by_sctp,
     backends,
     install,
     port,
+    request,
+    request_by_sctp,
     service,
 )
 
@@ -85,15 +85,15 @@ class Caller:
     def __exit__(self, *_: object) -> None:
         self._sock.close()
 
-    def ask(self, address: str, number: int, timeout_s: float = 10.0) -> str:
+    def request(self, address: str, number: int, timeout_s: float = 10.0) -> str:
         """Send a message, and return the pod that answers."""
         if self._port:
             return pod_of(
-                ask_by_sctp(
+                request_by_sctp(
                     self._sock, address, number, source_port=self._port, timeout_s=timeout_s
                 )
             )
-        return pod_of(ask(self._sock, address, number, timeout_s=timeout_s))
+        return pod_of(request(self._sock, address, number, timeout_s=timeout_s))
 
 
 def _of(family: str) -> socket.AddressFamily:
@@ -104,14 +104,14 @@ def pod_of(answer: Seen | str) -> str:
     return answer.pod if isinstance(answer, Seen) else answer
 
 
-async def bring(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
+async def reconcile(driver: NodeProxyDriver, each: NodeService) -> Outcome | None:
     """Run one pass of the loop for this Service."""
     changes = driver.diff(driver.render({each.service: each}), await driver.read([each.service]))
     return (await driver.apply(changes)).get(each.service)
 
 
 @contextmanager
-def no_clean_up(driver: NodeProxyDriver) -> Iterator[None]:
+def failing_cleanup(driver: NodeProxyDriver) -> Iterator[None]:
     """Set the process's limit of file descriptors so low that open ones work, but no other can be
     opened; the socket for deleting flows is not open yet. The limit is three, for the standard
     streams: with zero, poll(2) rejects even one descriptor."""
@@ -127,7 +127,7 @@ def no_clean_up(driver: NodeProxyDriver) -> Iterator[None]:
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
 @pytest.mark.parametrize("target", ["cluster", "balancer", "node"])
-async def test_a_client_that_keeps_its_port_moves_to_a_living_endpoint(
+async def test_a_client_that_keeps_its_port_moves_to_a_serving_endpoint(
     site: Site, driver: NodeProxyDriver, target: str, protocol: str, family: str
 ) -> None:
     def now(*pods: str) -> NodeService:
@@ -136,31 +136,31 @@ async def test_a_client_that_keeps_its_port_moves_to_a_living_endpoint(
     called, place = destination(target, family), "caller" if target == "cluster" else "client"
     await install(driver, now("local1"))
     with Caller(site, place, family, protocol) as caller:
-        assert caller.ask(*called) == "local1"
+        assert caller.request(*called) == "local1"
         await install(driver, now("local2"))
-        assert caller.ask(*called) == "local2"
+        assert caller.request(*called) == "local2"
         await install(driver, now("local1", "local2"))
-        assert caller.ask(*called) == "local2"
+        assert caller.request(*called) == "local2"
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
 @pytest.mark.parametrize("target", ["balancer", "node"])
-async def test_a_client_that_called_before_there_was_a_service_is_served_once_there_is(
+async def test_a_client_that_sent_before_the_service_existed_is_served_once_it_exists(
     site: Site, driver: NodeProxyDriver, target: str, protocol: str, family: str
 ) -> None:
     """The client's flow bypasses the rules: it leads to the next router, or to a port of the node
     without a listener."""
     called = destination(target, family)
     with Caller(site, "client", family, protocol) as caller:
-        assert caller.ask(*called, timeout_s=0.2) in (SILENT, REFUSED)
+        assert caller.request(*called, timeout_s=0.2) in (SILENT, REFUSED)
         await install(driver, served("local1", family=family, protocol=protocol))
-        assert caller.ask(*called) == "local1"
+        assert caller.request(*called) == "local1"
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("external", ["Cluster", "Local"])
-async def test_a_flow_to_a_pod_on_its_way_out_lives_on_until_that_stops_serving(
+async def test_a_flow_to_a_terminating_pod_stays_until_the_pod_stops_serving(
     site: Site, driver: NodeProxyDriver, family: str, external: str
 ) -> None:
     address = VIP4 if family == "IPv4" else VIP6
@@ -170,19 +170,19 @@ async def test_a_flow_to_a_pod_on_its_way_out_lives_on_until_that_stops_serving(
 
     await now("local1")
     with client(site, "client", family) as old, client(site, "client", family) as new:
-        assert pod_of(ask(old, address, 53)) == "local1"
+        assert pod_of(request(old, address, 53)) == "local1"
         await now("local2", serving=("local1",))
-        assert pod_of(ask(old, address, 53)) == "local1"
-        assert pod_of(ask(new, address, 53)) == "local2"
+        assert pod_of(request(old, address, 53)) == "local1"
+        assert pod_of(request(new, address, 53)) == "local2"
         await now("local2")
-        assert pod_of(ask(old, address, 53)) == "local2"
+        assert pod_of(request(old, address, 53)) == "local2"
 
 
-async def test_a_client_with_affinity_that_never_pauses_moves_too(
+async def test_a_client_with_affinity_that_sends_continuously_moves_too(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """Between the deletion of the client's flow and of its remembered endpoint, no packet may lead
-    to the old endpoint again."""
+    """No packet may lead to the old endpoint between the deletion of the client's flow and the
+    deletion of its recorded endpoint."""
 
     async def now(pod: str) -> None:
         each = served(pod)
@@ -195,21 +195,22 @@ async def test_a_client_with_affinity_that_never_pauses_moves_too(
 
     await now("local1")
     with client(site, "client") as caller:
-        assert pod_of(ask(caller, VIP4, 53)) == "local1"
+        assert pod_of(request(caller, VIP4, 53)) == "local1"
         for pod in ("local2", "local1") * 8:
             done = threading.Event()
             sending = asyncio.create_task(asyncio.to_thread(send, caller, done))
             await now(pod)
             done.set()
             await sending
-            while select.select([caller], [], [], 0.05)[0]:  # answers that are still in flight
+            # Read the answers that are still in flight.
+            while select.select([caller], [], [], 0.05)[0]:
                 caller.recv(65536)
-            assert pod_of(ask(caller, VIP4, 53)) == pod
+            assert pod_of(request(caller, VIP4, 53)) == pod
 
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
-async def test_where_nobody_serves_flows_are_left_alone_until_somebody_does(
+async def test_flows_stay_unchanged_until_an_endpoint_serves(
     site: Site, driver: NodeProxyDriver, protocol: str, family: str
 ) -> None:
     def now(*pods: str) -> NodeService:
@@ -218,12 +219,12 @@ async def test_where_nobody_serves_flows_are_left_alone_until_somebody_does(
     called = destination("balancer", family)
     await install(driver, now("local1"))
     with Caller(site, "client", family, protocol) as old:
-        assert old.ask(*called) == "local1"
+        assert old.request(*called) == "local1"
         await install(driver, now())
-        assert old.ask(*called) == "local1"
+        assert old.request(*called) == "local1"
         assert site.call("caller", *called, protocol=protocol) == REFUSED
         await install(driver, now("local2"))
-        assert old.ask(*called) == "local2"
+        assert old.request(*called) == "local2"
 
 
 async def test_a_service_that_takes_over_an_address_gets_its_flows(
@@ -235,12 +236,12 @@ async def test_a_service_that_takes_over_an_address_gets_its_flows(
     both = port(backends("local1", "local2", port=5353), number=53, protocol="UDP", node_port=0)
     await install(driver, first)
     with client(site, "client") as one:
-        assert pod_of(ask(one, VIP4, 53)) == "local1"
+        assert pod_of(request(one, VIP4, 53)) == "local1"
         await install(driver, service(both, name="second"))
         assert await driver.read(None) == driver.render(
             {each.service: each for each in [service(both, name="second")]}
         )
-        assert pod_of(ask(one, VIP4, 53)) == "local1"
+        assert pod_of(request(one, VIP4, 53)) == "local1"
         await install(
             driver,
             service(
@@ -248,46 +249,46 @@ async def test_a_service_that_takes_over_an_address_gets_its_flows(
                 name="third",
             ),
         )
-        assert pod_of(ask(one, VIP4, 53)) == "local2"
+        assert pod_of(request(one, VIP4, 53)) == "local2"
 
 
-async def test_a_clean_up_that_failed_is_done_by_the_next_pass(
+async def test_a_failed_deletion_of_flows_is_repeated_by_the_next_pass(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     await install(driver, served("local1"))
     with client(site, "client") as old, client(site, "client") as new:
-        assert pod_of(ask(old, VIP4, 53)) == "local1"
-        with no_clean_up(driver):
-            outcome = await bring(driver, served("local2"))
+        assert pod_of(request(old, VIP4, 53)) == "local1"
+        with failing_cleanup(driver):
+            outcome = await reconcile(driver, served("local2"))
         assert outcome is not None
         assert outcome.state == "unavailable"
         assert "stale tracked flows" in outcome.message
-        assert pod_of(ask(new, VIP4, 53)) == "local2"
-        assert pod_of(ask(old, VIP4, 53)) == "local1"
-        assert await bring(driver, served("local2")) is None
-        assert pod_of(ask(old, VIP4, 53)) == "local2"
+        assert pod_of(request(new, VIP4, 53)) == "local2"
+        assert pod_of(request(old, VIP4, 53)) == "local1"
+        assert await reconcile(driver, served("local2")) is None
+        assert pod_of(request(old, VIP4, 53)) == "local2"
         assert await driver.read(None) == driver.render(
             {served("local2").service: served("local2")}
         )
 
 
-async def test_a_first_clean_up_that_failed_is_done_by_a_successor(
+async def test_a_failed_deletion_of_flows_is_repeated_by_the_next_process(
     site: Site, driver: NodeProxyDriver
 ) -> None:
     await install(driver, served("local1"))
     with client(site, "client") as old:
-        assert pod_of(ask(old, VIP4, 53)) == "local1"
+        assert pod_of(request(old, VIP4, 53)) == "local1"
         await install(driver, served())
-        with no_clean_up(driver):
-            assert await bring(driver, served("local2")) is not None
-        assert pod_of(ask(old, VIP4, 53)) == "local1"
-        heir = NodeProxyDriver(
+        with failing_cleanup(driver):
+            assert await reconcile(driver, served("local2")) is not None
+        assert pod_of(request(old, VIP4, 53)) == "local1"
+        successor = NodeProxyDriver(
             node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
         )
-        await heir.open()
-        assert await bring(heir, served("local2")) is None
-        await heir.close(remove=False)
-        assert pod_of(ask(old, VIP4, 53)) == "local2"
+        await successor.open()
+        assert await reconcile(successor, served("local2")) is None
+        await successor.close(remove=False)
+        assert pod_of(request(old, VIP4, 53)) == "local2"
 
 
 def flush_rules() -> None:
@@ -296,7 +297,7 @@ def flush_rules() -> None:
 
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("target", ["balancer", "node"])
-async def test_a_client_that_called_while_rules_were_gone_is_served_once_they_are_back(
+async def test_a_client_that_sent_while_rules_were_flushed_is_served_once_they_are_restored(
     site: Site, driver: NodeProxyDriver, target: str, family: str
 ) -> None:
     """Another program flushed the rules. The client never pauses, and its flow bypasses the
@@ -304,7 +305,7 @@ async def test_a_client_that_called_while_rules_were_gone_is_served_once_they_ar
     await install(driver, served("local1", family=family))
     with Caller(site, "client", family, "UDP") as caller:
         flush_rules()
-        assert caller.ask(*destination(target, family), timeout_s=0.2) in (SILENT, REFUSED)
+        assert caller.request(*destination(target, family), timeout_s=0.2) in (SILENT, REFUSED)
         assert await driver.disturbed()
         await install(driver, served("local1", family=family))
-        assert caller.ask(*destination(target, family), timeout_s=5) == "local1"
+        assert caller.request(*destination(target, family), timeout_s=5) == "local1"

@@ -49,7 +49,8 @@ add element inet fairlead outside4 {{ {NODE4} : drop }}
 """A table that no version of Fairlead created. It cannot be replaced, so nothing can be read or
 written."""
 IN_THE_WAY = f"element inet fairlead endpoints4_1 {{ {CLUSTER4} . 6 . 80 . 0 : 10.9.9.9 . 9 }}"
-"""While this element exists, the kernel rejects other endpoints for WEB. Everything can be read."""
+"""While this element exists, the kernel rejects other endpoints for WEB. All elements can be read.
+"""
 
 
 class Clock:
@@ -78,21 +79,21 @@ def nft(words: str) -> None:
     subprocess.run(["nft", words], check=True)
 
 
-async def bring(driver: NodeProxyDriver, *services: NodeService) -> None:
-    """Do what a pass of the loop does: write only what can be read and differs."""
+async def reconcile(driver: NodeProxyDriver, *services: NodeService) -> None:
+    """Reconcile like a pass of the loop: write only what was read and differs."""
     intents = {each.service: each for each in services}
     if changes := driver.diff(driver.render(intents), await driver.read(list(intents))):
         await driver.apply(changes)
 
 
-async def test_a_start_that_failed_is_over_once_the_table_is_read(
+async def test_a_driver_is_healthy_once_the_table_is_read_after_a_failed_start(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
-    """The driver is healthy again although nothing remains to be written."""
+    """The driver is healthy again although it has nothing more to write."""
     nft(THEIRS)
     await driver.open()
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert driver.healthy()
     nft("delete table inet fairlead")
     assert await driver.read(None) == {}
@@ -100,84 +101,84 @@ async def test_a_start_that_failed_is_over_once_the_table_is_read(
     assert driver.healthy()
 
 
-async def test_a_table_that_cannot_be_read_makes_it_unhealthy_after_a_minute(
+async def test_a_driver_is_unhealthy_a_minute_after_the_table_became_unreadable(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     nft(THEIRS)
     await driver.open()
     clock.ahead_s = UNHEALTHY_AFTER_S - 10
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert driver.healthy()
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert not driver.healthy()
     nft("delete table inet fairlead")
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     assert driver.healthy()
 
 
-async def test_a_change_that_the_kernel_does_not_take(
+async def test_a_change_that_the_kernel_rejects_makes_the_driver_unhealthy(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     """The change is pending from its first request, although other Services are read and written in
     between."""
     await driver.open()
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     for clock.ahead_s in (0, UNHEALTHY_AFTER_S / 2, UNHEALTHY_AFTER_S - 10):
         with pytest.raises(Unavailable, match="another program has changed"):
-            await bring(driver, WEB)
-        await bring(driver, OTHER)
+            await reconcile(driver, WEB)
+        await reconcile(driver, OTHER)
         await driver.apply(driver.diff({}, await driver.read([OTHER.service])))
         await driver.read(None)
         assert driver.healthy()
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert not driver.healthy()
     nft(f"delete {IN_THE_WAY}")
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     assert driver.healthy()
 
 
-async def test_a_change_that_nobody_asks_for_any_more_is_forgotten(
+async def test_a_change_that_is_no_longer_requested_is_not_pending(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     clock.ahead_s = ABANDONED_AFTER_S + 1
     assert driver.healthy()
     # A new request starts a new time.
     await driver.read(None)
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
+        await reconcile(driver, WEB)
     assert driver.healthy()
     clock.ahead_s += UNHEALTHY_AFTER_S
     assert not driver.healthy()
 
 
-async def test_a_change_that_nobody_wants_any_more_is_over_once_that_is_seen(
+async def test_a_change_that_is_no_longer_desired_is_not_pending_after_a_read(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
-    await bring(driver, WEB)
+    await reconcile(driver, WEB)
     await driver.apply(driver.diff({}, await driver.read(None)))
     nft(f"add {IN_THE_WAY}")
     with pytest.raises(Unavailable):
-        await bring(driver, WEB)
-    assert await driver.read([WEB.service]) == {}  # the Service should be gone, and is
+        await reconcile(driver, WEB)
+    assert await driver.read([WEB.service]) == {}, "the Service is deleted, as desired"
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert driver.healthy()
 
 
-async def test_a_transaction_that_takes_long_counts_while_it_does(
+async def test_a_long_transaction_is_pending_while_it_lasts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     await driver.open()
-    bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
+    bringing = asyncio.create_task(reconcile(driver, *map(web, range(1, 3000))))
     await asyncio.sleep(0.01)
     assert driver.healthy()
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
@@ -187,14 +188,14 @@ async def test_a_transaction_that_takes_long_counts_while_it_does(
     assert driver.healthy()
 
 
-async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_parts(
+async def test_a_large_change_is_no_failure_while_the_kernel_accepts_its_parts(
     driver: NodeProxyDriver, clock: Clock
 ) -> None:
     """The change may take any time: a node must not be removed from load balancers because one
     Service is large."""
     await driver.open()
     netlink = Nfnetlink()
-    bringing = asyncio.create_task(bring(driver, *map(web, range(1, 3000))))
+    bringing = asyncio.create_task(reconcile(driver, *map(web, range(1, 3000))))
     for _ in range(3):
         before = netlink.generation()
         while netlink.generation() == before:
@@ -207,11 +208,9 @@ async def test_a_large_change_is_no_failure_as_long_as_the_kernel_takes_its_part
     assert driver.healthy()
 
 
-async def test_a_service_that_another_one_keeps_from_a_frontend_is_no_failure(
-    driver: NodeProxyDriver, clock: Clock
-) -> None:
+async def test_a_contested_frontend_is_no_failure(driver: NodeProxyDriver, clock: Clock) -> None:
     await driver.open()
     again = service(*(WEB.ports), name="another")
-    await bring(driver, WEB, again)
+    await reconcile(driver, WEB, again)
     clock.ahead_s = UNHEALTHY_AFTER_S + 1
     assert driver.healthy()

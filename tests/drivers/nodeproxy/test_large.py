@@ -30,8 +30,8 @@ pytestmark = pytest.mark.root
 HUGE, OTHER = ServiceKey("default", "huge"), ServiceKey("default", "other")
 PORTS = ENDPOINTS = 300
 FEW = 8
-"""Maximum number of transactions until the change of another Service is in the kernel: the present
-one, some before its pass begins, and its own."""
+"""The maximum number of transactions until the change of another Service is in the kernel: the
+present transaction, some before the pass of the Service begins, and its own."""
 
 
 def served(name: str, address: str, ports: int, pods: tuple[Backend, ...]) -> NodeService:
@@ -134,7 +134,9 @@ class Kernel:
                 await asyncio.sleep(0)
 
 
-async def test_an_event_of_another_service_does_not_wait_for_it(driver: NodeProxyDriver) -> None:
+async def test_a_change_of_another_service_does_not_wait_for_a_large_one(
+    driver: NodeProxyDriver,
+) -> None:
     kernel = Kernel()
     async with running(driver, other(1)) as cluster:
         began = kernel.transactions()
@@ -150,7 +152,7 @@ async def test_an_event_of_another_service_does_not_wait_for_it(driver: NodeProx
         assert kernel.transactions() - began > PORTS * ENDPOINTS // ELEMENTS_PER_TRANSACTION
         intents = {each.service: each for each in (huge(), other(3))}
         assert await driver.read(None) == driver.render(intents)
-        # All its elements are deleted in the same way.
+        # All elements of the large Service are deleted in the same way.
         del cluster.intents[HUGE]
         cluster.state.update_services({ObjectKey(*HUGE): None})
         before = kernel.transactions()
@@ -167,20 +169,20 @@ async def test_an_event_of_another_service_does_not_wait_for_it(driver: NodeProx
         assert await driver.read(None) == driver.render({OTHER: other(4)})
 
 
-async def test_a_start_completes_what_was_cut_short(driver: NodeProxyDriver) -> None:
+async def test_a_restart_completes_an_interrupted_change(driver: NodeProxyDriver) -> None:
     kernel = Kernel()
     async with running(driver, other(1)) as cluster:
         cluster.show(huge())
         await kernel.until_some(f"endpoints4_{ENDPOINTS}")
     assert kernel.count("cluster_ips4") == 1
-    heir = NodeProxyDriver(
+    successor = NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6), pod_cidrs=POD_CIDRS, service_cidrs=SERVICE_CIDRS
     )
-    await heir.open()
+    await successor.open()
     try:
-        await install(heir, huge(2), other(1))
-        assert await heir.read(None) == heir.render(
+        await install(successor, huge(2), other(1))
+        assert await successor.read(None) == successor.render(
             {each.service: each for each in (huge(2), other(1))}
         )
     finally:
-        await heir.close(remove=False)
+        await successor.close(remove=False)

@@ -1,5 +1,5 @@
-"""The treatment of packets on a node, by kube-proxy's own tables of scenarios (P1 to P11): real
-packets, both families."""
+"""Real packets through the rules of a node, in the cases of kube-proxy's own packet tests, for both
+address families. Comments name the upstream test from which the cases are taken."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -37,6 +37,19 @@ pytestmark = pytest.mark.root
 FAMILIES = ("IPv4", "IPv6")
 BOTH = frozenset({"local1", "remote1"})
 HERE = frozenset({"local1"})
+SOURCE_NAMES = {
+    "caller": "pod",
+    "local1": "endpoint",
+    "node": "node",
+    "client": "client",
+    "blocked": "client outside of the source ranges",
+}
+TARGET_NAMES = {
+    "cluster": "ClusterIP",
+    "balancer": "load-balancer address",
+    "external": "externalIP",
+    "node": "NodePort",
+}
 RANGES = ("192.168.0.0/24", " 203.0.113.0/25", "2001:db8::/64", "2001:db8:c::/64")
 
 
@@ -44,11 +57,14 @@ class Row(NamedTuple):
     """A call and its expected result: the set of pods that may answer (all must, in time), or
     REFUSED or SILENT."""
 
-    id: str
     source: str
     target: str
     outcome: frozenset[str] | str
     masqueraded: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{SOURCE_NAMES[self.source]} to {TARGET_NAMES[self.target]}"
 
 
 def destination(target: str, family: str) -> tuple[str, int]:
@@ -70,37 +86,38 @@ def check(site: Site, row: Row, family: str, *, protocol: str = "TCP") -> None:
         assert (
             site.call(row.source, address, number, protocol=protocol, timeout_s=timeout_s)
             == row.outcome
-        )
+        ), row.name
         return
     answered: set[str] = set()
     peers: set[str] = set()
     for _ in range(40):  # two pods are missed once in 2^39 runs
         seen = site.call(row.source, address, number, protocol=protocol)
-        assert isinstance(seen, Seen), seen
+        assert isinstance(seen, Seen), (row.name, seen)
         answered.add(seen.pod)
         peers.add(seen.peer)
         if answered >= row.outcome:
             break
-    assert answered == row.outcome
+    assert answered == row.outcome, row.name
     expected = (
         (NODE4 if family == "IPv4" else NODE6) if row.masqueraded else callers(family)(row.source)
     )
-    assert peers == {expected}
+    assert peers == {expected}, row.name
 
 
 def ids(rows: tuple[Row, ...]) -> list[str]:
-    return [row.id for row in rows]
+    return [row.name for row in rows]
 
 
+# TestNoEndpointsReject
 NO_ENDPOINTS = (
-    Row("P1.1", "caller", "cluster", REFUSED),
-    Row("P1.2", "client", "external", REFUSED),
-    Row("P1.3", "caller", "node", REFUSED),
-    Row("P1.4", "client", "node", REFUSED),
-    Row("P1.5", "caller", "balancer", REFUSED),
-    Row("P1.6", "client", "balancer", REFUSED),
-    Row("node to cluster IP", "node", "cluster", REFUSED),
-    Row("node to NodePort", "node", "node", REFUSED),
+    Row("caller", "cluster", REFUSED),
+    Row("client", "external", REFUSED),
+    Row("caller", "node", REFUSED),
+    Row("client", "node", REFUSED),
+    Row("caller", "balancer", REFUSED),
+    Row("client", "balancer", REFUSED),
+    Row("node", "cluster", REFUSED),
+    Row("node", "node", REFUSED),
 )
 
 
@@ -116,10 +133,12 @@ async def test_without_endpoints_every_call_is_refused(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_cluster_ip(site: Site, driver: NodeProxyDriver, family: str) -> None:
-    """P2.1 to P2.10: separate protocols and ports, target ports, hairpin, addresses without a
-    Service."""
-    first, second, nobody = (
+async def test_cluster_ips_are_served_by_port_and_protocol(
+    site: Site, driver: NodeProxyDriver, family: str
+) -> None:
+    """TestClusterIPGeneral: separate protocols and ports, target ports, hairpin, and an address
+    without a Service."""
+    first, second, unused = (
         ("172.30.0.41", "172.30.0.42", "172.30.0.50")
         if family == "IPv4"
         else ("2001:db8:30::41", "2001:db8:30::42", "2001:db8:30::50")
@@ -163,24 +182,27 @@ async def test_cluster_ip(site: Site, driver: NodeProxyDriver, family: str) -> N
     for protocol in ("UDP", "SCTP"):
         assert site.call("caller", second, 80, protocol=protocol) == REFUSED
     assert site.call("caller", first, 443) == REFUSED
-    assert site.call("caller", nobody, 80, timeout_s=1.0) == SILENT
+    assert site.call("caller", unused, 80, timeout_s=1.0) == SILENT
 
 
+# TestLoadBalancer. Source ranges apply to load-balancer addresses only.
 SOURCE_RANGES = (
-    Row("P3.1", "caller", "cluster", HERE),
-    Row("P3.2", "client", "node", HERE, True),
-    Row("P3.3", "blocked", "node", HERE, True),
-    Row("P3.4", "client", "balancer", HERE, True),
-    Row("P3.6", "blocked", "balancer", SILENT),
-    Row("P3.8", "caller", "balancer", SILENT),
-    Row("P3.10", "node", "balancer", HERE, True),
-    Row("externalIPs know no source ranges", "blocked", "external", HERE, True),
+    Row("caller", "cluster", HERE),
+    Row("client", "node", HERE, True),
+    Row("blocked", "node", HERE, True),
+    Row("client", "balancer", HERE, True),
+    Row("blocked", "balancer", SILENT),
+    Row("caller", "balancer", SILENT),
+    Row("node", "balancer", HERE, True),
+    Row("blocked", "external", HERE, True),
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("row", SOURCE_RANGES, ids=ids(SOURCE_RANGES))
-async def test_source_ranges(site: Site, driver: NodeProxyDriver, family: str, row: Row) -> None:
+async def test_source_ranges_apply_to_load_balancer_addresses_only(
+    site: Site, driver: NodeProxyDriver, family: str, row: Row
+) -> None:
     await install(
         driver,
         service(port(backends("local1", family=family), family=family), source_ranges=RANGES),
@@ -189,15 +211,15 @@ async def test_source_ranges(site: Site, driver: NodeProxyDriver, family: str, r
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("borne", ["the address", "another one"])
-async def test_a_node_that_bears_an_address_of_the_service_may_call_it(
-    site: Site, driver: NodeProxyDriver, borne: str, family: str
+@pytest.mark.parametrize("source_address", ["target address", "other address of the Service"])
+async def test_a_node_with_an_address_of_the_service_may_call_it(
+    site: Site, driver: NodeProxyDriver, source_address: str, family: str
 ) -> None:
-    """P3.12: the source is a load-balancer address of the Service. It is in no source range, but
-    allowed because the node is."""
+    """TestLoadBalancer: the source is a load-balancer address of the Service. No source range
+    contains it, but it is allowed because a range contains the node."""
     address, number = destination("balancer", family)
     length, other = (32, "198.51.100.11") if family == "IPv4" else (128, "2001:db8:f::11")
-    source = address if borne == "the address" else other
+    source = address if source_address == "target address" else other
     served = port(backends("local1", family=family), family=family, balancers=(address, other))
     await install(driver, service(served, source_ranges=RANGES))
     site.ip("node", f"address add {source}/{length} dev lo{' nodad' if family == 'IPv6' else ''}")
@@ -209,24 +231,26 @@ async def test_a_node_that_bears_an_address_of_the_service_may_call_it(
     assert seen in (Seen("local1", callers(family)("node")), Seen("local1", source))
 
 
+# TestExternalTrafficPolicyLocal
 EXTERNAL_LOCAL = (
-    Row("P5.1", "caller", "cluster", BOTH),
-    Row("P5.2", "caller", "external", BOTH),
-    Row("P5.3", "client", "external", HERE),
-    Row("P5.4", "caller", "balancer", BOTH),
-    Row("P5.5", "client", "balancer", HERE),
-    Row("P5.6", "caller", "node", BOTH),
-    Row("P5.7", "client", "node", HERE),
+    Row("caller", "cluster", BOTH),
+    Row("caller", "external", BOTH),
+    Row("client", "external", HERE),
+    Row("caller", "balancer", BOTH),
+    Row("client", "balancer", HERE),
+    Row("caller", "node", BOTH),
+    Row("client", "node", HERE),
 )
 
+# TestExternalTrafficPolicyCluster
 EXTERNAL_CLUSTER = (
-    Row("P6.1", "caller", "cluster", BOTH),
-    Row("P6.2", "caller", "external", BOTH, True),
-    Row("P6.3", "client", "external", BOTH, True),
-    Row("P6.4", "caller", "balancer", BOTH, True),
-    Row("P6.5", "client", "balancer", BOTH, True),
-    Row("P6.6", "caller", "node", BOTH, True),
-    Row("P6.7", "client", "node", BOTH, True),
+    Row("caller", "cluster", BOTH),
+    Row("caller", "external", BOTH, True),
+    Row("client", "external", BOTH, True),
+    Row("caller", "balancer", BOTH, True),
+    Row("client", "balancer", BOTH, True),
+    Row("caller", "node", BOTH, True),
+    Row("client", "node", BOTH, True),
 )
 
 
@@ -235,7 +259,7 @@ EXTERNAL_CLUSTER = (
 @pytest.mark.parametrize(
     ("policy", "rows"), [("Local", EXTERNAL_LOCAL), ("Cluster", EXTERNAL_CLUSTER)]
 )
-async def test_external_policy(
+async def test_the_external_traffic_policy_applies_to_clients_outside(
     site: Site,
     driver: NodeProxyDriver,
     family: str,
@@ -250,39 +274,40 @@ async def test_external_policy(
         check(site, row, family, protocol=protocol)
 
 
+# TestInternalExternalMasquerade, by internal and external traffic policy
 MATRIX = {
     ("Cluster", "Cluster"): (
-        Row("P7.1", "caller", "cluster", BOTH),
-        Row("P7.4", "caller", "node", BOTH, True),
-        Row("P7.7", "caller", "balancer", BOTH, True),
-        Row("P7.10", "node", "cluster", BOTH, True),
-        Row("P7.13", "node", "node", BOTH, True),
-        Row("P7.16", "node", "balancer", BOTH, True),
-        Row("P7.19", "client", "cluster", BOTH, True),
-        Row("P7.22", "client", "node", BOTH, True),
-        Row("P7.25", "client", "balancer", BOTH, True),
+        Row("caller", "cluster", BOTH),
+        Row("caller", "node", BOTH, True),
+        Row("caller", "balancer", BOTH, True),
+        Row("node", "cluster", BOTH, True),
+        Row("node", "node", BOTH, True),
+        Row("node", "balancer", BOTH, True),
+        Row("client", "cluster", BOTH, True),
+        Row("client", "node", BOTH, True),
+        Row("client", "balancer", BOTH, True),
     ),
     ("Cluster", "Local"): (
-        Row("P7.2", "caller", "cluster", BOTH),
-        Row("P7.5", "caller", "node", BOTH),
-        Row("P7.8", "caller", "balancer", BOTH),
-        Row("P7.11", "node", "cluster", BOTH, True),
-        Row("P7.14", "node", "node", BOTH, True),
-        Row("P7.17", "node", "balancer", BOTH, True),
-        Row("P7.20", "client", "cluster", BOTH, True),
-        Row("P7.23", "client", "node", HERE),
-        Row("P7.26", "client", "balancer", HERE),
+        Row("caller", "cluster", BOTH),
+        Row("caller", "node", BOTH),
+        Row("caller", "balancer", BOTH),
+        Row("node", "cluster", BOTH, True),
+        Row("node", "node", BOTH, True),
+        Row("node", "balancer", BOTH, True),
+        Row("client", "cluster", BOTH, True),
+        Row("client", "node", HERE),
+        Row("client", "balancer", HERE),
     ),
     ("Local", "Cluster"): (
-        Row("P7.3", "caller", "cluster", HERE),
-        Row("P7.6", "caller", "node", BOTH, True),
-        Row("P7.9", "caller", "balancer", BOTH, True),
-        Row("P7.12", "node", "cluster", HERE, True),
-        Row("P7.15", "node", "node", BOTH, True),
-        Row("P7.18", "node", "balancer", BOTH, True),
-        Row("P7.21", "client", "cluster", HERE, True),
-        Row("P7.24", "client", "node", BOTH, True),
-        Row("P7.27", "client", "balancer", BOTH, True),
+        Row("caller", "cluster", HERE),
+        Row("caller", "node", BOTH, True),
+        Row("caller", "balancer", BOTH, True),
+        Row("node", "cluster", HERE, True),
+        Row("node", "node", BOTH, True),
+        Row("node", "balancer", BOTH, True),
+        Row("client", "cluster", HERE, True),
+        Row("client", "node", BOTH, True),
+        Row("client", "balancer", BOTH, True),
     ),
 }
 
@@ -291,7 +316,7 @@ MATRIX = {
 @pytest.mark.parametrize(
     "policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}"
 )
-async def test_every_policy_from_everywhere(
+async def test_policies_determine_the_pods_and_the_source_address(
     site: Site, driver: NodeProxyDriver, family: str, policies: tuple[str, str]
 ) -> None:
     internal, external = policies
@@ -305,7 +330,7 @@ async def test_every_policy_from_everywhere(
 @pytest.mark.parametrize(
     "policies", MATRIX, ids=lambda policies: f"internal {policies[0]}, external {policies[1]}"
 )
-async def test_where_pods_are_told_by_their_interfaces(
+async def test_policies_with_pods_recognized_by_their_interfaces(
     site: Site, at_node: None, family: str, policies: tuple[str, str]
 ) -> None:
     """The same scenarios with one interface selected by its name, like a bridge, and others by a
@@ -326,8 +351,10 @@ async def test_where_pods_are_told_by_their_interfaces(
         await driver.close(remove=True)
 
 
-async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None:
-    """P4.4 and P4.5: another address of the node."""
+async def test_node_ports_answer_only_at_the_configured_addresses(
+    site: Site, at_node: None
+) -> None:
+    """TestNodePorts: a secondary address of the node, with and without configuration."""
     chosen, other = [NODE4], "192.168.1.2"
     driver = NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6),
@@ -353,17 +380,17 @@ async def test_node_ports_at_chosen_addresses(site: Site, at_node: None) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("told_by", ["networks", "interfaces"])
+@pytest.mark.parametrize("recognized_by", ["networks", "interfaces"])
 async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoint(
-    site: Site, at_node: None, told_by: str, family: str
+    site: Site, at_node: None, recognized_by: str, family: str
 ) -> None:
     """This holds with policy Local too. A pod of another node counts as an external client at every
     address of the node."""
-    gateways = GATEWAYS[family] if told_by == "interfaces" else GATEWAYS[family][:1]
+    gateways = GATEWAYS[family] if recognized_by == "interfaces" else GATEWAYS[family][:1]
     driver = NodeProxyDriver(
         node_addresses=lambda: (NODE4, NODE6),
         pod_cidrs=POD_CIDRS,
-        pod_interfaces=("vcaller", "vlocal*") if told_by == "interfaces" else (),
+        pod_interfaces=("vcaller", "vlocal*") if recognized_by == "interfaces" else (),
         node_port_addresses=lambda: (NODE4, NODE6, *gateways),
     )
     await driver.open()
@@ -384,65 +411,71 @@ async def test_a_pod_that_calls_a_node_port_at_its_gateway_reaches_every_endpoin
         await driver.close(remove=True)
 
 
-UNTOLD = (
-    Row(
-        "node to cluster IP", "node", "cluster", BOTH, True
-    ),  # the node's own address, with or without masquerading
-    Row("client to cluster IP", "client", "cluster", BOTH),
-    Row("pod to NodePort", "caller", "node", HERE),
-    Row("pod to balancer", "caller", "balancer", HERE),
+UNDETECTED = (
+    # The pod sees the node's address, with or without masquerading.
+    Row("node", "cluster", BOTH, True),
+    Row("client", "cluster", BOTH),
+    Row("caller", "node", HERE),
+    Row("caller", "balancer", HERE),
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_where_pods_cannot_be_told_from_others(
+async def test_policies_with_pods_not_distinguished_from_other_clients(
     site: Site, at_node: None, family: str
 ) -> None:
-    """P7 without a local detector."""
+    """TestInternalExternalMasquerade without a local detector."""
     driver = NodeProxyDriver(node_addresses=lambda: (NODE4, NODE6), pod_cidrs=())
     await driver.open()
     try:
         local1 = backends("local1", family=family)
         both = port(backends("local1", "remote1", family=family), family=family)
         await install(driver, service(both, external="Local"))
-        check(site, UNTOLD[0], family)
-        for row in UNTOLD[2:]:
+        check(site, UNDETECTED[0], family)
+        for row in UNDETECTED[2:]:
             check(site, row, family)
         # The answer to a client without masquerading must pass this node, so only local endpoints.
         await install(driver, service(port(local1, family=family), external="Local"))
-        check(site, UNTOLD[1]._replace(outcome=HERE), family)
+        check(site, UNDETECTED[1]._replace(outcome=HERE), family)
     finally:
         await driver.close(remove=True)
 
 
+# TestInternalTrafficPolicy
 INTERNAL = (
-    ("P10.1", "Cluster", ("local1",), ("remote1",), frozenset({"local1", "remote1"})),
-    ("P10.2", "Local", ("local1",), ("remote1",), frozenset({"local1"})),
-    ("P10.3", "Local", ("local1", "local2"), ("remote1",), frozenset({"local1", "local2"})),
-    ("P10.4", "Local", (), ("remote1",), SILENT),
+    ("Cluster: every pod", "Cluster", ("local1",), ("remote1",), frozenset({"local1", "remote1"})),
+    ("Local: the pod of the node", "Local", ("local1",), ("remote1",), frozenset({"local1"})),
+    (
+        "Local: all pods of the node",
+        "Local",
+        ("local1", "local2"),
+        ("remote1",),
+        frozenset({"local1", "local2"}),
+    ),
+    ("Local without pods on the node: silence", "Local", (), ("remote1",), SILENT),
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("case", INTERNAL, ids=[case[0] for case in INTERNAL])
-async def test_internal_policy(
+async def test_the_internal_traffic_policy_applies_to_cluster_ips(
     site: Site,
     driver: NodeProxyDriver,
     family: str,
     case: tuple[str, str, tuple[str, ...], tuple[str, ...], frozenset[str] | str],
 ) -> None:
-    name, policy, local, remote, outcome = case
+    _, policy, local, remote, outcome = case
     await install(
         driver,
         service(port(backends(*local, *remote, family=family), family=family), internal=policy),
     )
-    check(site, Row(name, "caller", "cluster", outcome), family)
+    check(site, Row("caller", "cluster", outcome), family)
     await install(driver, service(port((), family=family), internal=policy))
-    check(site, Row(name, "caller", "cluster", REFUSED), family)
+    check(site, Row("caller", "cluster", REFUSED), family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_local_without_local_endpoints_is_silent_outside_and_served_inside(
+async def test_policy_local_without_local_endpoints_drops_clients_outside_and_serves_pods_and_nodes(
     site: Site, driver: NodeProxyDriver, family: str
 ) -> None:
     await install(
@@ -450,9 +483,9 @@ async def test_local_without_local_endpoints_is_silent_outside_and_served_inside
     )
     remote = frozenset({"remote1"})
     for target in ("balancer", "node", "external"):
-        check(site, Row("outside", "client", target, SILENT), family)
-        check(site, Row("pod", "caller", target, remote), family)
-        check(site, Row("node", "node", target, remote, True), family)
+        check(site, Row("client", target, SILENT), family)
+        check(site, Row("caller", target, remote), family)
+        check(site, Row("node", target, remote, True), family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -464,22 +497,24 @@ async def test_a_pod_reaches_itself(
     await install(
         driver, service(port(backends("local1", family=family), family=family), external=policy)
     )
-    check(site, Row("hairpin", "local1", target, HERE, True), family)
+    check(site, Row("local1", target, HERE, True), family)
 
 
-async def test_node_ports_answer_on_the_primary_address_alone(
+async def test_node_ports_answer_only_at_the_primary_address(
     site: Site, driver: NodeProxyDriver
 ) -> None:
-    """P4.5 and P4.8: at a second address and at loopback, NodePorts are not served, and no process
-    listens."""
+    """TestNodePorts: NodePorts are not served at a secondary address and at the loopback address,
+    and no process listens there."""
     await install(driver, service(port(backends("local1"))))
     assert site.call("node", "127.0.0.1", NODE_PORT) == REFUSED
     assert site.call("caller", "192.168.1.2", NODE_PORT) == REFUSED
     assert site.call("node", NODE4, NODE_PORT) == Seen("local1", NODE4)
 
 
-async def test_ip_mode_proxy_leaves_the_node(site: Site, driver: NodeProxyDriver) -> None:
-    """P11.1: an ingress address that is not in the plan is not served by the node; here the router
+async def test_packets_for_an_address_with_ip_mode_proxy_leave_the_node(
+    site: Site, driver: NodeProxyDriver
+) -> None:
+    """An ingress address that is not in the plan is not served by the node; here the router
     answers for it."""
     address = "198.51.100.66"
     site.ip("router", f"address add {address}/32 dev lo")

@@ -1,5 +1,5 @@
-"""Space for tracked flows: the kernel counts a node's flows, and the limit is reported as too low
-while half of the table is free."""
+"""The limit of the conntrack table: it is reported as too low when more than half of the table is
+used."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ TRACK = (
         (1_000_000, "262144", ["2097152"]),
     ],
 )
-def test_a_table_that_is_more_than_half_full_is_to_grow(
+def test_a_conntrack_limit_below_twice_the_flows_is_harmful(
     flows: int, limit: str, found: list[str]
 ) -> None:
     assert [
@@ -39,7 +39,7 @@ def test_a_table_that_is_more_than_half_full_is_to_grow(
 
 
 @pytest.mark.root
-def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
+def test_a_node_requires_a_conntrack_limit_of_twice_its_flows() -> None:
     name = f"flt-{os.getpid()}-room"
     namespace.create(name)
     try:
@@ -62,8 +62,8 @@ def test_a_node_needs_room_for_twice_the_flows_that_it_has() -> None:
                 True,
                 False,
             )
-            # Every namespace can read the limit, so it is reported to a node in a namespace of its
-            # own too.
+            # The limit is also reported to a node in a separate namespace, because every namespace
+            # can read it.
             assert harmful_settings([requirement]) == ()
     finally:
         namespace.delete(name)

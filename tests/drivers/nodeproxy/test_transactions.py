@@ -1,5 +1,5 @@
-"""The division into transactions, and the Service that gets a contested frontend, without a
-kernel."""
+"""The division of changes into transactions, and the Service that gets a contested frontend,
+without a kernel."""
 
 from collections.abc import Mapping
 
@@ -55,8 +55,8 @@ def outcome(
     actual: dict[ServiceKey, Spec],
     created: dict[ServiceKey, str] | None = None,
 ) -> tuple[dict[ServiceKey, Spec], Resolution]:
-    """Return what the kernel holds after the resolved Changes. `created`: the times of creation;
-    other Services do not exist."""
+    """Return the content of the kernel after the resolved Changes. `created`: the times of
+    creation; other Services do not exist."""
     since = dict.fromkeys(desired, "") if created is None else created
     owners = {e.key: key for key, spec in actual.items() for e in frontends(spec)}
     told = resolve(actual, owners, difference(desired, actual), in_order_of(since))
@@ -83,7 +83,7 @@ X, Y, Z = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 
 @pytest.mark.parametrize(("created", "first"), [({A: "1", B: "1"}, A), ({A: "2", B: "1"}, B)])
 @pytest.mark.parametrize("had", [(), (A,), (B,)], ids=["nobody", "a", "b"])
-def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
+def test_the_service_with_precedence_gets_a_contested_frontend_and_the_other_all_its_others(
     had: tuple[ServiceKey, ...], created: dict[ServiceKey, str], first: ServiceKey
 ) -> None:
     """The older Service gets the frontend; of the same age, the first by name. Endpoints change at
@@ -98,7 +98,7 @@ def test_one_of_two_has_a_frontend_whoever_had_it_and_the_other_all_else(
     assert again == found
 
 
-def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_service() -> None:
+def test_an_unchanged_service_loses_a_frontend_to_a_service_with_precedence() -> None:
     actual, created = {B: at(B, X)}, {A: "1", B: "2"}
     owners = {e.key: B for e in frontends(actual[B])}
     told = resolve(actual, owners, difference({A: at(A, X)}, {}), in_order_of(created))
@@ -110,7 +110,7 @@ def test_who_has_a_frontend_loses_it_though_nothing_was_to_change_for_that_servi
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
-def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol) -> None:
+def test_precedence_is_decided_for_each_port_of_an_address(protocol: Protocol) -> None:
     """A and B share an address. A is older, and its status shows another port there."""
 
     def precedence_of(key: ServiceKey, address: str, port: str) -> Precedence:
@@ -131,8 +131,8 @@ def test_the_order_is_that_of_the_port_and_not_of_the_address(protocol: Protocol
 
 
 @pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])
-def test_a_cluster_ip_is_its_own_services(had: tuple[ServiceKey, ...]) -> None:
-    """An older Service that wants the address as another kind does not get it."""
+def test_a_cluster_ip_belongs_to_its_service(had: tuple[ServiceKey, ...]) -> None:
+    """An older Service that requests the address as another type does not get it."""
     own = "172.30.0.2"
     desired = {A: at(A, own), B: at(B, X)}
     found, told = outcome(desired, {key: desired[key] for key in had}, {A: "1", B: "2"})
@@ -140,8 +140,8 @@ def test_a_cluster_ip_is_its_own_services(had: tuple[ServiceKey, ...]) -> None:
     assert set(told.conflicts) == {A}
 
 
-def test_two_services_of_one_cluster_ip() -> None:
-    """An API server does not allow this. The set of ClusterIPs holds the address once."""
+def test_two_services_with_one_cluster_ip_share_its_ports() -> None:
+    """An API server does not permit this. The set of ClusterIPs contains the address once."""
     other = frozenset(e._replace(comment=str(B)) if e.comment else e for e in at(A, X))
     found, told = outcome({A: at(A, Y), B: other}, {})
     assert found == {
@@ -153,16 +153,15 @@ def test_two_services_of_one_cluster_ip() -> None:
     )
 
 
-def test_what_belongs_to_no_service_any_more_gives_way() -> None:
-    """Elements without the name of an owner, and elements of a Service that was deleted while no
-    process ran."""
+def test_elements_without_a_service_are_replaced() -> None:
+    """The elements have no owner, or belong to a Service that was deleted while no process ran."""
     for gone in (NO_SERVICE, A):
         found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
         assert found[B] == at(B, X)
         assert not told.conflicts
 
 
-def test_a_frontend_may_pass_on() -> None:
+def test_a_frontend_may_pass_to_another_service() -> None:
     assert outcome({B: at(B, X)}, {A: at(A, X)})[0] == {A: NOTHING, B: at(B, X)}
     crosswise = {A: at(A, Y), B: at(B, X)}
     found, told = outcome(crosswise, {A: at(A, X), B: at(B, Y)})
@@ -170,7 +169,7 @@ def test_a_frontend_may_pass_on() -> None:
     assert not told.conflicts
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_the_message_about_a_contested_frontend_names_both_services() -> None:
     _, told = outcome({A: at(A, X), B: at(B, X)}, {A: at(A, X)})
     (message,) = told.conflicts.values()
     assert message == (
@@ -179,8 +178,9 @@ def test_what_is_wrong_is_said() -> None:
     )
 
 
-def test_services_that_pass_frontends_on_go_together() -> None:
-    """The two are in one batch, also with many other Services that would come between them."""
+def test_services_that_exchange_a_frontend_are_in_one_transaction() -> None:
+    """The two Services are in one batch, also with many other Services that would come between
+    them."""
     between = [ServiceKey("default", f"a{number:04}") for number in range(600)]
     going = {
         key: frozenset(e._replace(key=f"{key.name}.{e.key}") for e in at(A, X, Y))
@@ -192,7 +192,7 @@ def test_services_that_pass_frontends_on_go_together() -> None:
     assert len([part for part in parts if {A, B, C} & {change.service for change in part}]) == 1
 
 
-def test_what_is_so_already_is_left_out() -> None:
+def test_elements_that_exist_already_are_not_written() -> None:
     changes = difference({A: at(A, X)}, {})
     assert effective({}, changes) == list(changes)
     assert effective({A: at(A, X)}, changes) == []
@@ -202,7 +202,7 @@ def test_what_is_so_already_is_left_out() -> None:
     )
 
 
-def test_services_stay_whole_and_those_that_give_something_up_go_first() -> None:
+def test_services_are_not_divided_and_those_that_lose_a_frontend_come_first() -> None:
     changes: list[Change] = []
     for number in range(1200):
         key = ServiceKey("default", f"s{number:04}")
@@ -241,7 +241,7 @@ def huge(first: int, endpoints: int, ports: int = 60, external: str = "Cluster")
     )
 
 
-def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str, object]:
+def reached_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str, object]:
     """Return all elements that a packet to this frontend encounters."""
     found: dict[str, object] = {
         name: elements[name, frontend].value
@@ -271,10 +271,10 @@ def met_at(elements: dict[tuple[str, str], Element], frontend: str) -> dict[str,
     ],
     ids=["new", "gone", "one more", "others", "another policy", "more ports"],
 )
-def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(
+def test_every_frontend_is_complete_after_each_part_of_a_divided_service(
     before: Spec, after: Spec
 ) -> None:
-    """If the sequence is interrupted anywhere, for example by kill -9, packets encounter the old or
+    """If the sequence is interrupted anywhere, for example by SIGKILL, packets encounter the old or
     the new state of a frontend."""
     parts = list(batches(difference({A: after}, {A: before})))
     elements, wanted = ({(e.map, e.key): e for e in spec} for spec in (before, after))
@@ -283,7 +283,8 @@ def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(
     assert len(parts) > 2
     for part in parts:
         assert sum(len(change.elements) for change in part) <= ELEMENTS_PER_TRANSACTION
-        for change in part:  # like the kernel: deletions first
+        # Like in the kernel, deletions come first.
+        for change in part:
             for element in change.elements if change.verb == "delete" else ():
                 del elements[element.map, element.key]
         for change in part:
@@ -291,5 +292,8 @@ def test_of_a_service_that_comes_in_parts_every_frontend_is_whole_after_each(
                 assert (element.map, element.key) not in elements
                 elements[element.map, element.key] = element
         for frontend in names:
-            assert met_at(elements, frontend) in (met_at(had, frontend), met_at(wanted, frontend))
+            assert reached_at(elements, frontend) in (
+                reached_at(had, frontend),
+                reached_at(wanted, frontend),
+            )
     assert elements == wanted

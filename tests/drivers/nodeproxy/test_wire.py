@@ -1,5 +1,5 @@
-"""Elements as bytes: the kernel gets the same bytes as from nft, and reading returns the same
-elements."""
+"""Elements as bytes: they equal the bytes that nft sends to the kernel, and reading them returns
+the same elements."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ frontends = st.one_of(
 
 
 @given(frontends, ipv4, ipv6, ports, st.integers(0, 999))
-def test_an_element_comes_back_as_it_was(
+def test_an_encoded_element_is_decoded_unchanged(
     frontend: tuple[str, str], four: str, six: str, port: int, slot: int
 ) -> None:
     family, key = frontend
@@ -52,7 +52,7 @@ def test_an_element_comes_back_as_it_was(
         assert [decode(element.map, each) for each in listed(body)] == [element]
 
 
-def test_what_is_too_much_for_one_message_comes_in_several() -> None:
+def test_elements_are_divided_over_several_messages() -> None:
     elements = [
         Element("flows4", f"192.0.2.1 . 17 . 53 . 10.0.{number // 250}.{number % 250} . 53")
         for number in range(4000)
@@ -64,7 +64,7 @@ def test_what_is_too_much_for_one_message_comes_in_several() -> None:
 
 
 @pytest.mark.root
-async def test_nft_lists_what_was_written_and_writes_what_is_read(driver: NodeProxyDriver) -> None:
+async def test_elements_are_exchanged_with_nft_unchanged(driver: NodeProxyDriver) -> None:
     services = without_external_ips(*EVERYTHING)
     await install(driver, *services)
     desired = driver.render({each.service: each for each in services})

@@ -16,7 +16,7 @@ from fairlead.lab import namespace
 
 @pytest.fixture
 def inside() -> Iterator[None]:
-    """Run the test in a network namespace of its own."""
+    """Run the test in a separate network namespace."""
     name = f"flt-{os.getpid()}-proxy"
     namespace.create(name)
     try:
@@ -35,7 +35,8 @@ def folder() -> Iterator[Path]:
     pids = path / "h" / "haproxy.pid"
     for pid in (
         pids.read_text().split() if pids.exists() else ()
-    ):  # a test that failed has not ended it
+        # A failed test has not stopped it.
+    ):
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGTERM)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,11 +1,12 @@
-"""Test site: nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for
-them."""
+"""A test site: nodes that answer at 127.0.1.x, a client, and LoadBalancers of class proxy for the
+nodes."""
 
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -72,10 +73,11 @@ def address_of(node: str) -> str:
     return f"127.0.1.{node.removeprefix('node')}"
 
 
-async def bring(
+async def reconcile(
     driver: ProxyDriver, *balancers: LoadBalancer, gone: Sequence[ServiceKey] = ()
 ) -> Mapping[ServiceKey, Outcome]:
-    """Do what the loop does for these Services, and wait where the loop would retry later."""
+    """Reconcile these Services like the loop. Wait and repeat if the driver reports that it
+    waits."""
     intents = {each.service: each for each in balancers}
     while True:
         changes = driver.diff(driver.render(intents), await driver.read([*intents, *gone]))
@@ -177,20 +179,20 @@ def _answerer(node: str):  # type: ignore[no-untyped-def]
     return answer
 
 
-class Talk(msgspec.Struct):
+class ClientConnection(msgspec.Struct):
     """A client's connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def start(cls, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> "Talk":
+    async def start(cls, address: str = VIP, port: int = 80, source: str = "127.0.0.1") -> Self:
         local = ("::1" if ":" in address else source, 0)
         return cls(
             *await asyncio.wait_for(asyncio.open_connection(address, port, local_addr=local), 5)
         )
 
-    async def ask(self, line: str = "x") -> list[str]:
+    async def request(self, line: str = "x") -> list[str]:
         """Return the words of the answer; none if the connection is closed."""
         self.writer.write(f"{line}\n".encode())
         return (await asyncio.wait_for(self.reader.readline(), 10)).decode().split()
@@ -199,15 +201,15 @@ class Talk(msgspec.Struct):
         self.writer.close()
 
 
-async def asked(
+async def new_answers(
     times: int = 1, address: str = VIP, port: int = 80, source: str = "127.0.0.1"
 ) -> list[list[str]]:
-    """Return the answers over new connections; no words for a connection that was refused."""
+    """Return the answers over new connections; an empty list for a refused connection."""
     answers = []
     for _ in range(times):
         try:
-            talk = await Talk.start(address, port, source)
-            answers.append(await talk.ask())
+            talk = await ClientConnection.start(address, port, source)
+            answers.append(await talk.request())
             talk.end()
         except ConnectionResetError:
             answers.append([])
@@ -218,7 +220,7 @@ async def asked(
 async def opened(
     folder: Path, old_workers: int = 0, requeue: Requeue = no_requeue
 ) -> AsyncIterator[ProxyDriver]:
-    """Run a driver that has read the present state; remove everything at the end."""
+    """Run a driver that has read the present state. Remove everything at the end."""
     driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, requeue=requeue)
     await driver.read(None)
     try:

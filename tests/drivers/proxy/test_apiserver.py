@@ -1,5 +1,5 @@
-"""Tests of the API server balancer that need no API server (see also
-tests/e2e/test_apiserver_balanced.py)."""
+"""Tests of the API server balancer that need no API server. See
+tests/e2e/test_apiserver_balanced.py for the others."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ CONFIG = ApiServerConfig(addresses=(VIP,), servers=("127.0.0.1:7443", "[::1]:744
 
 
 async def answers(address: str, port: int = 6443) -> bool:
-    """Whether a connection is accepted."""
+    """Return whether a connection is accepted."""
     try:
         async with asyncio.timeout(0.3):
             _, writer = await asyncio.open_connection(address, port)
@@ -37,7 +37,7 @@ def command(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def test_haproxy_accepts_it_with_thousands_of_ranges_of_both_families(folder: Path) -> None:
+def test_haproxy_accepts_an_api_server_balancer_with_thousands_of_ranges(folder: Path) -> None:
     ranges = tuple(f"10.{at >> 8}.{at & 255}.0/24" for at in range(2000)) + tuple(
         f"2001:db8:{at:x}::/48" for at in range(2000)
     )
@@ -54,14 +54,17 @@ def test_haproxy_accepts_it_with_thousands_of_ranges_of_both_families(folder: Pa
     assert all(f" {each}" in text for each in ranges)
 
 
-async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> None:
+async def test_the_balancer_starts_outlives_its_process_changes_and_is_removed(
+    folder: Path,
+) -> None:
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
     async with other:
         balancer = ApiServerBalancer(CONFIG, folder)
         await balancer.ensure()
         assert await answers(VIP)
         assert not await answers(VIP, 2222)
-        assert await localroutes.present() == set()  # the routes of Services have another number
+        # The routes of Services have another protocol number.
+        assert await localroutes.present() == set()
         pid = balancer.haproxy.master_pid()
         assert pid is not None
 
@@ -90,7 +93,7 @@ async def test_it_comes_outlives_its_keeper_changes_and_goes(folder: Path) -> No
 
 
 @pytest.mark.parametrize("address", [VIP, "2001:db8::5"])
-async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
+async def test_only_the_port_is_used_of_an_address_that_the_host_has(
     folder: Path, address: str
 ) -> None:
     command("ip", "address", "add", address, "dev", "lo", "nodad")
@@ -107,7 +110,7 @@ async def test_of_an_address_that_the_host_has_only_the_port_is_taken(
         assert (await answers(address), await answers(address, 2222)) == (False, True)
 
 
-async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
+async def test_removed_rules_routes_and_addresses_are_restored(folder: Path) -> None:
     """Another program removes all rules of the host, our table, our route, or the address of the
     interface, which the balancer then replaces by a route."""
     other = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 2222)
@@ -133,14 +136,20 @@ async def test_what_somebody_takes_away_comes_back(folder: Path) -> None:
         await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, False)
         command(
-            "ip", "address", "add", VIP, "dev", "lo"
-        )  # as after a new configuration of its network
+            "ip",
+            "address",
+            "add",
+            VIP,
+            "dev",
+            "lo",
+            # This corresponds to a new configuration of the host's network.
+        )
         await balancer.ensure()
         assert (await answers(VIP), await answers(VIP, 2222)) == (True, True)
         await balancer.remove()
 
 
-async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
+async def test_correct_rules_are_not_written_again(folder: Path) -> None:
     """Unneeded changes would make every program that lists the kernel's rules start over."""
     balancer = ApiServerBalancer(CONFIG, folder)
     await balancer.ensure()
@@ -150,7 +159,7 @@ async def test_what_is_as_it_should_be_is_left_alone(folder: Path) -> None:
     await balancer.remove()
 
 
-async def test_what_cannot_be_is_tried_again(folder: Path) -> None:
+async def test_a_failed_start_is_repeated(folder: Path) -> None:
     balancer = ApiServerBalancer(CONFIG, folder)
     async with await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 6443):
         await balancer.ensure()

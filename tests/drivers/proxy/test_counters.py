@@ -41,7 +41,7 @@ ROWS = [
 ]
 
 
-def test_a_worker_that_is_replaced_takes_nothing_away() -> None:
+def test_counters_do_not_decrease_when_a_worker_is_replaced() -> None:
     counters = ProxyCounters()
     traffic = traffic_of(ROWS, {"a": WEB})
     assert traffic == {WEB: ProxyTraffic(5, 2, 10, 20, 1, 3)}
@@ -64,11 +64,11 @@ def test_a_worker_that_is_replaced_takes_nothing_away() -> None:
     assert counters.services() == {}
 
 
-def test_commands_go_in_as_few_lines_as_can_be() -> None:
+def test_commands_are_combined_into_few_lines() -> None:
     lines = list(joined("x" * 1000 for _ in range(20)))
     assert [len(line) for line in lines] == [8007, 8007, 4003]
     assert list(joined([])) == []
 
 
-def test_what_is_no_list_of_servers_has_none() -> None:
+def test_an_error_message_contains_no_servers() -> None:
     assert list(read_servers("No such backend.\n")) == []

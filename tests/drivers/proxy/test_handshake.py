@@ -1,5 +1,5 @@
-"""The handshake of a real HAProxy with members: data goes with its last packet, and no side waits
-needlessly, whether the client or the server speaks first."""
+"""The handshake of a real HAProxy with members: the last packet contains data, and no side waits
+needlessly, whether the client or the server sends first."""
 
 import asyncio
 import socket
@@ -13,11 +13,11 @@ from tests.drivers.proxy.site import (
     NODE_PORT,
     VIP,
     address_of,
-    asked,
     balancer,
-    bring,
+    new_answers,
     nodes,
     opened,
+    reconcile,
 )
 
 from fairlead.model import ProxyHeader, ProxySettings
@@ -35,7 +35,7 @@ WITHIN_S = 60
 
 @asynccontextmanager
 async def greeters(header: ProxyHeader) -> AsyncIterator[None]:
-    """Run a server on node1 that speaks first, after it has received the header."""
+    """Run a server on node1 that sends first, after it has received the header."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if header == "v2":
@@ -66,16 +66,16 @@ def openings(frames: list[bytes]) -> list[int]:
     return list(found.values())
 
 
-async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
-    """The header always goes with the last packet of the handshake, unless HAProxy does not run
-    within 40 ms, after which the kernel sends an empty packet. Without the option the kernel would
-    always send an empty packet first."""
+async def test_the_header_is_sent_with_the_last_packet_of_the_handshake(folder: Path) -> None:
+    """The header is always in the last packet of the handshake, unless HAProxy does not run within
+    40 ms; then the kernel sends an empty packet. Without the socket option the kernel would always
+    send an empty packet first."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES)) as wire:
         wire.setblocking(False)
         wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
         async with nodes("node1"), opened(folder) as driver:
-            await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
-            assert {node for node, _, _ in await asked(TRIES)} == {"node1"}
+            await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(header="v2")))
+            assert {node for node, _, _ in await new_answers(TRIES)} == {"node1"}
         frames = []
         while True:
             try:
@@ -90,11 +90,11 @@ async def test_the_header_goes_with_the_handshake(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "v1", "v2"])
-async def test_a_server_speaks_first_and_a_client_waits_for_it(
+async def test_a_client_may_wait_for_a_server_that_speaks_first(
     folder: Path, header: ProxyHeader
 ) -> None:
     async with greeters(header), opened(folder) as driver, asyncio.timeout(WITHIN_S):
-        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(header=header)))
+        await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(header=header)))
         reader, writer = await asyncio.open_connection(VIP, 80, local_addr=("127.0.0.1", 0))
         assert await reader.readline() == b"220 node1\r\n"
         writer.write(b"helo\n")

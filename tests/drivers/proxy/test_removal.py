@@ -1,5 +1,5 @@
-"""`fairlead gateway --cleanup` removes what remains after a container ended together with its
-HAProxy and its folder."""
+"""`fairlead gateway --cleanup` removes what remains after a container has ended together with its
+HAProxy and its directory."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from structlog.testing import capture_logs
-from tests.drivers.proxy.site import VIP, balancer, bring
+from tests.drivers.proxy.site import VIP, balancer, reconcile
 
 from fairlead.config import ApiServerConfig, Config, GatewayConfig
 from fairlead.drivers.proxy import ProxyDriver
@@ -41,7 +41,7 @@ def rules() -> str:
     ).stdout
 
 
-async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> None:
+async def test_cleanup_removes_everything_whether_haproxy_runs_or_not(folder: Path) -> None:
     section = GatewayConfig(
         proxy_path=str(folder), pin_path=str(folder.parent / "pins"), api_server=API
     )
@@ -52,7 +52,7 @@ async def test_what_is_left_goes_whether_haproxy_runs_or_not(folder: Path) -> No
     for running in (True, False):
         driver, api = ProxyDriver(folder), apiserver_balancer(config)
         await driver.read(None)
-        await bring(driver, balancer({"node1": 1}))
+        await reconcile(driver, balancer({"node1": 1}))
         await api.ensure()
         assert await routes() == {VIP, *API.addresses}
         assert rules().count("table inet fairlead_") == 2

@@ -107,7 +107,7 @@ VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20
 
 
 def accepted(text: str, folder: Path) -> str:
-    """Return HAProxy's complaints about a configuration."""
+    """Return HAProxy's error messages about a configuration."""
     path = folder / "haproxy.cfg"
     path.write_text(text)
     run = subprocess.run(
@@ -176,7 +176,7 @@ SERVICES = st.tuples(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(SERVICES, min_size=1, max_size=12), st.data())
-def test_haproxy_accepts_whatever_services_say_and_others_keep_their_part(
+def test_haproxy_accepts_any_service_which_changes_only_its_own_sections(
     folder: Path,
     services: list[tuple[dict[str, str], tuple[str, ...], bool, bool]],
     data: st.DataObject,
@@ -203,7 +203,7 @@ def parts(text: str, *, but: ServiceKey) -> list[str]:
     return [each for each in sections if not each.startswith(f"{but.namespace}.{but.name}.")]
 
 
-def test_a_text_says_what_it_was_made_from(folder: Path) -> None:
+def test_the_services_of_a_configuration_are_read_from_its_text(folder: Path) -> None:
     settings = ProxySettings("v2", False, "source", 1, 2, 3, 4, 5, MemberChecks())
     specs = specs_of({WEB: balancer({"node1": 1}, addresses=(VIP, VIP6), settings=settings)})
     text = render(specs, Paths(str(folder)))
@@ -215,7 +215,7 @@ def test_a_text_says_what_it_was_made_from(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client_ms", "member_ms", "asked"),
+    ("client_ms", "member_ms", "enabled"),
     [
         (3_600_000, 3_600_000, []),
         (0, 1, ["clitcpka"]),
@@ -223,15 +223,15 @@ def test_a_text_says_what_it_was_made_from(folder: Path) -> None:
         (0, 0, ["clitcpka", "srvtcpka"]),
     ],
 )
-def test_who_is_silent_for_long_is_asked_where_no_time_out_comes_first(
-    client_ms: int, member_ms: int, asked: list[str]
+def test_tcp_keepalive_is_enabled_on_sides_with_a_long_or_no_timeout(
+    client_ms: int, member_ms: int, enabled: list[str]
 ) -> None:
     settings = ProxySettings(client_ms=client_ms, member_ms=member_ms)
     text = render(specs_of({WEB: balancer({"node1": 1}, settings=settings)}), Paths("/run/h"))
-    assert [line.split()[1] for line in text.splitlines() if "tcpka" in line] == asked
+    assert [line.split()[1] for line in text.splitlines() if "tcpka" in line] == enabled
 
 
-def test_names_and_numbers() -> None:
+def test_names_of_sections_and_numbers_of_servers() -> None:
     assert section_name(WEB, ProxyKey(VIP6, 80)) == "default.web.80.2001:db8:f::7"
     number = server_id("node1")
     assert server_id("node1", {number}) == number + 1
@@ -261,7 +261,7 @@ def test_source_ranges_fill_lines_and_then_a_file(folder: Path, ranges: int, lin
     assert (str(listed) in text) != bool(lines)
 
 
-def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_haproxy_looks_up(
+def test_no_list_of_ranges_makes_haproxy_search_all_previous_lists(
     folder: Path,
 ) -> None:
     """HAProxy compares the file name or explicit number of each list with those of all previous
@@ -284,7 +284,7 @@ def test_of_thousands_of_services_with_dozens_of_ranges_none_has_a_list_that_hap
     assert accepted(text, folder) == ""
 
 
-def test_five_thousand_services_of_both_families_with_all_there_is_to_ask_for(folder: Path) -> None:
+def test_haproxy_accepts_five_thousand_services_with_every_setting(folder: Path) -> None:
     draw = Random(1)
 
     def asking(number: int) -> LoadBalancer:

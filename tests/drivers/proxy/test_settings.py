@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.drivers.proxy.site import (
-    Talk,
-    asked,
+    ClientConnection,
     balancer,
-    bring,
     connections,
     counted,
+    new_answers,
     nodes,
     opened,
+    reconcile,
     until,
 )
 
@@ -33,45 +33,45 @@ async def test_silence_ends_connections_that_began_under_the_limit(
     folder: Path, shorter: ProxySettings
 ) -> None:
     async with nodes("node1"), opened(folder) as driver:
-        await bring(driver, balancer({"node1": 1}))
-        before = await Talk.start()
-        assert await before.ask() == ["node1", "-", "x"]
-        await bring(driver, balancer({"node1": 1}, settings=shorter))
-        after = await Talk.start()
-        assert await after.ask() == ["node1", "-", "x"]
+        await reconcile(driver, balancer({"node1": 1}))
+        before = await ClientConnection.start()
+        assert await before.request() == ["node1", "-", "x"]
+        await reconcile(driver, balancer({"node1": 1}, settings=shorter))
+        after = await ClientConnection.start()
+        assert await after.request() == ["node1", "-", "x"]
         with suppress(ConnectionError):
             assert await asyncio.wait_for(after.reader.read(), 10) == b""
-        assert await before.ask() == ["node1", "-", "x"]
+        assert await before.request() == ["node1", "-", "x"]
         before.end()
 
 
-async def test_a_member_that_says_nothing_is_passed_over(folder: Path) -> None:
+async def test_a_silent_member_is_skipped_after_the_connect_timeout(folder: Path) -> None:
     with Nftables() as nft:
         nft.run(
             "table inet silence { chain input { type filter hook input priority 0; ip daddr "
             "127.0.1.9 drop; }; }"
         )
     async with nodes("node1"), opened(folder) as driver:
-        await bring(
+        await reconcile(
             driver, balancer({"node1": 1, "node9": 1}, settings=ProxySettings(connect_ms=100))
         )
-        assert await asked(4) == [["node1", "-", "x"]] * 4
+        assert await new_answers(4) == [["node1", "-", "x"]] * 4
 
 
 async def test_more_connections_than_the_limit_wait(folder: Path) -> None:
     async with nodes("node1"), opened(folder) as driver:
-        await bring(driver, balancer({"node1": 1}))
-        await bring(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=1)))
-        first, second = await Talk.start(), await Talk.start()
-        assert await first.ask() == ["node1", "-", "x"]
-        waiting = asyncio.ensure_future(second.ask())
+        await reconcile(driver, balancer({"node1": 1}))
+        await reconcile(driver, balancer({"node1": 1}, settings=ProxySettings(connection_limit=1)))
+        first, second = await ClientConnection.start(), await ClientConnection.start()
+        assert await first.request() == ["node1", "-", "x"]
+        waiting = asyncio.ensure_future(second.request())
         assert not (await asyncio.wait([waiting], timeout=0.3))[0]
         first.end()
         assert await waiting == ["node1", "-", "x"]
         second.end()
 
 
-async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(
+async def test_a_connection_is_passed_on_after_the_inspection_delay(
     folder: Path,
 ) -> None:
     """The delay applies to clients that send data and to silent ones. Until it ends no node gets
@@ -88,26 +88,26 @@ async def test_a_connection_is_passed_on_when_it_has_been_inspected_for_so_long(
         async def passed_on(count: int) -> bool:
             return await connections(driver) == {"node1": count}
 
-        await bring(driver, inspecting(0))
-        silent = await Talk.start()
+        await reconcile(driver, inspecting(0))
+        silent = await ClientConnection.start()
         await until(lambda: passed_on(1))
-        assert await silent.ask() == ["node1", "-", "x"]
+        assert await silent.request() == ["node1", "-", "x"]
 
-        await bring(driver, inspecting(3_600_000))
-        held = [await Talk.start() for _ in range(2)]
-        answer = asyncio.ensure_future(held[0].ask())  # the other client sends nothing
+        await reconcile(driver, inspecting(3_600_000))
+        held = [await ClientConnection.start() for _ in range(2)]
+        answer = asyncio.ensure_future(held[0].request())  # the other client sends nothing
         await until(lambda: come(2))
         assert not (await asyncio.wait([answer], timeout=0.3))[0]
         assert await passed_on(0)
-        assert await silent.ask() == ["node1", "-", "x"]
+        assert await silent.request() == ["node1", "-", "x"]
 
-        await bring(driver, inspecting(100))
-        slow = await Talk.start()
+        await reconcile(driver, inspecting(100))
+        slow = await ClientConnection.start()
         await until(lambda: passed_on(1))
-        assert await slow.ask() == ["node1", "-", "x"]
-        assert await asked() == [["node1", "-", "x"]]
+        assert await slow.request() == ["node1", "-", "x"]
+        assert await new_answers() == [["node1", "-", "x"]]
         assert not answer.done()  # the connection keeps the settings with which it began
-        assert await silent.ask() == ["node1", "-", "x"]
+        assert await silent.request() == ["node1", "-", "x"]
 
         held[0].end()
         with suppress(ConnectionError):

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from tests.drivers.proxy.site import (
     VIP,
-    Talk,
+    ClientConnection,
     address_of,
-    asked,
     balancer,
-    bring,
     connections,
+    new_answers,
     nodes,
     opened,
+    reconcile,
     until,
 )
 from tests.makers import make_service, make_slice
@@ -44,43 +44,45 @@ def planned(pods: Mapping[str, tuple[int, str]]) -> LoadBalancer:
     return plan_load_balancer(make_service(), [make_slice(rows)], NODES, (VIP,), PROXY)
 
 
-async def test_pods_weigh_and_nodes_whose_pods_end_get_nothing_new(folder: Path) -> None:
+async def test_nodes_get_connections_by_pods_and_none_while_their_pods_terminate(
+    folder: Path,
+) -> None:
     async with nodes("node1", "node2"), opened(folder) as driver:
 
         async def only_held() -> bool:
             return await connections(driver, "scur") == {"node1": 30, "node2": 10}
 
-        await bring(driver, planned({"node1": (3, "ready"), "node2": (1, "ready")}))
-        talks = [await Talk.start() for _ in range(40)]
-        answers = [await talk.ask() for talk in talks]
+        await reconcile(driver, planned({"node1": (3, "ready"), "node2": (1, "ready")}))
+        talks = [await ClientConnection.start() for _ in range(40)]
+        answers = [await talk.request() for talk in talks]
         assert await connections(driver) == {"node1": 30, "node2": 10}
 
-        await bring(driver, planned({"node1": (3, "draining"), "node2": (1, "ready")}))
-        assert [answer[0] for answer in await asked(20)] == ["node2"] * 20
+        await reconcile(driver, planned({"node1": (3, "draining"), "node2": (1, "ready")}))
+        assert [answer[0] for answer in await new_answers(20)] == ["node2"] * 20
         assert await connections(driver) == {"node1": 30, "node2": 30}
         await until(only_held)
-        assert [await talk.ask() for talk in talks] == answers
+        assert [await talk.request() for talk in talks] == answers
 
-        await bring(driver, planned({"node1": (1, "ready"), "node2": (1, "draining")}))
-        assert [answer[0] for answer in await asked(10)] == ["node1"] * 10
+        await reconcile(driver, planned({"node1": (1, "ready"), "node2": (1, "draining")}))
+        assert [answer[0] for answer in await new_answers(10)] == ["node1"] * 10
         # If all pods are terminating, they serve while they can.
-        await bring(driver, planned({"node1": (1, "draining"), "node2": (1, "draining")}))
-        assert {answer[0] for answer in await asked(10)} == {"node1", "node2"}
-        assert [await talk.ask() for talk in talks] == answers
+        await reconcile(driver, planned({"node1": (1, "draining"), "node2": (1, "draining")}))
+        assert {answer[0] for answer in await new_answers(10)} == {"node1", "node2"}
+        assert [await talk.request() for talk in talks] == answers
         for talk in talks:
             talk.end()
 
 
-class Held:
+class OpenConnections:
     """Connections that stay open, by node."""
 
     def __init__(self) -> None:
-        self.talks: list[tuple[str, Talk]] = []
+        self.talks: list[tuple[str, ClientConnection]] = []
 
     async def more(self, count: int, source: str = "127.0.0.1") -> None:
         for _ in range(count):
-            talk = await Talk.start(source=source)
-            self.talks.append(((await talk.ask())[0], talk))
+            talk = await ClientConnection.start(source=source)
+            self.talks.append(((await talk.request())[0], talk))
 
     def end(self, node: str) -> None:
         for one, talk in self.talks:
@@ -89,15 +91,15 @@ class Held:
         self.talks = [(one, talk) for one, talk in self.talks if one != node]
 
 
-async def test_methods_choose_as_they_are_called_and_take_over_on_a_live_service(
+async def test_a_changed_balancing_method_applies_to_a_live_service(
     folder: Path,
 ) -> None:
-    held = [Held(), Held(), Held()]
+    held = [OpenConnections(), OpenConnections(), OpenConnections()]
     in_turn, fewest, by_client = held
     async with nodes("node1", "node2"), opened(folder) as driver:
 
         async def change(method: ProxyMethod, node1: int, node2: int) -> None:
-            await bring(
+            await reconcile(
                 driver,
                 balancer({"node1": node1, "node2": node2}, settings=ProxySettings(method=method)),
             )
@@ -134,5 +136,5 @@ async def test_methods_choose_as_they_are_called_and_take_over_on_a_live_service
         assert set(chosen) == {"node1", "node2"}
 
         for node, talk in (one for each in held for one in each.talks):
-            assert await talk.ask() == [node, "-", "x"]
+            assert await talk.request() == [node, "-", "x"]
             talk.end()

@@ -37,7 +37,7 @@ PLAIN = specs(balancer({"node1": 2, "node2": 1}))
         (balancer({"node1": 2, "node2": 1}, port=81), [SetListener, RemoveListener]),
     ],
 )
-def test_only_what_the_process_cannot_change_needs_a_reload(
+def test_only_changes_that_haproxy_cannot_make_at_run_time_need_a_reload(
     wanted: LoadBalancer, steps: list[type]
 ) -> None:
     changes = diff(specs(wanted), PLAIN)
@@ -45,13 +45,13 @@ def test_only_what_the_process_cannot_change_needs_a_reload(
     assert after(PLAIN, changes) == specs(wanted)
 
 
-def test_ranges_that_are_others_need_no_reload() -> None:
+def test_changed_source_ranges_need_no_reload() -> None:
     before = specs(balancer({"node1": 1}, ranges=("10.0.0.0/8",)))
     [change] = diff(specs(balancer({"node1": 1}, ranges=("10.0.0.0/9",))), before)
     assert change == SetRanges(WEB, ("10.0.0.0/9",))
 
 
-def test_a_switch_of_the_header_is_told_of_a_listener_that_stays() -> None:
+def test_a_changed_header_is_reported_for_an_existing_listener() -> None:
     headed = specs(balancer({"node1": 2}, settings=ProxySettings(header="v1")))
     assert switches(PLAIN, headed) == {WEB: ("", "v1")}
     assert switches(headed, PLAIN) == {WEB: ("v1", "")}
@@ -65,13 +65,13 @@ def test_a_switch_of_the_header_is_told_of_a_listener_that_stays() -> None:
     assert switches(PLAIN, another) == {}
 
 
-def test_a_service_that_goes_leaves_nothing() -> None:
+def test_a_removed_service_leaves_nothing() -> None:
     changes = diff({}, PLAIN)
     assert changes == (RemoveListener(WEB, ProxyKey(VIP, 80)),)
     assert after(PLAIN, changes) == {}
 
 
-def test_weights_are_pods_within_haproxys_limit() -> None:
+def test_weights_are_pods_scaled_to_the_limit_of_haproxy() -> None:
     def weights(pods: dict[str, int], method: str = "roundrobin") -> list[int]:
         settings = ProxySettings(method=method)  # type: ignore[arg-type]
         made = specs(balancer(pods, settings=settings))[WEB]
@@ -82,7 +82,7 @@ def test_weights_are_pods_within_haproxys_limit() -> None:
     assert weights({"node1": 3, "node2": 1}, "source") == [48, 16]
 
 
-def test_nobody_is_taken_away_while_nothing_is_proved() -> None:
+def test_no_serving_member_is_removed_while_all_are_pending() -> None:
     pending = balancer({"node1": 2, "node2": 1}, states={"node1": "pending", "node2": "pending"})
     assert diff(specs(pending), PLAIN) == ()
     other = balancer({"node1": 2, "node4": 1}, states={"node1": "pending", "node4": "pending"})
@@ -99,7 +99,7 @@ def test_nobody_is_taken_away_while_nothing_is_proved() -> None:
     assert [each.weight for each in change.servers] == [0, 0]
 
 
-def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
+def test_draining_members_get_new_connections_only_if_no_other_serves() -> None:
     serving = specs(balancer({"node1": 2, "node3": 0}, states={"node3": "draining"}))
     edited = balancer({"node1": 2, "node3": 1}, states={"node1": "pending", "node3": "draining"})
     assert diff(specs(edited), serving) == ()
@@ -109,13 +109,13 @@ def test_who_is_about_to_go_takes_what_comes_only_where_nobody_serves() -> None:
     assert [(each.node, each.weight) for each in change.servers] == [("node2", 0), ("node3", 1)]
 
 
-def test_who_has_a_listener_keeps_it() -> None:
+def test_a_service_keeps_the_listener_that_it_has() -> None:
     other = ServiceKey("a", "a")
     both = PLAIN | specs(balancer({"node1": 1}, key=other))
     assert rivals(both, PLAIN) == {other: WEB}
     assert rivals(both, {}) == {WEB: other}
 
 
-def test_other_classes_are_left_out() -> None:
+def test_services_of_other_classes_are_not_rendered() -> None:
     direct = msgspec.structs.replace(balancer({"node1": 1}), settings=DirectSettings())
     assert specs(direct) == {}

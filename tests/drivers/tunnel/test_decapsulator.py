@@ -17,7 +17,7 @@ NODE = {4: "198.18.0.22", 6: "2001:db8:3::16"}
 VIP = {4: "203.0.113.10", 6: "2001:db8:f::10"}
 CLIENT = {4: "198.51.100.7", 6: "2001:db8:2::7"}
 PAIRS = [(4, 4), (4, 6), (6, 4), (6, 6)]
-"""Outer and inner IP version."""
+"""The pairs of outer and inner IP version."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def inner(version: int, *, to: str = "", ecn: int = 0, fragment: bool = False) -
     return head / segment
 
 
-def became(decapsulator: Decapsulator, packet: Packet | bytes) -> tuple[int, bytes]:
+def decapsulated(decapsulator: Decapsulator, packet: Packet | bytes) -> tuple[int, bytes]:
     trial = decapsulator.program.test_run(bytes(packet))
     return trial.verdict, trial.packet
 
@@ -74,11 +74,11 @@ def counted(decapsulator: Decapsulator) -> dict[str, int]:
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
 @pytest.mark.parametrize("fragment", [False, True])
-def test_what_a_gateway_sent_comes_out_as_it_was(
+def test_a_packet_of_a_gateway_is_decapsulated_unchanged(
     decapsulator: Decapsulator, version: int, inside: int, fragment: bool
 ) -> None:
     content = inner(inside, fragment=fragment)
-    assert became(decapsulator, frame(outer(version), content)) == (
+    assert decapsulated(decapsulator, frame(outer(version), content)) == (
         DECAPSULATED,
         bytes(frame(content)),
     )
@@ -86,14 +86,16 @@ def test_what_a_gateway_sent_comes_out_as_it_was(
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_icmp_errors_for_an_address_come_out_too(decapsulator: Decapsulator, version: int) -> None:
+def test_icmp_errors_for_an_address_are_decapsulated(
+    decapsulator: Decapsulator, version: int
+) -> None:
     content = (
         IP(src="198.51.100.1", dst=VIP[4])
         / ICMP(type=3, code=4)
         / IP(src=VIP[4], dst=CLIENT[4])
         / TCP()
     )
-    assert became(decapsulator, frame(outer(version), content)) == (
+    assert decapsulated(decapsulator, frame(outer(version), content)) == (
         DECAPSULATED,
         bytes(frame(content)),
     )
@@ -117,26 +119,28 @@ def test_icmp_errors_for_an_address_come_out_too(decapsulator: Decapsulator, ver
         (3, 0, 3),
     ],
 )
-def test_congestion_that_the_envelope_met_is_the_contents(
+def test_a_congestion_mark_of_the_outer_header_is_copied_to_the_inner_one(
     decapsulator: Decapsulator, version: int, inside: int, was: int, met: int, is_now: int
 ) -> None:
     dscp = 0xB8
-    verdict, packet = became(
+    verdict, packet = decapsulated(
         decapsulator, frame(outer(version, ecn=met), inner(inside, ecn=dscp | was))
     )
     assert (verdict, packet) == (DECAPSULATED, bytes(frame(inner(inside, ecn=dscp | is_now))))
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_congestion_that_nobody_could_be_told_of_drops_the_packet(
+def test_a_congestion_mark_for_a_packet_without_ecn_drops_the_packet(
     decapsulator: Decapsulator, version: int, inside: int
 ) -> None:
-    assert became(decapsulator, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
+    assert (
+        decapsulated(decapsulator, frame(outer(version, ecn=3), inner(inside, ecn=0)))[0] == DROPPED
+    )
     assert counted(decapsulator) == {"congested": 1}
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_others_tunnels_are_left_alone(
+def test_tunnels_of_other_owners_are_not_decapsulated(
     decapsulator: Decapsulator, version: int, inside: int
 ) -> None:
     stranger = {4: "192.0.2.16", 6: "2001:db8:2::b"}
@@ -147,7 +151,7 @@ def test_others_tunnels_are_left_alone(
         frame(outer(version, to=elsewhere[version]), inner(inside)),
         frame(outer(version), inner(inside, to=pod[inside])),
     ):
-        assert became(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
+        assert decapsulated(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
     assert counted(decapsulator) == {"unknown_sender": 1, "not_published": 1}
 
 
@@ -161,19 +165,20 @@ def probe(
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_node_does(
+def test_only_probes_of_health_ports_are_decapsulated_for_an_address_of_the_node(
     decapsulator: Decapsulator, version: int
 ) -> None:
     decapsulator.set_published([*VIP.values(), 10256, 20000])
     for port in (10256, 20000, 30000, 32767):
         content = probe(version, port=port)
-        assert became(decapsulator, frame(outer(version), content)) == (
+        assert decapsulated(decapsulator, frame(outer(version), content)) == (
             DECAPSULATED,
             bytes(frame(content)),
         )
     another = {4: "192.0.2.12", 6: "2001:db8:1::c"}[
         version
-    ]  # also a gateway, but not the source of the outer header
+        # This is also a gateway, but not the source of the outer header.
+    ]
     elsewhere = {4: "198.18.0.23", 6: "2001:db8:3::17"}[version]
     for content in (
         probe(version, port=22),
@@ -185,13 +190,16 @@ def test_a_gateways_probe_of_a_health_port_comes_out_and_nothing_else_to_the_nod
         probe(version, udp=True),
         probe(10 - version),
     ):
-        assert became(decapsulator, frame(outer(version), content))[0] == LEFT_ALONE
+        assert decapsulated(decapsulator, frame(outer(version), content))[0] == LEFT_ALONE
     decapsulator.publish([], [20000])
-    assert became(decapsulator, frame(outer(version), probe(version, port=20000)))[0] == LEFT_ALONE
+    assert (
+        decapsulated(decapsulator, frame(outer(version), probe(version, port=20000)))[0]
+        == LEFT_ALONE
+    )
     assert counted(decapsulator) == {"decapsulated": 4, "not_published": 9}
 
 
-def test_plain_packets_and_strange_envelopes_are_left_alone(decapsulator: Decapsulator) -> None:
+def test_packets_without_a_valid_outer_header_are_unchanged(decapsulator: Decapsulator) -> None:
     with_options = IP(src=GATEWAY[4], dst=NODE[4], options=[IPOption(b"\x94\x04\x00\x00")])
     fragment = IP(src=GATEWAY[4], dst=NODE[4], flags="MF", id=7)
     for packet in (
@@ -204,36 +212,38 @@ def test_plain_packets_and_strange_envelopes_are_left_alone(decapsulator: Decaps
         frame(IP(src=GATEWAY[4], dst=NODE[4], proto=4), inner(6)),
         Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01") / outer(4) / inner(4),
     ):
-        assert became(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
+        assert decapsulated(decapsulator, packet) == (LEFT_ALONE, bytes(packet))
     assert counted(decapsulator) == {}
 
 
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_a_packet_cut_anywhere_does_no_harm(
+def test_a_packet_cut_at_any_length_is_dropped_or_unchanged(
     decapsulator: Decapsulator, version: int, inside: int
 ) -> None:
     whole = bytes(frame(outer(version), inner(inside)))
     opened = bytes(frame(inner(inside)))
     removed = len(whole) - len(opened)
     for length in range(14 + 40, len(whole)):  # BPF_PROG_TEST_RUN accepts no shorter packet
-        verdict, packet = became(decapsulator, whole[:length])
+        verdict, packet = decapsulated(decapsulator, whole[:length])
         if verdict == DECAPSULATED:
             assert packet == opened[: length - removed]
         else:
             assert (verdict, packet) in ((LEFT_ALONE, whole[:length]), (DROPPED, whole[:length]))
 
 
-def test_addresses_come_and_go(decapsulator: Decapsulator) -> None:
+def test_published_addresses_are_added_and_removed(decapsulator: Decapsulator) -> None:
     packet = frame(outer(4), inner(4))
     decapsulator.publish(["203.0.113.99"], [VIP[4]])
-    assert became(decapsulator, packet)[0] == LEFT_ALONE
-    assert became(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == DECAPSULATED
+    assert decapsulated(decapsulator, packet)[0] == LEFT_ALONE
+    assert (
+        decapsulated(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == DECAPSULATED
+    )
     decapsulator.set_published([VIP[4]])
-    assert became(decapsulator, packet)[0] == DECAPSULATED
-    assert became(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == LEFT_ALONE
+    assert decapsulated(decapsulator, packet)[0] == DECAPSULATED
+    assert decapsulated(decapsulator, frame(outer(4), inner(4, to="203.0.113.99")))[0] == LEFT_ALONE
     decapsulator.set_own([NODE[6]])
-    assert became(decapsulator, packet)[0] == LEFT_ALONE
+    assert decapsulated(decapsulator, packet)[0] == LEFT_ALONE
 
 
-def test_every_outcome_has_its_counter(decapsulator: Decapsulator) -> None:
+def test_every_result_has_its_counter(decapsulator: Decapsulator) -> None:
     assert tuple(decapsulator.counters()) == OUTCOMES

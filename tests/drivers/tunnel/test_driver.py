@@ -140,7 +140,7 @@ def intent(key: ServiceKey, *addresses: str) -> NodeService:
     return NodeService(key, "uid", "Cluster", "Local", tuple(ports))
 
 
-async def bring(made: TunnelDriver, *intents: NodeService) -> list[str]:
+async def reconcile(made: TunnelDriver, *intents: NodeService) -> list[str]:
     """Apply what differs, and return the changes."""
     wanted = made.render({each.service: each for each in intents})
     changes = made.diff(wanted, await made.read(None))
@@ -174,8 +174,8 @@ def answered(
     to: str = "",
     vni: int = 7471,
 ) -> bool:
-    """Whether the server at the load-balancer address answers a client whose datagram comes through
-    the tunnel."""
+    """Return whether the server at the load-balancer address answers a client whose datagram comes
+    through the tunnel."""
     family = socket.AF_INET6 if inside == 6 else socket.AF_INET
     to = to or VIP[inside]
     with (
@@ -201,14 +201,14 @@ def answered(
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
 @pytest.mark.parametrize(("version", "inside"), PAIRS)
-def test_a_client_is_answered_whose_packet_a_gateway_sent(
+def test_a_client_is_answered_through_the_tunnel(
     hosts: None, kind: str, version: int, inside: int
 ) -> None:
     async def scenario() -> None:
         made = driver(kind)
         await made.open()
         assert not answered(kind, version, inside)
-        await bring(made, intent(WEB, *VIP.values()))
+        await reconcile(made, intent(WEB, *VIP.values()))
         assert answered(kind, version, inside)
         assert not answered(kind, version, inside, by=STRANGER)
         assert not answered(kind, version, inside, to=NODE[inside])
@@ -228,24 +228,26 @@ def test_a_client_is_answered_whose_packet_a_gateway_sent(
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-def test_an_address_goes_with_the_last_service_that_publishes_it(hosts: None, kind: str) -> None:
+def test_an_address_is_removed_with_the_last_service_that_publishes_it(
+    hosts: None, kind: str
+) -> None:
     async def scenario() -> None:
         made = driver(kind)
         await made.open()
         both = [intent(WEB, VIP[4]), intent(OTHER, VIP[4], VIP[6])]
         assert (
-            await bring(made, *both)
+            await reconcile(made, *both)
             == [
                 "tunnel: publish 203.0.113.10 for default/web",
                 "tunnel: publish 2001:db8:f::10 for default/other",
                 "tunnel: publish 203.0.113.10 for default/other",
             ]
-            or len(await bring(made, *both)) == 0
+            or len(await reconcile(made, *both)) == 0
         )
-        assert await bring(made, *both) == []
-        await bring(made, intent(WEB, VIP[4]))
+        assert await reconcile(made, *both) == []
+        await reconcile(made, intent(WEB, VIP[4]))
         assert (answered(kind, 4, 4), answered(kind, 4, 6)) == (True, False)
-        await bring(made)
+        await reconcile(made)
         assert not answered(kind, 4, 4)
         await made.close()
 
@@ -253,18 +255,20 @@ def test_an_address_goes_with_the_last_service_that_publishes_it(hosts: None, ki
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-def test_stopped_and_killed_it_goes_on_and_a_successor_takes_over(hosts: None, kind: str) -> None:
+def test_the_tunnel_outlives_its_process_and_the_next_process_adopts_it(
+    hosts: None, kind: str
+) -> None:
     async def scenario() -> None:
         first = driver(kind)
         await first.open()
-        await bring(first, intent(WEB, *VIP.values()))
+        await reconcile(first, intent(WEB, *VIP.values()))
         await first.close()
         assert answered(kind, 4, 4)
         second = driver(kind)
         await second.open()
         assert await second.read(None) == {}
         assert answered(kind, 4, 4)
-        await bring(second, intent(OTHER, VIP[4]))
+        await reconcile(second, intent(OTHER, VIP[4]))
         assert (answered(kind, 4, 4), answered(kind, 4, 6)) == (True, False)
         await second.close()
         third = driver(kind)
@@ -290,11 +294,11 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-def test_what_others_break_is_put_back(hosts: None, kind: str) -> None:
+def test_changes_by_other_programs_are_repaired(hosts: None, kind: str) -> None:
     async def scenario() -> None:
         made = driver(kind)
         await made.open()
-        await bring(made, intent(WEB, *VIP.values()))
+        await reconcile(made, intent(WEB, *VIP.values()))
         for command in BREAKS[kind]:
             on_the_node(*command.split())
             assert "203.0.113.11" in nft("list", "ruleset") or not answered(kind, 4, 4)
@@ -316,14 +320,14 @@ def test_what_others_break_is_put_back(hosts: None, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipip", "vxlan"])
-def test_what_goes_with_a_device_or_an_interface_is_back_at_once(hosts: None, kind: str) -> None:
-    """The kernel's events trigger the repair, without an audit. The repair itself must cause no
-    further one, or it would never end."""
+def test_a_recreated_device_or_interface_is_repaired_by_event(hosts: None, kind: str) -> None:
+    """Events of the kernel trigger the repair, without an audit. The repair itself must not trigger
+    another repair, or it would never end."""
 
     async def scenario() -> None:
         made = driver(kind)
         await made.open()
-        await bring(made, intent(WEB, *VIP.values()))
+        await reconcile(made, intent(WEB, *VIP.values()))
         following = asyncio.create_task(made.run())
         await asyncio.sleep(0)
         for command in [each for each in BREAKS[kind] if each.startswith("ip ")]:
@@ -352,7 +356,7 @@ def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
             tunnel("ipip"), node_addresses=lambda: list(NODE.values()), selectors=networks
         )
         await made.open()
-        await bring(made, intent(WEB, *VIP.values()))
+        await reconcile(made, intent(WEB, *VIP.values()))
         assert answered("ipip", 4, 4)
         following = asyncio.create_task(made.run())
         ip("node", "link", "set", "eth0", "down")
@@ -379,7 +383,7 @@ def test_interfaces_by_subnet_are_followed(hosts: None) -> None:
         with pytest.raises(
             Unavailable, match=r"no interface matches ens\*; this host has .*uplink \(192.0.2.22"
         ):
-            await bring(elsewhere, intent(WEB, *VIP.values()))
+            await reconcile(elsewhere, intent(WEB, *VIP.values()))
         await elsewhere.close()
 
     on_node(scenario)
@@ -391,13 +395,13 @@ async def until_answered(kind: str) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_the_other_kind_of_tunnel_is_replaced_and_cleaning_up_leaves_nothing(hosts: None) -> None:
+def test_the_other_type_of_tunnel_is_replaced_and_cleanup_leaves_nothing(hosts: None) -> None:
     async def scenario() -> None:
         assert await remove_tunnel() == []
         for kind in ("ipip", "vxlan", "ipip", "vxlan"):
             made = driver(kind)
             await made.open()
-            await bring(made, intent(WEB, *VIP.values()))
+            await reconcile(made, intent(WEB, *VIP.values()))
             for other in ("ipip", "vxlan"):
                 assert answered(other, 4, 4) == answered(other, 6, 6) == (kind == other)
             await made.close()
@@ -412,13 +416,13 @@ def test_the_other_kind_of_tunnel_is_replaced_and_cleaning_up_leaves_nothing(hos
     on_node(scenario)
 
 
-def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
+def test_a_foreign_device_and_a_port_in_use_are_unchanged_and_reported(hosts: None) -> None:
     async def scenario() -> None:
         ip("node", "link", "add", "fairlead", "type", "bridge")
         made = driver("vxlan")
         await made.open()
         with pytest.raises(Refused, match="is not a VXLAN device"):
-            await bring(made, intent(WEB, *VIP.values()))
+            await reconcile(made, intent(WEB, *VIP.values()))
         assert "bridge" in ip("node", "-d", "link", "show", "fairlead")
         ip("node", "link", "del", "fairlead")
         ip(
@@ -436,11 +440,11 @@ def test_somebody_elses_device_and_port_are_left_alone(hosts: None) -> None:
             NODE[4],
         )
         with pytest.raises(Refused, match=r"another tunnel\.port or tunnel\.vni"):
-            await bring(made, intent(WEB, *VIP.values()))
+            await reconcile(made, intent(WEB, *VIP.values()))
         ip("node", "link", "del", "others")
         # A destination counts as published only when the kernel has it, so the next attempt
         # publishes all.
-        assert len(await bring(made, intent(WEB, *VIP.values()))) == 2
+        assert len(await reconcile(made, intent(WEB, *VIP.values()))) == 2
         assert answered("vxlan", 4, 4)
         await made.close()
 

@@ -1,5 +1,6 @@
-"""Kernel settings that lose clients' packets (strict reverse path filtering with answers through
-another interface; ARP for load-balancer addresses): they are found, shown to do harm, and set."""
+"""Kernel settings that cause lost packets of clients (strict reverse path filtering with answers
+through another interface; ARP for load-balancer addresses). The tests show the harm, and correct
+the settings."""
 
 import asyncio
 import json
@@ -65,7 +66,7 @@ def hosts() -> Iterator[None]:
 
 
 def arrives() -> bool:
-    """Whether a client's datagram that arrives at `front` reaches the server."""
+    """Return whether a client's datagram that arrives at `front` reaches the server."""
     with (
         namespace.make_socket(PREFIX + "node", kind=socket.SOCK_DGRAM) as server,
         namespace.make_socket(PREFIX + "outside", kind=socket.SOCK_DGRAM) as client,
@@ -80,7 +81,7 @@ def arrives() -> bool:
 
 
 @pytest.mark.parametrize("strict", ["all", "front"])
-def test_what_strictness_drops_arrives_once_it_is_put_right(
+def test_packets_dropped_by_strict_reverse_path_filtering_arrive_with_the_corrected_value(
     hosts: None, tmp_path: Path, strict: str
 ) -> None:
     name = f"net/ipv4/conf/{strict}/rp_filter"
@@ -98,7 +99,7 @@ def test_what_strictness_drops_arrives_once_it_is_put_right(
         assert not arrives()
 
 
-def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
+def test_an_interface_that_also_sends_the_answers_has_no_requirement(hosts: None) -> None:
     with namespace.inside(PREFIX + "node"):
         sysctl.write("net/ipv4/conf/all/rp_filter", "1")
         assert asyncio.run(requirements(["198.18.0.22"], [])) == ()
@@ -119,12 +120,14 @@ def test_an_interface_that_answers_too_needs_nothing(hosts: None) -> None:
         ("1", "2", False),
     ],
 )
-def test_the_greater_of_both_values_counts(own: str, everywhere: str, harmful: bool) -> None:
+def test_the_greater_of_the_two_reverse_path_values_applies(
+    own: str, everywhere: str, harmful: bool
+) -> None:
     (requirement,) = requirements_of(["front"], ["back"], everywhere=everywhere)
     assert requirement.harmful(own) is harmful
 
 
-def test_without_a_default_route_nothing_is_known() -> None:
+def test_without_a_default_route_there_is_no_requirement() -> None:
     assert requirements_of(["front"], [], everywhere="1") == ()
 
 
@@ -160,7 +163,9 @@ def neighbours() -> set[str]:
     return {each["dst"] for each in json.loads(told.stdout) if "lladdr" in each}
 
 
-def test_a_node_that_bears_the_addresses_does_not_tell_anybody(hosts: None, tmp_path: Path) -> None:
+def test_a_node_with_the_addresses_announces_them_to_no_neighbour(
+    hosts: None, tmp_path: Path
+) -> None:
     """The addresses are at a device as with kube-proxy in IPVS mode. The test kernel may lack dummy
     devices, so a bridge without ports has the addresses."""
     ip("node", "address", "del", VIP, "dev", "lo")

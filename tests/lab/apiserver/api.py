@@ -1,9 +1,8 @@
-"""An API server over HTTP, embedded or real, with a namespace of the test's own.
+"""An API server over HTTP, embedded or real, with a separate namespace for each test.
 
 Both servers must behave alike, so a test does not know which one it uses. After a test, objects
 that could affect other tests are removed: Services hold node ports, and Nodes belong to no
-namespace.
-"""
+namespace."""
 
 import asyncio
 import json
@@ -113,7 +112,7 @@ class Api:
         media_type: str = "application/json",
         **headers: str,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request unchanged; `path` may have a query. Names of headers have `_` for
+        """Send one request unchanged. `path` may have a query. Names of headers have `_` instead of
         `-`."""
         named = {"User-Agent": "test/1"} | {
             name.replace("_", "-"): value for name, value in headers.items()
@@ -172,9 +171,9 @@ class Api:
         query: Mapping[str, str] = {},
     ) -> Object:
         """Return the body of a successful response. Raise Failed."""
-        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        requested = "&".join(f"{name}={value}" for name, value in query.items())
         status, answer = await self.call(
-            method, path + (f"?{asked}" if asked else ""), body, media_type
+            method, path + (f"?{requested}" if requested else ""), body, media_type
         )
         if status >= 400:
             raise Failed(

@@ -43,21 +43,22 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[Api]:
-    """The embedded server over HTTP, for what only it has: faults, its store, its request log."""
+    """The embedded server over HTTP, for its special functions: faults, its store, its request
+    log."""
     async with Api(Access(server.url), "embedded") as api:
         yield api
 
 
 @pytest.fixture(params=["embedded", "real"])
 def real_access(request: pytest.FixtureRequest) -> Access | None:
-    """The access to the real server, for its turn. Separate from `api`, because the server starts
-    in its own event loop."""
+    """The access to the real server, if it is its turn. This fixture is separate from `api`,
+    because the server starts in its own event loop."""
     return request.getfixturevalue("real_apiserver").access if request.param == "real" else None
 
 
 @pytest.fixture
 async def api(real_access: Access | None) -> AsyncIterator[Api]:
-    """Each server in turn, with a namespace of the test's own."""
+    """Each server in turn, with a separate namespace for the test."""
     if real_access is not None:
         async with Api(real_access, "real") as api:
             yield api

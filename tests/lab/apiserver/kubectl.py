@@ -31,7 +31,7 @@ MISSING = Program(Path("kubectl"), "")
 """Stands for a missing kubectl, so that its tests fail instead of being skipped."""
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """The output and the exit code of a command."""
 
     code: int
@@ -77,13 +77,13 @@ class Kubectl:
                 process.kill()
                 await process.wait()
 
-    async def run(self, *arguments: str, stdin: str = "", **environment: str) -> Ran:
+    async def run(self, *arguments: str, stdin: str = "", **environment: str) -> CommandResult:
         async with self.start(*arguments, **environment) as process, asyncio.timeout(DEADLINE_S):
             out, err = await process.communicate(stdin.encode())
         assert process.returncode is not None
-        return Ran(process.returncode, out.decode(), err.decode())
+        return CommandResult(process.returncode, out.decode(), err.decode())
 
-    async def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> Ran:
+    async def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> CommandResult:
         """Run a command that must succeed without output on standard error."""
         ran = await self.run(*arguments, stdin=stdin, **environment)
         assert (ran.code, ran.err) == (0, ""), f"kubectl {' '.join(arguments)}: {ran.err}{ran.out}"
@@ -135,7 +135,7 @@ def _candidates() -> Iterator[Path]:
 
 def _program(path: Path) -> Program:
     command = [str(path), "version", "--client", "-o", "json"]
-    told = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S).stdout
-    version = re.match(r"v(\d+\.\d+\.\d+)", json.loads(told)["clientVersion"]["gitVersion"])
-    assert version, f"{path} tells no version: {told!r}"
+    output = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S).stdout
+    version = re.match(r"v(\d+\.\d+\.\d+)", json.loads(output)["clientVersion"]["gitVersion"])
+    assert version, f"{path} tells no version: {output!r}"
     return Program(path, version[1])

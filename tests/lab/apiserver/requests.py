@@ -276,12 +276,14 @@ KINDS: Mapping[Callable[[Random, str], Request], int] = {
 def request(random: Random) -> Request:
     """Return the next request."""
     make = random.choices(list(KINDS), weights=list(KINDS.values()))[0]
-    asked = make(random, random.choice(NAMES))
-    if asked.method in ("POST", "PUT", "PATCH") and random.random() < 0.07:
+    requested = make(random, random.choice(NAMES))
+    if requested.method in ("POST", "PUT", "PATCH") and random.random() < 0.07:
         more = random.choice(("dryRun=All", "fieldValidation=Strict", "fieldManager=someone"))
         strict_patch = (
-            asked.method == "PATCH" and asked.media_type != APPLY_PATCH and "Strict" in more
+            requested.method == "PATCH" and requested.media_type != APPLY_PATCH and "Strict" in more
         )
-        if not strict_patch and ("fieldManager" not in asked.query or "fieldManager" not in more):
-            asked = asked._replace(query="&".join(filter(None, (asked.query, more))))
-    return asked
+        if not strict_patch and (
+            "fieldManager" not in requested.query or "fieldManager" not in more
+        ):
+            requested = requested._replace(query="&".join(filter(None, (requested.query, more))))
+    return requested

@@ -37,7 +37,7 @@ async def create(api: Api, service: Object) -> Object:
         ({"clusterIP": "2001:db8:96::77"}, ["IPv6"]),
     ],
 )
-async def test_addresses_follow_the_families(
+async def test_cluster_ips_follow_the_ip_families(
     api: Api, make_service: Make, spec: Object, families: list[str]
 ) -> None:
     made = (await create(api, make_service(**spec)))["spec"]
@@ -46,7 +46,7 @@ async def test_addresses_follow_the_families(
     assert made["clusterIP"] == made["clusterIPs"][0]
 
 
-def test_a_single_stack_cluster_refuses_what_it_has_not(make_service: Make) -> None:
+def test_a_single_stack_cluster_refuses_the_other_family(make_service: Make) -> None:
     registry = Registry(Store(), Allocator(["10.96.0.0/24"]))
 
     def create(service: Object) -> Object:
@@ -64,7 +64,9 @@ def test_a_single_stack_cluster_refuses_what_it_has_not(make_service: Make) -> N
         create(make_service("c", ipFamilies=["IPv6"]))
 
 
-async def test_secondary_address_comes_and_goes(api: Api, make_service: Make) -> None:
+async def test_the_secondary_address_is_allocated_and_released(
+    api: Api, make_service: Make
+) -> None:
     made = await create(api, make_service())
     dual = deepcopy(made)
     dual["spec"]["ipFamilyPolicy"] = "RequireDualStack"
@@ -79,7 +81,7 @@ async def test_secondary_address_comes_and_goes(api: Api, make_service: Make) ->
     assert (await create(api, again))["spec"]["clusterIPs"] == [both["spec"]["clusterIPs"][1]]
 
 
-async def test_primary_address_cannot_change(api: Api, make_service: Make) -> None:
+async def test_the_primary_address_cannot_change(api: Api, make_service: Make) -> None:
     made = await create(api, make_service())
     changed = deepcopy(made)
     changed["spec"]["clusterIP"] = "10.96.0.99"
@@ -90,7 +92,7 @@ async def test_primary_address_cannot_change(api: Api, make_service: Make) -> No
     await create(api, make_service("other", clusterIP="10.96.0.99"))
 
 
-async def test_taken_address_is_refused(api: Api, make_service: Make) -> None:
+async def test_an_address_in_use_is_refused(api: Api, make_service: Make) -> None:
     made = await create(api, make_service(clusterIP="10.96.0.33"))
     assert made["spec"]["clusterIPs"] == ["10.96.0.33"]
     with pytest.raises(
@@ -105,7 +107,7 @@ async def test_taken_address_is_refused(api: Api, make_service: Make) -> None:
         await create(api, make_service("b", clusterIP="10.97.0.1"))
 
 
-async def test_node_port_words(api: Api, make_service: Make) -> None:
+async def test_the_error_messages_about_node_ports(api: Api, make_service: Make) -> None:
     await create(api, make_service(ports=[{"port": 80, "nodePort": 30001}]))
     with pytest.raises(
         Failed,
@@ -117,17 +119,17 @@ async def test_node_port_words(api: Api, make_service: Make) -> None:
         match=r"provided port is not in the valid range\. The range of valid ports is 30000-32767",
     ):
         await create(api, make_service("b", ports=[{"port": 80, "nodePort": 80}]))
-    told = (
+    expected = (
         "failed to allocate requested HealthCheck NodePort 30001: provided port is already "
         "allocated"
     )
-    with pytest.raises(Failed, match=told):
+    with pytest.raises(Failed, match=expected):
         await create(
             api, make_service("b", externalTrafficPolicy="Local", healthCheckNodePort=30001)
         )
 
 
-async def test_headless_services(api: Api, make_service: Make) -> None:
+async def test_headless_services_get_no_cluster_ip(api: Api, make_service: Make) -> None:
     made = (await create(api, make_service(type="ClusterIP", clusterIP="None")))["spec"]
     assert (made["clusterIP"], made["clusterIPs"], made["ipFamilies"]) == (
         "None",
@@ -140,7 +142,7 @@ async def test_headless_services(api: Api, make_service: Make) -> None:
     assert (alone["ipFamilyPolicy"], alone["ipFamilies"]) == ("RequireDualStack", ["IPv4", "IPv6"])
 
 
-async def test_a_refused_write_takes_nothing(api: Api, make_service: Make) -> None:
+async def test_a_refused_write_allocates_nothing(api: Api, make_service: Make) -> None:
     for _ in range(3):
         with pytest.raises(Failed):
             await create(
@@ -155,7 +157,7 @@ async def test_a_refused_write_takes_nothing(api: Api, make_service: Make) -> No
     assert ports_of(made) == [30005]
 
 
-async def test_a_dry_run_takes_nothing(api: Api, make_service: Make) -> None:
+async def test_a_dry_run_allocates_nothing(api: Api, make_service: Make) -> None:
     service = make_service(clusterIP="10.96.0.56")
     shown = await api.create(SERVICES, service, dryRun="All")
     assert shown["spec"]["clusterIP"] == "10.96.0.56"
@@ -163,7 +165,7 @@ async def test_a_dry_run_takes_nothing(api: Api, make_service: Make) -> None:
     assert (await create(api, service))["spec"]["clusterIP"] == "10.96.0.56"
 
 
-async def test_a_finalizer_holds_the_addresses(api: Api, make_service: Make) -> None:
+async def test_a_service_with_a_finalizer_keeps_its_addresses(api: Api, make_service: Make) -> None:
     service = make_service(clusterIP="10.96.0.66", ports=[{"port": 80, "nodePort": 30006}])
     service["metadata"]["finalizers"] = ["example.com/hold"]
     await create(api, service)
@@ -180,7 +182,7 @@ async def test_a_finalizer_holds_the_addresses(api: Api, make_service: Make) -> 
     )
 
 
-def test_a_full_range_says_so() -> None:
+def test_an_exhausted_range_is_an_error() -> None:
     ports = NodePorts(30000, 30001)
     assert [ports.take_any(), ports.take_any()] == [30000, 30001]
     with pytest.raises(ValueError, match="range is full"):
@@ -206,7 +208,7 @@ STEPS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
-def test_nothing_is_given_twice_and_nothing_is_lost(
+def test_no_value_is_allocated_twice_or_leaked(
     make_service: Make, steps: list[tuple[str, str, str, int, str]]
 ) -> None:
     """After any sequence of accepted, rejected and deleted writes, exactly the values that Services

@@ -1,5 +1,4 @@
-"""Server-side apply: owners, conflicts, and the removal of fields that no manager applies any
-more."""
+"""Server-side apply: owners, conflicts, and the removal of fields that are no longer applied."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,12 +28,12 @@ PORT = {"name": "http", "port": 80}
 WANTED = config(type="LoadBalancer", selector={"app": "web"}, ports=[PORT])
 
 
-async def test_applying_the_same_again_is_no_change(api: Api) -> None:
+async def test_an_equal_apply_changes_nothing(api: Api) -> None:
     first = await apply(api, "a", WANTED)
     assert await apply(api, "a", WANTED) == first
 
 
-async def test_what_the_server_fills_in_is_owned_by_nobody(api: Api) -> None:
+async def test_defaulted_fields_have_no_owner(api: Api) -> None:
     made = await apply(api, "a", WANTED)
     assert made["spec"]["clusterIP"]
     fields = made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]
@@ -44,7 +43,9 @@ async def test_what_the_server_fills_in_is_owned_by_nobody(api: Api) -> None:
     }
 
 
-async def test_a_dropped_field_goes_if_nobody_else_has_it(api: Api) -> None:
+async def test_a_field_that_is_no_longer_applied_is_removed_if_it_has_no_other_owner(
+    api: Api,
+) -> None:
     labels = {"one": "1", "two": "2"}
     await apply(api, "a", WANTED | {"metadata": {"name": "web", "labels": labels}})
     await apply(
@@ -67,7 +68,7 @@ async def test_a_dropped_field_goes_if_nobody_else_has_it(api: Api) -> None:
     assert "labels" not in last["metadata"]
 
 
-async def test_a_dropped_port_goes_with_all_of_it(api: Api) -> None:
+async def test_a_port_that_is_no_longer_applied_is_removed_completely(api: Api) -> None:
     await apply(
         api,
         "a",
@@ -110,7 +111,7 @@ async def test_a_conflict_names_the_manager_and_the_field(api: Api) -> None:
         await apply(api, "b", config(type="NodePort"))
 
 
-async def test_force_takes_the_field_over(api: Api) -> None:
+async def test_a_forced_apply_takes_over_the_field(api: Api) -> None:
     await apply(api, "a", WANTED)
     forced = await apply(api, "b", config(type="NodePort"), force=True)
     assert forced["spec"]["type"] == "NodePort"
@@ -128,7 +129,9 @@ async def test_equal_values_are_shared_without_conflict(api: Api) -> None:
     assert all("f:type" in str(entry["fieldsV1"]) for entry in both["metadata"]["managedFields"])
 
 
-async def test_an_update_takes_over_what_it_changes(api: Api, make_service: Make) -> None:
+async def test_an_update_takes_over_the_fields_that_it_changes(
+    api: Api, make_service: Make
+) -> None:
     await apply(api, "a", WANTED)
     patch = {"spec": {"type": "NodePort"}}
     after = await api.patch(SERVICES, "web", patch, fieldManager="edit")
@@ -185,7 +188,7 @@ async def test_two_controllers_keep_their_own_conditions(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "expected"),
     [
         (WANTED | {"metadata": {"name": "other"}}, "does not match the name on the URL"),
         (WANTED | {"kind": "Pod"}, "invalid object type: /v1, Kind=Pod"),
@@ -195,8 +198,8 @@ async def test_two_controllers_keep_their_own_conditions(api: Api) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_applied(api: Api, wanted: Object, told: str) -> None:
-    with pytest.raises(Failed, match=told) as refused:
+async def test_an_invalid_apply_is_refused(api: Api, wanted: Object, expected: str) -> None:
+    with pytest.raises(Failed, match=expected) as refused:
         await apply(api, "a", wanted)
     assert refused.value.code == 400
 

@@ -20,11 +20,11 @@ def binding(node: str, **metadata: str) -> Object:
     }
 
 
-async def bind(api: Api, name: str, asked: Object) -> Object:
+async def bind(api: Api, name: str, requested: Object) -> Object:
     return await api.do(
         "POST",
         api.path(PODS, name, "binding"),
-        asked | {"metadata": asked["metadata"] | {"name": name}},
+        requested | {"metadata": requested["metadata"] | {"name": name}},
     )
 
 
@@ -37,7 +37,7 @@ async def pods(api: Api) -> Api:
     return api
 
 
-async def test_it_sets_the_node_and_says_so(pods: Api) -> None:
+async def test_a_binding_sets_the_node_and_the_condition(pods: Api) -> None:
     before = await pods.get(PODS, "web")
     assert "nodeName" not in before["spec"]
     answer = await bind(pods, "web", binding("node1"))
@@ -51,7 +51,7 @@ async def test_it_sets_the_node_and_says_so(pods: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "told"),
+    ("requested", "code", "expected"),
     [
         (binding(""), 500, "target.name: Required value"),
         (
@@ -62,16 +62,16 @@ async def test_it_sets_the_node_and_says_so(pods: Api) -> None:
     ],
     ids=["no node", "another pod of this name"],
 )
-async def test_a_binding_that_makes_no_sense_is_refused(
-    pods: Api, asked: Object, code: int, told: str
+async def test_an_invalid_binding_is_refused(
+    pods: Api, requested: Object, code: int, expected: str
 ) -> None:
-    with pytest.raises(Failed, match=told) as refused:
-        await bind(pods, "web", asked)
+    with pytest.raises(Failed, match=expected) as refused:
+        await bind(pods, "web", requested)
     assert refused.value.code == code
     assert "nodeName" not in (await pods.get(PODS, "web"))["spec"]
 
 
-async def test_a_pod_is_bound_once(pods: Api) -> None:
+async def test_a_pod_is_bound_only_once(pods: Api) -> None:
     await bind(pods, "web", binding("node1"))
     with pytest.raises(Failed, match='already assigned to node "node1"'):
         await bind(pods, "web", binding("node2"))

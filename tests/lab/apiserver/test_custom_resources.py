@@ -1,6 +1,6 @@
-"""Custom resources on both API servers, with Fairlead's CRDs: defaults, pruning and validation, who
-may write which part, and what kubectl prints. Names are unique to a test, because these kinds are
-cluster-scoped."""
+"""Custom resources on both API servers, with Fairlead's CRDs: defaults, pruning and validation, the
+parts that each endpoint writes, and the output of kubectl. Each test uses unique names, because
+these kinds are cluster-scoped."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Custom:
-    """One pool and one grant with names of the test's own."""
+    """A pool and a grant with unique names."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -62,7 +62,7 @@ async def custom(api: Api) -> AsyncIterator[Custom]:
         await api.call("DELETE", path)
 
 
-async def test_defaults_are_filled_in_and_what_is_unknown_is_cut_off(custom: Custom) -> None:
+async def test_defaults_are_set_and_unknown_fields_are_pruned(custom: Custom) -> None:
     made = await custom.create(colour="red", serviceAllocation={"priority": 1, "shape": "round"})
     assert made["spec"] == {
         "addresses": ["192.0.2.1-192.0.2.9"],
@@ -74,7 +74,7 @@ async def test_defaults_are_filled_in_and_what_is_unknown_is_cut_off(custom: Cus
     assert "status" not in made
 
 
-async def test_what_is_unknown_is_refused_where_that_is_asked_for(custom: Custom) -> None:
+async def test_unknown_fields_are_refused_with_strict_validation(custom: Custom) -> None:
     with pytest.raises(Failed, match=r'unknown field "spec\.colour"') as failed:
         await custom.create({"fieldValidation": "Strict"}, colour="red")
     assert failed.value.code == 400
@@ -99,13 +99,15 @@ async def test_what_is_unknown_is_refused_where_that_is_asked_for(custom: Custom
         ),
     ],
 )
-async def test_what_the_schema_refuses(custom: Custom, spec: Object, field: str) -> None:
+async def test_values_that_violate_the_schema_are_refused(
+    custom: Custom, spec: Object, field: str
+) -> None:
     with pytest.raises(Failed) as failed:
         await custom.create(**spec)
     assert any(cause.startswith(f"{field}: ") for cause in failed.value.causes), failed.value.causes
 
 
-async def test_status_and_the_rest_are_written_apart(custom: Custom) -> None:
+async def test_status_and_spec_are_written_separately(custom: Custom) -> None:
     made = await custom.create()
     condition = {
         "type": "Ready",
@@ -149,7 +151,7 @@ async def test_status_and_the_rest_are_written_apart(custom: Custom) -> None:
     assert code == 415
 
 
-async def test_a_grant_is_changed_over_its_version_only_and_never_in_its_address(
+async def test_a_grant_is_updated_only_with_its_version_and_never_in_its_address(
     custom: Custom,
 ) -> None:
     holders = [{"namespace": "default", "name": "web", "uid": "u", "ports": ["TCP/80"]}]
@@ -215,7 +217,7 @@ async def test_kubectl_get_prints_the_columns(custom: Custom) -> None:
     assert (cells["Stranded"], cells["Assigned6"]) == (None, None)
 
 
-async def test_a_kind_that_is_not_defined_is_not_served(api: Api) -> None:
+async def test_a_kind_without_a_crd_is_not_served(api: Api) -> None:
     name = f"things.{api.namespace}.example.com"
     group = api.namespace + ".example.com"
     path = f"/apis/{group}/v1/things"
@@ -274,7 +276,7 @@ async def test_both_servers_print_the_same_columns(real_apiserver: KubeApiServer
     first = dict(
         zip((name for name, *_ in shown[1][0].columns[1:-1]), shown[1][0].cells, strict=True)
     )
-    assert first["First Service"] == "web", "the first of them, as its name says"
+    assert first["First Service"] == "web", "the column shows the first holder"
 
 
 GRANTS: tuple[Object, ...] = (

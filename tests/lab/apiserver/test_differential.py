@@ -1,4 +1,4 @@
-"""The embedded server answers some hundreds of requests about Services as the real one does: code,
+"""The embedded server answers some hundreds of requests about Services like the real one: code,
 reason, message, and the resulting object, field by field, with its owners."""
 
 import asyncio
@@ -31,38 +31,44 @@ async def both(real_apiserver: KubeApiServer) -> AsyncIterator[tuple[Api, Api]]:
         yield embedded, real
 
 
-async def body_of(api: Api, asked: Request) -> Any:
-    """Return the body to send: that of the request, or the object of this server, modified."""
-    if asked.change is None:
-        return asked.body
-    there = await api.find(SERVICES, asked.name)
+async def body_of(api: Api, requested: Request) -> Any:
+    """Return the body to send: the body of the request, or the modified object of this server."""
+    if requested.change is None:
+        return requested.body
+    there = await api.find(SERVICES, requested.name)
     if there is None:
-        return {"metadata": {"name": asked.name}, "spec": {"ports": [{"port": 80}]}}
+        return {"metadata": {"name": requested.name}, "spec": {"ports": [{"port": 80}]}}
     changed = deepcopy(there)
     changed["spec"] = {
-        name: value for name, value in (changed["spec"] | asked.change).items() if value is not None
+        name: value
+        for name, value in (changed["spec"] | requested.change).items()
+        if value is not None
     }
     return changed
 
 
-async def answer(api: Api, asked: Request) -> Object:
-    path = api.path(SERVICES, asked.name, asked.subresource) + (
-        f"?{asked.query}" if asked.query else ""
+async def answer(api: Api, requested: Request) -> Object:
+    path = api.path(SERVICES, requested.name, requested.subresource) + (
+        f"?{requested.query}" if requested.query else ""
     )
-    status, body = await api.call(asked.method, path, await body_of(api, asked), asked.media_type)
+    status, body = await api.call(
+        requested.method, path, await body_of(api, requested), requested.media_type
+    )
     return answer_of(status, body, api.namespace)
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_both_answer_alike(both: tuple[Api, Api], seed: int) -> None:
+async def test_both_servers_answer_alike(both: tuple[Api, Api], seed: int) -> None:
     random = Random(seed)
     codes: set[int] = set()
     for step in range(STEPS):
-        asked = request(random)
-        one, other = await asyncio.gather(*(answer(api, asked) for api in both))
+        requested = request(random)
+        one, other = await asyncio.gather(*(answer(api, requested) for api in both))
         codes.add(other["status"])
-        told = "\n".join(differences(one, other))
-        assert not told, f"seed {seed}, step {step}: {asked}\nembedded and real differ:\n{told}"
+        found = "\n".join(differences(one, other))
+        assert not found, (
+            f"seed {seed}, step {step}: {requested}\nembedded and real differ:\n{found}"
+        )
     assert {200, 201, 422} <= codes
     for name in NAMES:
         one, other = [answer_of(200, await api.find(SERVICES, name), api.namespace) for api in both]

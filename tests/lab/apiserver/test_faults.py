@@ -29,32 +29,34 @@ DEADLINE_S = 60
         (503, "ServiceUnavailable"),
     ],
 )
-async def test_a_status_so_many_times(
+async def test_a_status_fault_occurs_as_often_as_configured(
     client: Api, server: ApiServer, code: int, reason: str
 ) -> None:
     server.faults.add(Fault("status", "GET", "services$", count=2, code=code))
     assert (await client.call("GET", "/api/v1/nodes"))[0] == 200
     for _ in range(2):
-        status, told = await client.call("GET", PATH)
-        assert (status, told["code"], told["reason"]) == (code, code, reason)
+        status, body = await client.call("GET", PATH)
+        assert (status, body["code"], body["reason"]) == (code, code, reason)
     assert (await client.call("GET", PATH))[0] == 200
 
 
-async def test_retry_after(client: Api, server: ApiServer) -> None:
+async def test_a_status_fault_may_have_a_retry_after_header(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("status", code=429, retry_after_s=7))
     async with client.session.get(client.url + PATH) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
         assert (await answer.json())["details"]["retryAfterSeconds"] == 7
 
 
-async def test_a_fault_for_ever_until_it_is_cleared(client: Api, server: ApiServer) -> None:
+async def test_an_unlimited_fault_occurs_until_it_is_cleared(
+    client: Api, server: ApiServer
+) -> None:
     server.faults.add(Fault("status", count=0, code=503))
     assert [(await client.call("GET", PATH))[0] for _ in range(4)] == [503] * 4
     server.faults.clear()
     assert (await client.call("GET", PATH))[0] == 200
 
 
-async def test_a_stall_for_ever_and_for_a_while(client: Api, server: ApiServer) -> None:
+async def test_a_stall_lasts_as_long_as_configured(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("stall", path="services"))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -63,7 +65,7 @@ async def test_a_stall_for_ever_and_for_a_while(client: Api, server: ApiServer) 
     assert (await client.call("GET", PATH))[0] == 200
 
 
-async def test_a_dropped_connection(client: Api, server: ApiServer) -> None:
+async def test_a_reset_fault_drops_the_connection(client: Api, server: ApiServer) -> None:
     server.faults.add(Fault("reset", "POST"))
     service = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(aiohttp.ClientError):
@@ -106,7 +108,7 @@ async def test_a_running_watch_is_cut_in_the_middle_of_a_line(
         json.loads(data)
 
 
-async def test_a_watch_is_cut_after_so_many_events(
+async def test_a_watch_is_cut_after_the_configured_number_of_events(
     client: Api, server: ApiServer, make_service: Make
 ) -> None:
     for name in "abcd":
@@ -121,7 +123,7 @@ async def test_a_watch_is_cut_after_so_many_events(
     assert lines[2]
 
 
-async def test_a_watch_is_ended(client: Api, server: ApiServer) -> None:
+async def test_an_end_fault_ends_a_watch(client: Api, server: ApiServer) -> None:
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion=1") as answer:
         server.faults.add(Fault("end", path="watch"))
         data, whole = await read_until_end(answer)
@@ -142,7 +144,9 @@ async def test_a_watch_gets_an_error_event(client: Api, server: ApiServer) -> No
     )
 
 
-async def test_a_watch_falls_silent(client: Api, server: ApiServer, make_service: Make) -> None:
+async def test_a_stalled_watch_sends_nothing(
+    client: Api, server: ApiServer, make_service: Make
+) -> None:
     async with client.session.get(
         f"{client.url}{PATH}?watch=true&resourceVersion={server.store.version}"
     ) as answer:
@@ -153,7 +157,7 @@ async def test_a_watch_falls_silent(client: Api, server: ApiServer, make_service
                 await answer.content.readline()
 
 
-async def test_bookmarks_stay_out(client: Api, server: ApiServer) -> None:
+async def test_bookmarks_can_be_suppressed(client: Api, server: ApiServer) -> None:
     query = "?watch=true&resourceVersion=1&allowWatchBookmarks=true&timeoutSeconds=1"
     async with client.session.get(client.url + PATH + query) as answer:
         assert b"BOOKMARK" in await answer.read()
@@ -162,7 +166,7 @@ async def test_bookmarks_stay_out(client: Api, server: ApiServer) -> None:
         assert await answer.read() == b""
 
 
-async def test_connections_are_refused_and_taken_again(client: Api, server: ApiServer) -> None:
+async def test_connections_are_refused_and_accepted_again(client: Api, server: ApiServer) -> None:
     address = client.url.removeprefix("http://").split(":")
     async with client.session.get(f"{client.url}{PATH}?watch=true&resourceVersion=1") as answer:
         await server.refuse()
@@ -175,7 +179,9 @@ async def test_connections_are_refused_and_taken_again(client: Api, server: ApiS
     assert server.url == client.url
 
 
-async def test_faults_over_http(client: Api, server: ApiServer, make_service: Make) -> None:
+async def test_faults_are_configured_over_http(
+    client: Api, server: ApiServer, make_service: Make
+) -> None:
     await client.call(
         "POST", "/_faults", [{"action": "status", "path": "nodes", "code": 503}, {"action": "end"}]
     )
@@ -192,7 +198,7 @@ async def test_faults_over_http(client: Api, server: ApiServer, make_service: Ma
     assert server.store.compacted == server.store.version
 
 
-async def test_refusing_for_a_while_over_http(client: Api, server: ApiServer) -> None:
+async def test_refused_connections_are_configured_over_http(client: Api, server: ApiServer) -> None:
     await client.call("POST", "/_faults", {"action": "refuse", "refuse_s": 0.3})
     refused = 0
     async with asyncio.timeout(DEADLINE_S):
@@ -225,7 +231,7 @@ async def test_requests_are_counted(client: Api, server: ApiServer) -> None:
     assert len(server.requests) == 0
 
 
-def test_a_path_that_is_no_regular_expression() -> None:
+def test_an_invalid_regular_expression_for_a_path_is_refused() -> None:
     async def add() -> None:
         ApiServer().faults.add(Fault("end", path="("))
 

@@ -28,7 +28,7 @@ POD: Object = {
 }
 
 
-async def test_apply_on_the_clients_side(kubectl: Kubectl, manifest: str) -> None:
+async def test_client_side_apply(kubectl: Kubectl, manifest: str) -> None:
     assert (await kubectl("apply", "-f", manifest)).out == "service/web created\n"
     assert (await kubectl("apply", "-f", manifest)).out == "service/web unchanged\n"
     changed = SERVICE.replace("Local", "Cluster").replace(
@@ -44,7 +44,7 @@ async def test_apply_on_the_clients_side(kubectl: Kubectl, manifest: str) -> Non
     assert "+  externalTrafficPolicy: Local" in difference.out
 
 
-async def test_apply_every_kind_again(kubectl: Kubectl) -> None:
+async def test_an_equal_apply_changes_no_kind(kubectl: Kubectl) -> None:
     name = f"{kubectl.api.namespace}-other"
     kubectl.api.remove_later(NODES, name)
     everything: list[Object] = [
@@ -83,7 +83,7 @@ async def test_apply_every_kind_again(kubectl: Kubectl) -> None:
     )
 
 
-async def test_a_patch_touches_one_container(kubectl: Kubectl) -> None:
+async def test_a_patch_changes_only_one_container(kubectl: Kubectl) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": POD}
     await kubectl("apply", "-f", "-", stdin=json.dumps(pod))
     changed = json.dumps(pod).replace("web:1", "web:2")
@@ -92,7 +92,7 @@ async def test_a_patch_touches_one_container(kubectl: Kubectl) -> None:
     assert images.out == "example.com/web:2 example.com/log:1"
 
 
-async def test_a_change_where_no_field_is_described(kubectl: Kubectl) -> None:
+async def test_a_change_of_fields_without_a_schema(kubectl: Kubectl) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": POD}
     await kubectl("apply", "-f", "-", stdin=json.dumps(pod))
     refused = await kubectl.run(
@@ -105,7 +105,7 @@ async def test_a_change_where_no_field_is_described(kubectl: Kubectl) -> None:
     assert "panic" not in refused.err
 
 
-async def test_apply_on_the_servers_side(kubectl: Kubectl, api: Api, manifest: str) -> None:
+async def test_server_side_apply(kubectl: Kubectl, api: Api, manifest: str) -> None:
     assert (
         await kubectl("apply", "--server-side", "-f", manifest)
     ).out == "service/web serverside-applied\n"
@@ -140,14 +140,16 @@ async def test_apply_on_the_servers_side(kubectl: Kubectl, api: Api, manifest: s
     assert 'k:{"port":80,"protocol":"TCP"}:' in shown.out
 
 
-async def test_from_client_side_to_server_side(kubectl: Kubectl, manifest: str) -> None:
+async def test_migration_from_client_side_to_server_side_apply(
+    kubectl: Kubectl, manifest: str
+) -> None:
     await kubectl("apply", "-f", manifest)
     assert (
         await kubectl("apply", "--server-side", "-f", manifest)
     ).out == "service/web serverside-applied\n"
 
 
-async def test_what_is_invalid_is_told_in_full(kubectl: Kubectl) -> None:
+async def test_the_output_contains_the_full_error(kubectl: Kubectl) -> None:
     wrong = SERVICE.replace("name: web", "name: x").replace("type: LoadBalancer", "type: ClusterIP")
     for arguments in (
         ("create", "-f", "-"),
@@ -166,11 +168,11 @@ async def test_what_is_invalid_is_told_in_full(kubectl: Kubectl) -> None:
     if kubectl.minor >= 25:
         assert 'strict decoding error: unknown field "spec.externalTraficPolicy"' in refused.err
     else:  # this kubectl validates on the client side, by the OpenAPI document
-        told = (
+        expected = (
             'ValidationError(Service.spec): unknown field "externalTraficPolicy" in '
             "io.k8s.api.core.v1.ServiceSpec"
         )
-        assert told in refused.err
+        assert expected in refused.err
 
 
 async def test_patch_label_annotate(kubectl: Kubectl, manifest: str) -> None:
@@ -295,6 +297,6 @@ async def test_commands_that_send_protobuf(kubectl: Kubectl, cluster: Api) -> No
         "drain", cluster.namespace, "--force", "--timeout=1s", "--grace-period=7"
     )
     assert f"{cluster.namespace}/web-1" in drained.err, (
-        "it waits for the kubelet, which is not there"
+        "the deletion waits for a kubelet, which does not exist"
     )
     assert (await cluster.get(PODS, "web-1"))["metadata"]["deletionGracePeriodSeconds"] == 7

@@ -47,7 +47,7 @@ async def test_get_services(kubectl: Kubectl, api: Api, manifest: str) -> None:
     assert [row[1] for row in chunked.rows if row[0] == api.namespace] == ["web"]
 
 
-async def test_nothing_there(kubectl: Kubectl) -> None:
+async def test_missing_objects_and_empty_lists(kubectl: Kubectl) -> None:
     ran = await kubectl.run("get", "svc")
     assert (ran.code, ran.err) == (0, f"No resources found in {kubectl.api.namespace} namespace.\n")
     ran = await kubectl.run("get", "svc", "none")
@@ -84,7 +84,7 @@ async def test_wait_for_the_address(kubectl: Kubectl, api: Api, manifest: str) -
     assert out == b"service/web condition met\n"
 
 
-async def test_get_the_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
+async def test_get_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
     pods = (await kubectl("get", "po")).rows
     assert pods[0] == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
     assert pods[1][:4] == ["web-1", "1/1", "Running", "2"]
@@ -102,9 +102,9 @@ async def test_get_the_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
         "6.1.0",
         "none://1",
     ]
-    asked = await kubectl.run("get", "ep")
-    assert "Endpoints is deprecated in v1.33+" in asked.err
-    endpoints = asked.rows
+    requested = await kubectl.run("get", "ep")
+    assert "Endpoints is deprecated in v1.33+" in requested.err
+    endpoints = requested.rows
     assert endpoints[0] == ["NAME", "ENDPOINTS", "AGE"]
     assert [row[:2] for row in endpoints[1:]] == [
         ["nobody", "<none>"],
@@ -142,13 +142,13 @@ async def test_get_the_other_kinds(kubectl: Kubectl, cluster: Api) -> None:
 
 async def test_describe(kubectl: Kubectl, cluster: Api) -> None:
     service = (await kubectl("describe", "svc", "web")).out
-    told = (
+    expected = (
         "External Traffic Policy:  Local",
         "HealthCheck NodePort:     3",
         "EnsuredLoadBalancer",
         "(x3 over",
     )
-    for text in (*told, "192.0.2.130:8080"):
+    for text in (*expected, "192.0.2.130:8080"):
         assert text in service
     node = (await kubectl("describe", "node", cluster.namespace)).out
     for text in (
@@ -181,11 +181,13 @@ async def test_namespaces_and_discovery(kubectl: Kubectl) -> None:
     resources = (await kubectl("api-resources", "--no-headers")).out
     for name in ("services", "endpointslices", "leases"):
         assert name in resources
-    told = json.loads((await kubectl.run("version", "-o", "json")).out)
-    assert told["serverVersion"]["gitVersion"].startswith("v1.36")
+    versions = json.loads((await kubectl.run("version", "-o", "json")).out)
+    assert versions["serverVersion"]["gitVersion"].startswith("v1.36")
 
 
-async def test_what_is_not_served_is_told(program: Program, client: Api, tmp_path: Path) -> None:
+async def test_kinds_and_subresources_that_are_not_served_are_reported(
+    program: Program, client: Api, tmp_path: Path
+) -> None:
     """The embedded server lacks some subresources and reports that."""
     kubectl = Kubectl(program, client, tmp_path)
     containers = [{"name": "web", "image": "example.com/web:1"}]
@@ -226,7 +228,7 @@ async def test_explain(kubectl: Kubectl) -> None:
         assert "metadata" in (await kubectl("explain", kind, "--recursive")).out
 
 
-async def test_events_in_order(kubectl: Kubectl, api: Api) -> None:
+async def test_events_are_printed_in_order(kubectl: Kubectl, api: Api) -> None:
     for name, stamp in {"late": "2026-01-02T00:00:00Z", "early": "2026-01-01T00:00:00Z"}.items():
         event = {
             "metadata": {"name": name},

@@ -70,7 +70,7 @@ async def test_the_openapi_document(api: Api, send: Send) -> None:
     assert in_json.headers["Content-Type"].startswith("application/json")
     if api.name == "embedded":
         assert decode(answer.data) == in_json.document, (
-            "the real one's has members that ours needs not"
+            "the document of the real server may have further fields"
         )
     assert in_json.document["definitions"]["io.k8s.api.core.v1.Service"]["properties"].keys() >= {
         "spec",
@@ -122,7 +122,7 @@ async def test_apply_diff_apply(api: Api, send: Send, make_service: Make) -> Non
     assert entry["manager"] == "kubectl-client-side-apply"
 
 
-async def test_apply_on_the_servers_side(api: Api, send: Send, make_service: Make) -> None:
+async def test_server_side_apply(api: Api, send: Send, make_service: Make) -> None:
     path = f"{api.path(SERVICES, 'web')}?fieldManager=kubectl&force=false"
     created = await send("PATCH", path, make_service(), "application/apply-patch+yaml")
     assert created.code == 201
@@ -154,7 +154,7 @@ async def test_get_label_delete(api: Api, send: Send, make_service: Make) -> Non
     assert left.document["items"] == []
 
 
-async def test_a_misspelt_field_is_told_though_it_did_not_ask(
+async def test_a_misspelt_field_causes_a_warning_without_a_request_for_validation(
     api: Api, send: Send, make_service: Make
 ) -> None:
     made = await send(

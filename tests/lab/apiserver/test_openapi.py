@@ -33,7 +33,7 @@ def schemas(schema: Object) -> Iterator[Object]:
             yield from schemas(schema[name])
 
 
-def told(definition: str, field: str) -> Object:
+def merge_rule_of(definition: str, field: str) -> Object:
     properties: Object = DEFINITIONS[definition]["properties"]
     return {name: value for name, value in properties[field].items() if name.startswith("x-")}
 
@@ -62,10 +62,10 @@ def told(definition: str, field: str) -> Object:
         ("io.k8s.api.discovery.v1.EndpointSlice", "endpoints", None, None),
     ],
 )
-def test_how_lists_merge_is_what_the_api_reference_says(
+def test_lists_merge_as_in_the_api_reference(
     definition: str, field: str, strategy: str | None, key: str | None
 ) -> None:
-    extensions = told(definition, field)
+    extensions = merge_rule_of(definition, field)
     assert extensions.get("x-kubernetes-patch-strategy") == strategy
     assert extensions.get("x-kubernetes-patch-merge-key") == key
     assert extensions["x-kubernetes-list-type"] == (
@@ -74,8 +74,11 @@ def test_how_lists_merge_is_what_the_api_reference_says(
 
 
 def test_keys_of_server_side_apply() -> None:
-    assert told(CORE + "ServiceSpec", "ports")["x-kubernetes-list-map-keys"] == ["port", "protocol"]
-    assert told(CORE + "ServiceSpec", "selector") == {"x-kubernetes-map-type": "atomic"}
+    assert merge_rule_of(CORE + "ServiceSpec", "ports")["x-kubernetes-list-map-keys"] == [
+        "port",
+        "protocol",
+    ]
+    assert merge_rule_of(CORE + "ServiceSpec", "selector") == {"x-kubernetes-map-type": "atomic"}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
@@ -96,11 +99,11 @@ def test_each_kind_is_found_by_its_group_and_version(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
-def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type_stands(
+def test_every_merge_rule_is_for_an_existing_field_and_consistent_for_its_type(
     kind: Kind,
 ) -> None:
-    """Otherwise a shape is misspelt, or a definition describes how a type merges in one place and
-    is wrong about another place."""
+    """Otherwise a merge rule is misspelt, or a definition has the right rule for a type in one
+    place and a wrong one in another."""
     seen: dict[type[Fields], Shape] = {}
 
     def check(of: type[Fields], shape: Shape) -> None:
@@ -115,7 +118,7 @@ def test_every_shape_is_of_a_field_that_exists_and_is_the_same_wherever_its_type
     check(FIELDS_OF[kind], shape_of(kind))
 
 
-def test_nothing_is_described_that_makes_kubectl_panic() -> None:
+def test_no_schema_makes_kubectl_panic() -> None:
     """kubectl panics where a schema, two levels above a change, has neither a type nor a
     reference."""
     for name, definition in DEFINITIONS.items():
@@ -137,11 +140,11 @@ def test_both_versions_of_openapi_describe_the_same() -> None:
     assert told_in_v3 == DEFINITIONS
 
 
-def test_the_protobuf_form_says_what_the_json_form_says() -> None:
+def test_the_protobuf_form_equals_the_json_form() -> None:
     assert decode(openapi_protobuf.encode(DOCUMENT)) == DOCUMENT
 
 
-def test_bytes() -> None:
+def test_a_document_has_the_expected_protobuf_bytes() -> None:
     """A document encoded by hand: NamedSchema "a" with a TypeItem and one extension, whose value is
     YAML."""
     schema = b"\xb2\x01\x08\x0a\x06object" + b"\xfa\x01\x0c\x0a\x03x-b\x12\x05\x12\x03[1]"
@@ -157,7 +160,7 @@ def test_bytes() -> None:
     )
 
 
-def test_a_member_without_a_number_is_not_dropped() -> None:
+def test_a_field_without_a_protobuf_number_is_an_error() -> None:
     with pytest.raises(KeyError, match="maximum"):
         openapi_protobuf.encode({"definitions": {"a": {"type": "integer", "maximum": 3}}})
 
@@ -180,9 +183,11 @@ async def test_the_definitions_are_those_of_the_real_server(real_apiserver: Kube
         """Return the type of a field, and how it merges."""
         referred = real.get(schema.get("$ref", "").removeprefix("#/definitions/"), schema)
         plain = "string" if referred.get("type") == "string" else "object"
-        told = {name: value for name, value in schema.items() if name.startswith("x-kubernetes-")}
+        merge_rule_of = {
+            name: value for name, value in schema.items() if name.startswith("x-kubernetes-")
+        }
         return (
-            told
+            merge_rule_of
             | {"type": schema.get("type", plain)}
             | ({"items": sort(schema["items"])} if "items" in schema else {})
         )

@@ -101,7 +101,7 @@ def test_strategic_merge_of_conditions_finalizers_and_owners() -> None:
     assert removed["metadata"]["finalizers"] == ["b/2"]
 
 
-def test_strategic_merge_goes_into_containers() -> None:
+def test_strategic_merge_merges_containers_by_name() -> None:
     pod = {
         "spec": {
             "containers": [
@@ -126,7 +126,9 @@ def test_strategic_merge_without_the_key_is_refused() -> None:
         strategic_merge(
             {"spec": {"ports": [HTTP]}}, {"spec": {"ports": [{"name": "x"}]}}, shape_of(SERVICES)
         )
-    assert refused.value.code == 500, "so it is: no sense in the patch is the server's trouble"
+    assert refused.value.code == 500, (
+        "kube-apiserver also answers an invalid strategic patch with 500"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_json_patch_follows_rfc_6902(operations: list[Any], result: Any) -> None
         {"path": "/foo"},
     ],
 )
-def test_json_patch_that_cannot_be_done_is_invalid(operation: Any) -> None:
+def test_an_impossible_json_patch_is_invalid(operation: Any) -> None:
     with pytest.raises(ApiFailure) as refused:
         json_patch({"foo": ["bar"]}, [operation])
     assert refused.value.code == 422
@@ -174,6 +176,6 @@ OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 
 
 @given(target=OBJECTS, patch=OBJECTS)
-def test_a_merge_patch_twice_is_once(target: Any, patch: Any) -> None:
+def test_a_merge_patch_is_idempotent(target: Any, patch: Any) -> None:
     once = merge(target, patch)
     assert merge(once, patch) == once

@@ -83,7 +83,7 @@ def test_stored_objects_never_change(registry: Registry, make_service: Make) -> 
     assert stored.object == before
 
 
-async def test_what_only_the_server_sets_cannot_be_set(api: Api, make_service: Make) -> None:
+async def test_fields_of_the_server_cannot_be_set_by_clients(api: Api, make_service: Make) -> None:
     service = make_service()
     service["metadata"] |= {
         "uid": "mine",
@@ -93,7 +93,7 @@ async def test_what_only_the_server_sets_cannot_be_set(api: Api, make_service: M
     made = (await api.create(SERVICES, service))["metadata"]
     assert made["uid"] != "mine"
     assert made["creationTimestamp"] > "2020"
-    assert "generation" not in made, "Services have none"
+    assert "generation" not in made, "Services have no generation"
     with pytest.raises(Failed, match="resourceVersion should not be set on objects to be created"):
         await api.create(
             SERVICES, {"metadata": {"name": "b", "resourceVersion": "7"}, "spec": service["spec"]}
@@ -108,7 +108,7 @@ async def test_generated_names(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "obj", "told"),
+    ("kind", "obj", "expected"),
     [
         (
             PODS,
@@ -170,9 +170,9 @@ async def test_generated_names(api: Api) -> None:
     ],
 )
 async def test_other_kinds_are_checked_lightly(
-    api: Api, kind: Kind, obj: Object, told: str
+    api: Api, kind: Kind, obj: Object, expected: str
 ) -> None:
-    with pytest.raises(Failed, match=told) as refused:
+    with pytest.raises(Failed, match=expected) as refused:
         await api.create(kind, obj)
     assert refused.value.code == 422
 
@@ -205,7 +205,7 @@ async def test_a_pods_grace_period(api: Api) -> None:
     marked = await api.delete(PODS, "p")
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 17
     assert version_of(await api.delete(PODS, "p")) == version_of(marked), (
-        "asking again changes nothing"
+        "a repeated deletion changes nothing"
     )
     shorter = await api.delete(PODS, "p", gracePeriodSeconds=3)
     assert shorter["metadata"]["deletionGracePeriodSeconds"] == 3
@@ -214,7 +214,7 @@ async def test_a_pods_grace_period(api: Api) -> None:
 
 
 @pytest.mark.parametrize("phase", [None, "Succeeded", "Failed"])
-async def test_a_pod_that_does_not_run_goes_at_once(api: Api, phase: str | None) -> None:
+async def test_a_pod_that_does_not_run_is_deleted_at_once(api: Api, phase: str | None) -> None:
     made = await api.create(PODS, pod(**({"nodeName": "n1"} if phase else {})))
     if phase:
         await api.update(PODS, "p", made | {"status": {"phase": phase}}, subresource="status")
@@ -222,7 +222,9 @@ async def test_a_pod_that_does_not_run_goes_at_once(api: Api, phase: str | None)
     assert await api.find(PODS, "p") is None
 
 
-async def test_finalizers_hold_an_object(api: Api, make_service: Make) -> None:
+async def test_an_object_stays_until_its_finalizers_are_removed(
+    api: Api, make_service: Make
+) -> None:
     service = make_service()
     service["metadata"]["finalizers"] = ["example.com/a", "example.com/b"]
     await api.create(SERVICES, service)
@@ -246,7 +248,7 @@ async def test_finalizers_hold_an_object(api: Api, make_service: Make) -> None:
     assert await api.find(SERVICES, "web") is None
 
 
-async def test_preconditions(api: Api, make_service: Make) -> None:
+async def test_a_deletion_checks_its_preconditions(api: Api, make_service: Make) -> None:
     made = (await api.create(SERVICES, make_service()))["metadata"]
     with pytest.raises(
         Failed, match=r"the UID in the precondition \(other\) does not match the UID in record"
@@ -264,23 +266,23 @@ async def test_preconditions(api: Api, make_service: Make) -> None:
     assert await api.find(SERVICES, "web") is None
 
 
-async def test_what_a_deletion_answers(api: Api, make_service: Make) -> None:
+async def test_the_response_to_a_deletion(api: Api, make_service: Make) -> None:
     made = await api.create(SERVICES, make_service())
     gone = await api.delete(SERVICES, "web")
     assert (gone["kind"], gone["metadata"]["uid"]) == ("Service", made["metadata"]["uid"])
     lease = await api.create(LEASES, {"metadata": {"name": "l"}})
-    told = await api.delete(LEASES, "l")
-    assert (told["kind"], told["status"]) == ("Status", "Success")
+    answer = await api.delete(LEASES, "l")
+    assert (answer["kind"], answer["status"]) == ("Status", "Success")
     details = {
         "name": "l",
         "group": "coordination.k8s.io",
         "kind": "leases",
         "uid": lease["metadata"]["uid"],
     }
-    assert told["details"] == details
+    assert answer["details"] == details
 
 
-async def test_nothing_new_in_a_namespace_that_is_on_its_way_out(api: Api) -> None:
+async def test_no_object_is_created_in_a_terminating_namespace(api: Api) -> None:
     name = f"{api.namespace}-shop"
     await api.create(NAMESPACES, {"metadata": {"name": name}})
     await api.create(PODS, pod("busy", nodeName="n1"), namespace=name)
@@ -291,7 +293,7 @@ async def test_nothing_new_in_a_namespace_that_is_on_its_way_out(api: Api) -> No
     assert (refused.value.code, refused.value.reason) == (403, "Forbidden")
 
 
-def test_a_namespace_takes_its_objects_along(registry: Registry) -> None:
+def test_deleting_a_namespace_deletes_its_objects(registry: Registry) -> None:
     """In a cluster the namespace controller deletes the objects. A bare API server has none, so the
     embedded server does that itself."""
     registry.create(NAMESPACES, "", {"metadata": {"name": "shop"}}, WRITE)
@@ -306,7 +308,7 @@ def test_a_namespace_takes_its_objects_along(registry: Registry) -> None:
     assert registry.store.get(NAMESPACES, "", "shop") is None
 
 
-async def test_a_pods_spec_is_fixed_but_for_images(api: Api) -> None:
+async def test_only_images_of_a_pod_can_be_changed(api: Api) -> None:
     made = await api.create(PODS, pod(nodeName="n1"))
     image = deepcopy(made)
     image["spec"]["containers"][0]["image"] = "example.com/web:2"
@@ -318,7 +320,9 @@ async def test_a_pods_spec_is_fixed_but_for_images(api: Api) -> None:
         await api.patch(PODS, "p", moved, "application/merge-patch+json")
 
 
-async def test_a_lease_needs_its_version_and_may_be_made_by_update(api: Api) -> None:
+async def test_a_lease_is_updated_only_with_its_version_and_may_be_created_by_update(
+    api: Api,
+) -> None:
     lease = {"metadata": {"name": "leader"}, "spec": {"holderIdentity": "a"}}
     made = await api.update(LEASES, "leader", deepcopy(lease))
     with pytest.raises(

@@ -51,42 +51,44 @@ def _read(path: Path) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_it_ends_at_once_with_a_watch_open(tmp_path: Path, number: signal.Signals) -> None:
+async def test_the_process_exits_at_once_with_an_open_watch(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     async with running(tmp_path / "ready", "--listen", "127.0.0.1:0", "--listen", "[::1]:0") as (
-        told,
+        output,
         process,
     ):
-        assert told["pid"] == process.pid
-        assert len(told["urls"]) == 2
+        assert output["pid"] == process.pid
+        assert len(output["urls"]) == 2
         async with aiohttp.ClientSession() as session:
-            for url in told["urls"]:
+            for url in output["urls"]:
                 async with session.get(f"{url}/api/v1/namespaces/default") as answer:
                     assert (await answer.json())["metadata"]["name"] == "default"
-            async with session.get(f"{told['urls'][0]}/api/v1/services?watch=true") as watch:
+            async with session.get(f"{output['urls'][0]}/api/v1/services?watch=true") as watch:
                 process.send_signal(number)
                 async with asyncio.timeout(DEADLINE_S):
                     assert await watch.content.read() == b""
                     assert await process.wait() == 0
 
 
-async def test_it_serves_on_an_inherited_socket(tmp_path: Path) -> None:
+async def test_the_process_serves_on_an_inherited_socket(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         descriptor = listener.fileno()
         arguments = ("--fd", str(descriptor), "--service-cidr", "2001:db8:96::/112")
         async with running(tmp_path / "ready", *arguments, pass_fds=[descriptor]) as (
-            told,
+            output,
             process,
         ):
             listener.close()
-            assert told["urls"] == [f"http://127.0.0.1:{port}"]
+            assert output["urls"] == [f"http://127.0.0.1:{port}"]
             async with aiohttp.ClientSession() as session:
-                url = f"{told['urls'][0]}/api/v1/namespaces/default/services"
+                url = f"{output['urls'][0]}/api/v1/namespaces/default/services"
                 service = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}}
                 async with session.post(url, json=service) as answer:
                     assert (await answer.json())["spec"]["ipFamilies"] == ["IPv6"]
                 fault = {"action": "refuse", "refuse_s": 0.2}
-                async with session.post(f"{told['urls'][0]}/_faults", json=fault):
+                async with session.post(f"{output['urls'][0]}/_faults", json=fault):
                     pass
                 async with asyncio.timeout(DEADLINE_S):
                     while not await _answers(session, url):
@@ -104,7 +106,7 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
+async def test_an_address_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         command = [sys.executable, "-m", "fairlead.lab.apiserver", "--listen", address]
@@ -112,6 +114,6 @@ async def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
             *command, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
         )
         async with asyncio.timeout(DEADLINE_S):
-            _, told = await process.communicate()
+            _, output = await process.communicate()
     assert process.returncode == 1
-    assert f"binding the API server to '{address}' failed" in told.decode()
+    assert f"binding the API server to '{address}' failed" in output.decode()

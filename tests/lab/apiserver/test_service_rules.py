@@ -76,7 +76,7 @@ ONLY_HEALTH_CHECK = (
         ),
     ],
 )
-async def test_external_traffic_policy_accepted(
+async def test_valid_combinations_of_the_external_traffic_policy_are_accepted(
     api: Api, make_service: Make, spec: Object, policy: str | None, has_health_port: bool
 ) -> None:
     made = (await create(api, make_service(**spec)))["spec"]
@@ -90,7 +90,7 @@ async def test_external_traffic_policy_accepted(
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [
         (
             {"type": "ClusterIP", "externalTrafficPolicy": "Local"},
@@ -235,16 +235,16 @@ async def test_external_traffic_policy_accepted(
         ),
     ],
 )
-async def test_refused_with_the_api_servers_words(
-    api: Api, make_service: Make, spec: Object, told: str
+async def test_invalid_services_are_refused_with_the_message_of_kube_apiserver(
+    api: Api, make_service: Make, spec: Object, expected: str
 ) -> None:
     with pytest.raises(Failed) as refused:
         await create(api, make_service(**spec))
-    assert told in causes(refused)
+    assert expected in causes(refused)
     assert await api.find(SERVICES, "web") is None
 
 
-async def test_source_range_annotation_is_checked_and_the_field_wins(
+async def test_the_source_range_annotation_is_checked_and_the_field_has_precedence(
     api: Api, make_service: Make
 ) -> None:
     annotation = "service.beta.kubernetes.io/load-balancer-source-ranges"
@@ -287,7 +287,7 @@ async def test_one_message_for_one_cause_and_a_list_for_several(
     )
 
 
-async def test_defaults(api: Api, make_service: Make) -> None:
+async def test_fields_of_a_service_get_their_defaults(api: Api, make_service: Make) -> None:
     spec = (await create(api, make_service(sessionAffinity="ClientIP")))["spec"]
     assert spec["internalTrafficPolicy"] == "Cluster"
     assert spec["externalTrafficPolicy"] == "Cluster"
@@ -298,7 +298,7 @@ async def test_defaults(api: Api, make_service: Make) -> None:
     assert (port["protocol"], port["targetPort"]) == ("TCP", 80)
 
 
-async def test_health_check_port_comes_and_goes_with_the_policy(
+async def test_the_health_check_port_is_allocated_and_released_with_the_policy(
     api: Api, make_service: Make
 ) -> None:
     made = await create(api, make_service(externalTrafficPolicy="Local", healthCheckNodePort=30020))
@@ -312,7 +312,7 @@ async def test_health_check_port_comes_and_goes_with_the_policy(
     other = await create(
         api, make_service("other", externalTrafficPolicy="Local", healthCheckNodePort=30020)
     )
-    assert other["spec"]["healthCheckNodePort"] == 30020, "the port was given back"
+    assert other["spec"]["healthCheckNodePort"] == 30020, "the previous port was released"
     back = await update(api, away, externalTrafficPolicy="Local", healthCheckNodePort=30022)
     assert back["spec"]["healthCheckNodePort"] == 30022
     with pytest.raises(Failed) as taken:
@@ -322,7 +322,7 @@ async def test_health_check_port_comes_and_goes_with_the_policy(
     assert "provided port is already allocated" in taken.value.message
 
 
-async def test_class_cannot_change_while_the_type_stays(api: Api, make_service: Make) -> None:
+async def test_the_class_cannot_change_while_the_type_stays(api: Api, make_service: Make) -> None:
     made = await create(api, make_service(loadBalancerClass="example.com/a"))
     for other in ("example.com/b", None):
         with pytest.raises(Failed) as refused:
@@ -339,7 +339,9 @@ async def test_class_cannot_change_while_the_type_stays(api: Api, make_service: 
     ]["loadBalancerClass"]
 
 
-async def test_leaving_the_type_clears_what_belongs_to_it(api: Api, make_service: Make) -> None:
+async def test_a_change_of_the_type_clears_the_fields_of_the_old_type(
+    api: Api, make_service: Make
+) -> None:
     service = make_service(externalTrafficPolicy="Local", loadBalancerClass="example.com/a")
     service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
     made = await create(api, service)
@@ -369,10 +371,10 @@ async def test_node_ports_may_be_switched_off_and_on(api: Api, make_service: Mak
     port = given["spec"]["ports"][0]["nodePort"]
     kept = await update(api, given, allocateLoadBalancerNodePorts=False)
     assert kept["spec"]["ports"][0]["nodePort"] == port
-    asked = make_service(
+    requested = make_service(
         "asked", allocateLoadBalancerNodePorts=False, ports=[{"port": 80, "nodePort": 30055}]
     )
-    assert (await create(api, asked))["spec"]["ports"][0]["nodePort"] == 30055
+    assert (await create(api, requested))["spec"]["ports"][0]["nodePort"] == 30055
 
 
 async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> None:
@@ -385,7 +387,7 @@ async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> 
 
 
 @pytest.mark.parametrize(
-    ("ingress", "told"),
+    ("ingress", "expected"),
     [
         (
             {"ip": "192.0.2.010"},
@@ -405,7 +407,9 @@ async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> 
         ),
     ],
 )
-async def test_ingress_is_checked(api: Api, make_service: Make, ingress: Object, told: str) -> None:
+async def test_invalid_ingress_entries_are_refused(
+    api: Api, make_service: Make, ingress: Object, expected: str
+) -> None:
     made = await create(api, make_service())
     with pytest.raises(Failed) as refused:
         await api.update(
@@ -414,10 +418,10 @@ async def test_ingress_is_checked(api: Api, make_service: Make, ingress: Object,
             deepcopy(made) | {"status": {"loadBalancer": {"ingress": [ingress]}}},
             subresource="status",
         )
-    assert causes(refused) == [f"status.loadBalancer.ingress[0].{told}"]
+    assert causes(refused) == [f"status.loadBalancer.ingress[0].{expected}"]
 
 
-async def test_ingress_only_for_load_balancers(api: Api, make_service: Make) -> None:
+async def test_only_load_balancers_may_have_ingress_entries(api: Api, make_service: Make) -> None:
     made = await create(api, make_service(type="NodePort"))
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
     with pytest.raises(Failed) as refused:
@@ -428,7 +432,9 @@ async def test_ingress_only_for_load_balancers(api: Api, make_service: Make) -> 
     ]
 
 
-async def test_status_and_spec_are_written_apart(api: Api, make_service: Make) -> None:
+async def test_status_and_spec_of_a_service_are_written_separately(
+    api: Api, make_service: Make
+) -> None:
     service = make_service()
     service["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
     made = await create(api, service)

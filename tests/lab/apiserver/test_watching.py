@@ -54,14 +54,16 @@ def compact(
     return compact
 
 
-async def test_a_list_carries_the_version_of_the_store(api: Api, fill: Fill) -> None:
+async def test_a_list_contains_the_version_of_the_store(api: Api, fill: Fill) -> None:
     version = await fill("b", "a")
     listed = await api.do("GET", api.path(SERVICES))
     assert (listed["kind"], listed["apiVersion"]) == ("ServiceList", "v1")
     assert listed["metadata"].keys() == {"resourceVersion"}
     assert int(listed["metadata"]["resourceVersion"]) >= int(version)
     assert [item["metadata"]["name"] for item in listed["items"]] == ["a", "b"]
-    assert all("kind" not in item for item in listed["items"]), "the list says it for all"
+    assert all("kind" not in item for item in listed["items"]), (
+        "the list names the kind of all items"
+    )
     elsewhere = await api.do("GET", api.path(SERVICES, namespace="kube-public"))
     assert elsewhere["items"] == []
     everywhere = await api.do("GET", "/api/v1/services")
@@ -70,7 +72,7 @@ async def test_a_list_carries_the_version_of_the_store(api: Api, fill: Fill) -> 
     }
 
 
-async def test_pages_show_one_moment(api: Api, fill: Fill) -> None:
+async def test_all_pages_of_a_list_show_one_version(api: Api, fill: Fill) -> None:
     await fill("a", "b", "c", "d", "e")
     path = api.path(SERVICES)
     page = await api.do("GET", f"{path}?limit=2")
@@ -86,7 +88,7 @@ async def test_pages_show_one_moment(api: Api, fill: Fill) -> None:
     assert seen == ["a", "b", "c", "d", "e"]
 
 
-def told_by(name: str) -> Object:
+def event_body(name: str) -> Object:
     return {
         "metadata": {"name": name},
         "involvedObject": {"kind": "Service", "name": "web"},
@@ -96,7 +98,7 @@ def told_by(name: str) -> Object:
 
 
 async def event(api: Api, name: str) -> str:
-    obj = told_by(name)
+    obj = event_body(name)
     obj["involvedObject"]["namespace"] = api.namespace
     return version_of(await api.create(EVENTS, obj))
 
@@ -104,8 +106,8 @@ async def event(api: Api, name: str) -> str:
 async def test_a_page_of_a_compacted_list_is_gone(
     api: Api, compact: Callable[[], Awaitable[None]]
 ) -> None:
-    """Uses Events: for other kinds the real server answers from its watch cache, even if etcd is
-    compacted."""
+    """The test uses Events: for other kinds the real server answers from its watch cache, even if
+    etcd is compacted."""
     for name in "abc":
         await event(api, name)
     page = await api.do("GET", f"{api.path(EVENTS)}?limit=1")
@@ -127,7 +129,7 @@ async def test_a_page_of_a_compacted_list_is_gone(
     assert refused.value.code == 400
 
 
-async def test_versions_of_a_list(api: Api, fill: Fill) -> None:
+async def test_a_list_accepts_a_version_with_a_match_rule(api: Api, fill: Fill) -> None:
     then = await fill("a")
     latest = await fill("b")
 
@@ -137,7 +139,7 @@ async def test_versions_of_a_list(api: Api, fill: Fill) -> None:
 
     assert await listed(f"resourceVersion={then}&resourceVersionMatch=Exact") == ["a"]
     assert await listed(f"resourceVersion={latest}&resourceVersionMatch=NotOlderThan") == ["a", "b"]
-    assert set(await listed("resourceVersion=0")) <= {"a", "b"}, "it may be behind"
+    assert set(await listed("resourceVersion=0")) <= {"a", "b"}, "the watch cache may be behind"
     with pytest.raises(Failed) as refused:
         await listed("resourceVersionMatch=Exact")
     assert refused.value.causes == [
@@ -146,7 +148,7 @@ async def test_versions_of_a_list(api: Api, fill: Fill) -> None:
     ]
 
 
-async def test_a_version_from_the_future(api: Api, fill: Fill) -> None:
+async def test_a_version_that_is_too_large_is_refused(api: Api, fill: Fill) -> None:
     await fill("a")
     with pytest.raises(Failed) as future:
         await api.do("GET", f"{api.path(SERVICES)}?resourceVersion=99999999")
@@ -172,7 +174,9 @@ async def test_a_version_from_the_future(api: Api, fill: Fill) -> None:
         ("fieldSelector=spec.type%3DLoadBalancer&labelSelector=tier%3Dback", ["b"]),
     ],
 )
-async def test_selectors(api: Api, fill: Fill, query: str, found: list[str]) -> None:
+async def test_label_and_field_selectors_select_objects(
+    api: Api, fill: Fill, query: str, found: list[str]
+) -> None:
     await fill("a", tier="front")
     await fill("b", tier="back")
     await fill("c")
@@ -180,13 +184,13 @@ async def test_selectors(api: Api, fill: Fill, query: str, found: list[str]) -> 
     assert [item["metadata"]["name"] for item in listed["items"]] == found
 
 
-async def test_a_field_that_cannot_be_selected(api: Api) -> None:
+async def test_an_unsupported_field_selector_is_refused(api: Api) -> None:
     with pytest.raises(Failed, match=r"field label not supported: spec\.ports") as refused:
         await api.do("GET", f"{api.path(SERVICES)}?fieldSelector=spec.ports%3D80")
     assert refused.value.code == 400
 
 
-async def test_a_watch_goes_on_from_its_version(api: Api, fill: Fill) -> None:
+async def test_a_watch_continues_from_its_version(api: Api, fill: Fill) -> None:
     version = await fill("a")
     await fill("b")
     async with api.watch(SERVICES, f"resourceVersion={version}") as watch:
@@ -200,7 +204,7 @@ async def test_a_watch_goes_on_from_its_version(api: Api, fill: Fill) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "resourceVersion=0"])
-async def test_a_watch_without_a_version_begins_with_what_is_there(
+async def test_a_watch_without_a_version_begins_with_the_existing_objects(
     api: Api, fill: Fill, query: str
 ) -> None:
     await fill("a", "b")
@@ -210,7 +214,9 @@ async def test_a_watch_without_a_version_begins_with_what_is_there(
         assert names([await watch.next()]) == [("ADDED", "c")]
 
 
-async def test_an_object_enters_and_leaves_a_selection(api: Api, fill: Fill) -> None:
+async def test_a_watch_reports_objects_that_enter_and_leave_a_selection(
+    api: Api, fill: Fill
+) -> None:
     version = await fill("a")
     async with api.watch(
         SERVICES, f"resourceVersion={version}&labelSelector=tier%3Dfront"
@@ -225,7 +231,7 @@ async def test_an_object_enters_and_leaves_a_selection(api: Api, fill: Fill) -> 
 
 
 async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> None:
-    """There was no event for this client, but the bookmark tells it to continue from a later
+    """There was no event for this client, but the bookmark lets it continue from a later
     version."""
     version = await fill("a")
     async with (
@@ -247,7 +253,7 @@ async def test_a_watch_ends_in_time_with_a_bookmark(api: Api, fill: Fill) -> Non
     assert int(last["metadata"]["resourceVersion"]) >= int(latest)
 
 
-async def test_a_watch_list_marks_the_end_of_what_was_there(api: Api, fill: Fill) -> None:
+async def test_a_watch_list_marks_the_end_of_the_existing_objects(api: Api, fill: Fill) -> None:
     version = await fill("a", "b")
     query = (
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
@@ -274,7 +280,7 @@ async def test_a_watch_list_marks_the_end_of_what_was_there(api: Api, fill: Fill
         "watch=true&resourceVersionMatch=Exact",
     ],
 )
-async def test_watch_list_options_that_contradict(api: Api, query: str) -> None:
+async def test_contradictory_watch_list_options_are_refused(api: Api, query: str) -> None:
     with pytest.raises(Failed) as refused:
         await api.do("GET", f"{api.path(SERVICES)}?{query}")
     assert (refused.value.code, refused.value.reason) == (422, "Invalid")
@@ -314,7 +320,7 @@ async def test_many_writes_reach_every_watcher_in_order(api: Api, make_service: 
             ]
 
 
-async def test_a_table_for_kubectl(api: Api, fill: Fill) -> None:
+async def test_kubectl_gets_a_table(api: Api, fill: Fill) -> None:
     version = await fill("a")
     as_table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
     _, table = await api.call("GET", api.path(SERVICES), Accept=as_table)
@@ -372,12 +378,13 @@ SERVICES_OF = "/api/v1/namespaces/{}/services"
         ),
     ],
 )
-async def test_what_is_refused_is_a_status(
+async def test_a_refusal_is_a_status_object(
     api: Api, method: str, path: str, body: object, media_type: str, code: int
 ) -> None:
     status, refused = await api.call(method, path.format(api.namespace), body, media_type)
     if (status, code) == (404, 404) and isinstance(refused, str):
-        # For a path outside of its groups, the real server answers as an ordinary web server does.
+        # For a path outside of its API groups, the real server answers without a Status, like an
+        # ordinary web server.
         assert (api.name, refused) == ("real", "404 page not found\n")
         return
     assert (status, refused["kind"], refused["status"], refused["code"]) == (
@@ -388,7 +395,7 @@ async def test_what_is_refused_is_a_status(
     )
 
 
-async def test_unknown_fields_are_dropped_told_or_refused(api: Api, make_service: Make) -> None:
+async def test_unknown_fields_are_dropped_reported_or_refused(api: Api, make_service: Make) -> None:
     service = make_service(externalTraficPolicy="Local")
     with pytest.raises(Failed) as refused:
         await api.create(SERVICES, service, fieldValidation="Strict")
@@ -403,7 +410,7 @@ async def test_unknown_fields_are_dropped_told_or_refused(api: Api, make_service
         assert "externalTraficPolicy" not in (await answer.json())["spec"]
 
 
-async def test_deletecollection(api: Api, fill: Fill) -> None:
+async def test_a_collection_is_deleted(api: Api, fill: Fill) -> None:
     await fill("a", "b", tier="front")
     await fill("c")
     gone = await api.do("DELETE", f"{api.path(SERVICES)}?labelSelector=tier%3Dfront")

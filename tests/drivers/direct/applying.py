@@ -1,4 +1,4 @@
-"""Functions that apply changes to the maps at once, without a driver or an event loop."""
+"""Functions that apply changes to the maps directly, without a driver or an event loop."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +10,13 @@ from fairlead.errors import FairleadError
 from fairlead.model import Outcome, ServiceKey
 
 
-def carry_out(
+def apply_changes(
     tables: ListenerMaps,
     changes: Sequence[DirectChange],
     next_hops: Mapping[SetNode, NextHop | FairleadError],
 ) -> dict[ServiceKey, Outcome]:
-    """Apply the changes, and return the outcomes. `next_hops`: for each SetNode in them."""
+    """Apply the changes, and return the outcomes. `next_hops`: the next hop for each SetNode among
+    the changes."""
     run = ChangeRun(tables, next_hops, changes)
     run.apply(changes)
     return run.finish()

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from tests.drivers.proxy.site import WEB, Talk, balancer, bring, nodes, opened, until
+from tests.drivers.proxy.site import (
+    WEB,
+    ClientConnection,
+    balancer,
+    nodes,
+    opened,
+    reconcile,
+    until,
+)
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -27,19 +35,19 @@ pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 OTHER = ServiceKey("default", "other")
 
 
-async def test_each_service_is_told_how_many_of_its_connections_an_old_worker_took_along(
+async def test_each_service_gets_an_event_with_the_number_of_its_closed_connections(
     folder: Path,
 ) -> None:
     with capture_logs() as logs:
-        await cut_and_look(folder)
+        await check_events(folder)
     assert [
         entry["connections"] for entry in logs if "oldest HAProxy workers" in entry["event"]
     ] == [3, 3]
 
 
-async def cut_and_look(folder: Path) -> None:
-    """Twice there is one old worker too many, with two connections of one Service and one
-    connection of another."""
+async def check_events(folder: Path) -> None:
+    """Start one old worker too many, twice. Each time the oldest worker has two connections of one
+    Service and one connection of another."""
     marked: set[ServiceKey] = set()
     async with (
         nodes("node1"),
@@ -64,32 +72,32 @@ async def cut_and_look(folder: Path) -> None:
                 )
                 for key, port in ((WEB, 80), (OTHER, 81))
             ]
-            await bring(driver, *served)
-            talks.append([await Talk.start(port=port) for port in (80, 80, 81)])
+            await reconcile(driver, *served)
+            talks.append([await ClientConnection.start(port=port) for port in (80, 80, 81)])
             for talk in talks[-1]:
-                assert await talk.ask() == ["node1", "-", "x"]
+                assert await talk.request() == ["node1", "-", "x"]
 
-        async def told(count: int) -> bool:
+        async def has_events(count: int) -> bool:
             found = await client.list(EVENTS)
             return len(found) == 2 and all(each.count == count for each in found)
 
-        talks: list[list[Talk]] = []
+        talks: list[list[ClientConnection]] = []
         for limit in (10, 11):
             await change(limit)
         await driver.poll()
-        assert [await talk.ask() for talk in talks[0]] == [["node1", "-", "x"]] * 3
+        assert [await talk.request() for talk in talks[0]] == [["node1", "-", "x"]] * 3
         for at, limit in enumerate((12, 13)):
             await change(limit)
             await driver.poll()
             # The next pass of the loop includes the Services that the driver marked.
             assert marked == {WEB, OTHER}
             marked.clear()
-            report({each.service: each for each in served}, await bring(driver, *served))
-            await until(partial(told, at + 1))
+            report({each.service: each for each in served}, await reconcile(driver, *served))
+            await until(partial(has_events, at + 1))
             for talk in talks[at]:
                 with suppress(ConnectionError):
-                    assert await talk.ask() == []
-            assert [await talk.ask() for talk in talks[at + 1]] == [["node1", "-", "x"]] * 3
+                    assert await talk.request() == []
+            assert [await talk.request() for talk in talks[at + 1]] == [["node1", "-", "x"]] * 3
         recording.cancel()
         await asyncio.gather(recording, return_exceptions=True)
         shown = {

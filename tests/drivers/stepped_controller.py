@@ -1,9 +1,9 @@
-"""Controllers whose calls to the API server arrive in any order, each of which may fail before or
-after it took effect.
+"""Controllers whose calls to the API server arrive in any order, and of which each may fail before
+or after it took effect.
 
-In: an embedded API server. Out: `Racer`s: the real planner and drivers of a controller, which stop
-before every call until they are told how it ends, and which see of the server what they are shown.
-Nothing here waits for time to pass."""
+In: an embedded API server. Out: `SteppedController`s: the real planner and drivers of a controller.
+A stepped controller stops before every call until the test decides how the call ends, and receives
+changes of the server only when the test delivers them. Nothing here waits for time to pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -42,26 +42,27 @@ CONFIG = Config(default_class="fairlead.io/direct")
 
 
 class StoppingClient(Client):
-    """Stops before each call until `let` says how it ends."""
+    """A client that stops before each call until `continue_call` decides how the call ends."""
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
         self.stopped = asyncio.Event()
-        self.before = ""
-        """The call before which it stands: `apply fairlead-publish`, `delete AddressGrant`."""
+        self.pending_call = ""
+        """The call before which the client has stopped: `apply fairlead-publish`, `delete
+        AddressGrant`."""
         self._ending: asyncio.Future[Ending] | None = None
 
-    def let(self, ending: Ending) -> None:
+    def continue_call(self, ending: Ending) -> None:
         assert self._ending is not None
         self.stopped.clear()
         self._ending.set_result(ending)
 
     async def _call(self, method: str, what: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        self.before = f"{method} {what}"
+        self.pending_call = f"{method} {what}"
         self._ending = asyncio.get_running_loop().create_future()
         self.stopped.set()
         ending = await self._ending
-        self.before = ""
+        self.pending_call = ""
         if ending == "lost before":
             raise ServerUnavailable("the request was lost")
         answer = await call()
@@ -99,7 +100,7 @@ class StoppingClient(Client):
 
 
 class Watch:
-    """What one controller has seen of one kind: its cache, and up to which version."""
+    """The objects of one kind that a controller has received: a mirror, up to a version."""
 
     def __init__(
         self, server: ApiServer, kind: Kind, resource: Resource[Any], update: Callable[[Any], None]
@@ -112,32 +113,32 @@ class Watch:
         self._version = server.store.version
         self._cache.begin_list()
         for stored in server.store.all_of(kind):
-            self._absorb(stored.encoded, gone=False)
+            self._process(stored.encoded, gone=False)
         self._cache.complete_list()
         update(self._cache.take())
 
-    def see(self, most: int) -> None:
-        """Take in the next changes, so many at most."""
-        for change in self._server.store.since(self._kind, self._version)[:most]:
-            self._absorb(change.stored.encoded, gone=change.event == "DELETED")
+    def receive(self, limit: int) -> None:
+        """Receive the next changes, at most `limit`."""
+        for change in self._server.store.since(self._kind, self._version)[:limit]:
+            self._process(change.stored.encoded, gone=change.event == "DELETED")
             self._version = change.version
         self._update(self._cache.take())
 
-    def _absorb(self, encoded: bytes, *, gone: bool) -> None:
+    def _process(self, encoded: bytes, *, gone: bool) -> None:
         item = read_item(self._decoder, msgspec.Raw(encoded), gone=gone)
         assert isinstance(item, Item), item
         self._cache.process(item)
 
 
-class Racer:
-    """One controller. It begins with what the server has now."""
+class SteppedController:
+    """A controller. It begins with the present objects of the server."""
 
     def __init__(self, server: ApiServer, config: Config = CONFIG) -> None:
         self.client = StoppingClient(Access(server.url))
         self.state = State(())
         self.dirty: set[ServiceKey] = set()
         self.refused: set[ServiceKey] = set()
-        self.told: list[tuple[ServiceKey, str, str]] = []
+        self.events: list[tuple[ServiceKey, str, str]] = []
         self._ready: dict[ServiceKey, LoadBalancer | Refused | None] = {}
         sources: list[tuple[Resource[Any], Callable[[Any], None]]] = [
             (ADDRESS_POOLS, self.state.update_pools),
@@ -169,34 +170,34 @@ class Racer:
         self.planner = Planner(self.state, config)
         self._task: asyncio.Task[None] | None = None
         self._subscription = self.state.subscribers.subscription()
-        self._news = self._subscription.__enter__()
+        self._dirty_keys = self._subscription.__enter__()
         self.audit()
 
     def audit(self) -> None:
-        """Look at everything again."""
+        """Mark all Services and grants as dirty."""
         self.dirty |= {*self.state.services, *self.state.granted}
 
     def event(self, key: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        self.told.append((key, reason, message))
+        self.events.append((key, reason, message))
 
-    async def see(
+    async def receive(
         self,
-        most: int,
+        limit: int,
         kinds: Collection[str] = ("services", "addressgrants", "addresspools", "namespaces"),
     ) -> None:
         for kind in self.watches.keys() & kinds:
-            self.watches[kind].see(most)
-        self._news.mark([ServiceKey("", "")])
-        self.dirty |= await self._news.take(0) - {ServiceKey("", "")}
+            self.watches[kind].receive(limit)
+        self._dirty_keys.mark([ServiceKey("", "")])
+        self.dirty |= await self._dirty_keys.take(0) - {ServiceKey("", "")}
 
     @property
-    def todo(self) -> bool:
-        """Whether there is a Service to look at, or to serve."""
+    def has_work(self) -> bool:
+        """Return whether there is a dirty Service, or one that waits for its pass."""
         return bool(self.dirty or self._ready)
 
     def _plan(self) -> None:
-        """As the loop does it: all that is dirty at once; who waits for its pass gets the newest
-        intent."""
+        """Plan all dirty Services at once, like the loop. A Service that waits for its pass gets
+        the newest intent."""
         while self.dirty:
             keys, self.dirty = self.dirty, set()
             planned = self.planner(keys)
@@ -204,20 +205,21 @@ class Racer:
             self._ready |= {key: planned.get(key) for key in keys}
 
     @property
-    def busy(self) -> bool:
-        """Whether it stands before a call."""
+    def is_before_call(self) -> bool:
+        """Return whether the controller has stopped before a call."""
         return self._task is not None
 
     async def step(self, ending: Ending, choice: int = 0) -> None:
-        """Go on to before the next call; `ending` is how the one ends before which it stands."""
+        """Run until the next call. `ending`: how the call ends before which the controller has
+        stopped."""
         if self._task is None:
-            if not self.todo:
+            if not self.has_work:
                 return
             self._plan()
             key = sorted(self._ready)[choice % len(self._ready)]
             self._task = asyncio.ensure_future(self._serve(key, self._ready.pop(key)))
         else:
-            self.client.let(ending)
+            self.client.continue_call(ending)
         stopped = asyncio.ensure_future(self.client.stopped.wait())
         await asyncio.wait({self._task, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=10)
         stopped.cancel()
@@ -225,34 +227,37 @@ class Racer:
             self._task.result()
             self._task = None
 
-    async def until(self, before: str, key: ServiceKey, most: int = 50) -> None:
-        """Serve this Service up to before that call; an empty text: to the end of one pass."""
+    async def run_until(self, pending_call: str, key: ServiceKey, limit: int = 50) -> None:
+        """Serve this Service until the call `pending_call`; if it is empty, until the end of one
+        pass."""
         if self._task is None:
             self.dirty, self._ready = {key}, {}
-        for _ in range(most):
+        for _ in range(limit):
             await self.step("well")
-            if self._task is None or (before and self.client.before == before):
+            if self._task is None or (pending_call and self.client.pending_call == pending_call):
                 break
-        assert self.client.before == before, f"it stands before {self.client.before!r}"
+        assert self.client.pending_call == pending_call, (
+            f"it has stopped before {self.client.pending_call!r}"
+        )
 
-    async def rest(self, most: int = 500) -> None:
-        """Go on until nothing is left to do, seeing everything."""
-        for _ in range(most):
-            await self.see(1_000)
-            if self._task is None and not self.todo:
+    async def run_until_idle(self, limit: int = 500) -> None:
+        """Run until there is no more work, and receive every change."""
+        for _ in range(limit):
+            await self.receive(1_000)
+            if self._task is None and not self.has_work:
                 return
             await self.step("well")
-        raise AssertionError("it does not come to rest")
+        raise AssertionError("the controller does not become idle")
 
     async def stop(self) -> None:
-        """It is killed where it stands."""
+        """Kill the controller where it has stopped."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=10)
             self._task = None
 
     async def _serve(self, key: ServiceKey, intent: LoadBalancer | Refused | None) -> None:
-        """One pass of the loop."""
+        """Run one pass of the loop for this Service."""
         self.refused.discard(key)
         if isinstance(intent, Refused):
             self.refused.add(key)
