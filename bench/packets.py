@@ -334,7 +334,7 @@ def show(report: Report) -> None:
     """Print the report as tables."""
     for kind in KINDS:
         draw(
-            (f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"),
+            (f"{kind.upper()}, NS A PACKET", "MEDIAN (MIN-MAX)", "ABOVE ITS FRAME"),
             rows(getattr(report, kind)),
         )
 

@@ -364,13 +364,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
         keys = intents.keys() | actual.keys()
         large = set(filter(self._is_large, keys))
         async for some in turns(parts([*keys - large, *large], self._pace.plan_slice)):
-            wanted, actual = (
+            wanted, present = (
                 {key: each[key] for key in some if key in each} for each in (intents, actual)
             )
             if large.isdisjoint(some):
-                changes = _changes(driver, wanted, actual)
+                changes = _changes(driver, wanted, present)
             else:
-                changes = await asyncio.to_thread(_changes, driver, wanted, actual)
+                changes = await asyncio.to_thread(_changes, driver, wanted, present)
             differ.update(change.service for change in changes)
         return differ
 

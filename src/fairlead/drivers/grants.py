@@ -206,7 +206,7 @@ class GrantDriver(Component):
                 for address, holder in kept.items()
                 if self._dates_are_kept and not holder.kept_since
             )
-            # Kept addresses of a deleted Service need no change unless one has lapsed or has no
+            # Kept addresses of a deleted Service need no change unless one has expired or has no
             # date.
             if grants and (
                 service is not None or len(kept) < len(grants) or expired or without_date

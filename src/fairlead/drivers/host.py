@@ -70,7 +70,7 @@ class _Change(msgspec.Struct, frozen=True):
 def harmful_settings(
     requirements: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
-    """Return the needs that are not met. A setting that does not exist does no harm."""
+    """Return the requirements that are not met. A setting that does not exist does no harm."""
     values = ((requirement, read(requirement.setting)) for requirement in requirements)
     return tuple(
         HarmfulSetting(requirement, value)

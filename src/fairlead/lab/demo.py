@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def service(setup: str) -> dict[str, Any]:
-    """Return a minimal load-balancer manifest for one variant. Fairlead's has no class, so the
+    """Return a minimal load-balancer manifest for one setup. Fairlead's has no class, so the
     default class of the configuration serves it."""
     spec: dict[str, Any] = {
         "type": "LoadBalancer",

@@ -45,10 +45,10 @@ def probe_succeeds(pod: Pod) -> bool:
 
 def grace_s(pod: Pod) -> int:
     """Return the Pod's grace period: that of the deletion, else that of its spec, else 30 s."""
-    grace_s = pod.metadata.deletion_grace_period_seconds
-    if grace_s is None:
-        grace_s = pod.spec.termination_grace_period_seconds
-    return 30 if grace_s is None else grace_s
+    seconds = pod.metadata.deletion_grace_period_seconds
+    if seconds is None:
+        seconds = pod.spec.termination_grace_period_seconds
+    return 30 if seconds is None else seconds
 
 
 def running_status(

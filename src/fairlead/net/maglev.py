@@ -53,8 +53,8 @@ Members = list[tuple[str, int]]
 
 
 class Permutations(NamedTuple):
-    """The input of a fill: for each node its walk (offset and skip), its weight, and its number of
-    slots."""
+    """The input of a fill: for each node its permutation of the slots (offset and skip), its
+    weight, and its number of slots."""
 
     size: int
     offsets: Sequence[int]
@@ -98,8 +98,8 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
 
 @lru_cache(maxsize=32768)
 def permutation(name: str, size: int) -> tuple[int, int]:
-    """Return the first slot of a node's walk over the table, and its stride, with which it visits
-    every slot. Both depend on the name and the size alone."""
+    """Return a node's permutation of the slots: its first slot, and its stride, with which it
+    visits every slot. Both depend on the name and the size alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
     if skip % MIN_SIZE == 0:
@@ -172,8 +172,8 @@ def fill_in_c(fill: Permutations) -> "array[int]":
     # take longer than the fill itself.
     columns = array("I", [*fill.offsets, *fill.skips, *fill.weights, *fill.quotas])
     address, _ = columns.buffer_info()
-    places = [address + 4 * count * column for column in range(4)]
-    if _filling()(count, *places, fill.size, slots.buffer_info()[0]) != 0:
+    pointers = [address + 4 * count * column for column in range(4)]
+    if _filling()(count, *pointers, fill.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
 
@@ -182,8 +182,8 @@ def fill_in_c(fill: Permutations) -> "array[int]":
 def _filling() -> Callable[..., int]:
     """Return `fill` of bpf/maglev.c."""
     fill = library().fill
-    number, place = ctypes.c_uint32, ctypes.c_void_p
-    fill.argtypes = (number, place, place, place, place, number, place)
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    fill.argtypes = (number, pointer, pointer, pointer, pointer, number, pointer)
     return fill
 
 
@@ -216,22 +216,22 @@ def prepare(many: Iterable[Weights]) -> None:
         for weights in many
         if weights not in _small and (members := _small_members(weights))
     }
-    fill = [permutations(members) for members in missing.values()]
-    columns = array("I", chain.from_iterable(column for each in fill for column in each[1:]))
+    fills = [permutations(members) for members in missing.values()]
+    columns = array("I", chain.from_iterable(column for each in fills for column in each[1:]))
     counts, sizes = (
-        array("I", [len(each.weights) for each in fill]),
-        array("I", [each.size for each in fill]),
+        array("I", [len(each.weights) for each in fills]),
+        array("I", [each.size for each in fills]),
     )
     slots = array("H", bytes(2 * sum(sizes)))
     if (
         _filling_all()(
-            len(fill), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
+            len(fills), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
         )
         != 0
     ):
         raise MemoryError("filling Maglev tables")
     end = 0
-    for (weights, members), each in zip(missing.items(), fill, strict=True):
+    for (weights, members), each in zip(missing.items(), fills, strict=True):
         begin, end = end, end + each.size
         _small[weights] = _named(members, each, slots[begin:end])
 
@@ -279,8 +279,8 @@ def _named(members: Members, fill: Permutations, slots: "array[int]") -> Table:
     names = [name for name, _ in members]
     if 0 in fill.quotas:
         has_slot = [quota > 0 for quota in fill.quotas]
-        place = [sum(has_slot[:i]) for i in range(len(members))]
-        slots = array("H", (place[i] for i in slots))
+        index = [sum(has_slot[:i]) for i in range(len(members))]
+        slots = array("H", (index[i] for i in slots))
         names = list(compress(names, has_slot))
     return Table(tuple(names), slots.tobytes())
 

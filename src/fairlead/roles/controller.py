@@ -33,7 +33,7 @@ from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
-from fairlead.plan.kept_addresses import limits_of
+from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE

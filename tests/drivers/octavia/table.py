@@ -245,7 +245,7 @@ class Planner:
         if notes := [str(note) for note in asked.notes if note.code == WITHOUT_EFFECT]:
             return f"no effect: {_plain(notes[0].partition('no effect: ')[2], wish)}"
         if notes := [str(note) for note in asked.notes if note.code == SKIPPED]:
-            return f"at creation; for an existing load balancer an Event reports: {notes[0]}"
+            return f"when it is made; to a live one it is told: {notes[0]}"
         if asked.settings.shared_or_adopted != base.settings.shared_or_adopted:
             return "the Service moves to that load balancer"
         owner = Owner("cluster", "test")

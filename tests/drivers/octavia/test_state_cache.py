@@ -51,13 +51,13 @@ def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
 
 
 def test_writes_count_until_a_pass_writes_nothing() -> None:
-    history = WriteHistory()
-    assert history.read(WEB) == ()
-    history.add(WEB, (write("listeners/a"),))
-    assert history.read(WEB) == (write("listeners/a"),)
-    history.add(WEB, (write("pools/a"),))
-    assert history.read(WEB) == (write("listeners/a"), write("pools/a"))
-    assert history.read(WEB) == ()
-    history.add(WEB, (write("pools/b"),))
-    history.end(WEB)
-    assert history.read(WEB) == ()
+    rounds = WriteHistory()
+    assert rounds.read(WEB) == ()
+    rounds.add(WEB, (write("listeners/a"),))
+    assert rounds.read(WEB) == (write("listeners/a"),)
+    rounds.add(WEB, (write("pools/a"),))
+    assert rounds.read(WEB) == (write("listeners/a"), write("pools/a"))
+    assert rounds.read(WEB) == ()
+    rounds.add(WEB, (write("pools/b"),))
+    rounds.end(WEB)
+    assert rounds.read(WEB) == ()

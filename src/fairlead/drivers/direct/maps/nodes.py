@@ -51,7 +51,7 @@ def _addresses(next_hops: Mapping[str, NextHops]) -> list[tuple[str, str]]:
 
 
 class Nodes:
-    """The maps `next_hops` (next hops) and `node_names`, mirrored. Times are monotonic seconds."""
+    """The maps `next_hops` and `node_names`, mirrored. Times are monotonic seconds."""
 
     def __init__(self, hops: Map, names: Map, statistics: Map) -> None:
         self._next_hops_map, self._names, self._statistics = hops, names, statistics
