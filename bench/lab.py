@@ -287,7 +287,7 @@ def main() -> None:
     parser = options("bench.lab", __doc__, rounds=5, quick="one round of a second each")
     path_names = WITHOUT_NODE_PORTS[1:]
     parser.add_argument(
-        "--ways",
+        "--paths",
         nargs="+",
         choices=path_names,
         default=path_names,
@@ -296,10 +296,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, seconds = (1, 1) if arguments.quick else (arguments.rounds, SECONDS)
     run_benchmark(
-        arguments,
-        lambda: run(measure(rounds, seconds, (DIRECT, *arguments.path_names))),
-        show,
-        plots,
+        arguments, lambda: run(measure(rounds, seconds, (DIRECT, *arguments.paths))), show, plots
     )
 
 

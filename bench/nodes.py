@@ -419,7 +419,7 @@ def delay_rows(
     return {
         f"{what}, median, ms": lambda each: of(each).median_ms,
         f"{what}, 99th percentile, ms": lambda each: of(each).p99_ms,
-        f"{what}, most, ms": lambda each: of(each).max_ms,
+        f"{what}, max, ms": lambda each: of(each).max_ms,
         f"{what}, events": lambda each: float(of(each).events),
         f"{what}, CPU, of a core": lambda each: of(each).cpu_share,
     }

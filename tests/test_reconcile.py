@@ -258,11 +258,11 @@ async def test_a_change_after_an_idle_time_lets_other_tasks_mark_it_too() -> Non
         assert bench.plans == [1]
 
 
-async def test_a_loop_with_patience_lets_other_loops_run_first_after_an_idle_time() -> None:
+async def test_a_loop_with_an_idle_delay_lets_other_loops_run_first_after_an_idle_time() -> None:
     state = State(("services",))
     with state.subscribers.subscription() as prompt, state.subscribers.subscription() as patient:
         first, second = ServiceKey("default", "a"), ServiceKey("default", "b")
-        later = asyncio.ensure_future(patient.take(0.0, patience_s=0.02))
+        later = asyncio.ensure_future(patient.take(0.0, idle_delay_s=0.02))
         state.subscribers.mark((first,))
         assert await prompt.take(0.0) == {first}
         assert not later.done()

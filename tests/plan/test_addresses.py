@@ -24,20 +24,20 @@ Result = Assigned | Refused | None
 def assign(
     pools: Sequence[PoolConfig],
     held: Mapping[ServiceKey, Sequence[str]],
-    request: Mapping[ServiceKey, AddressRequest],
+    requests: Mapping[ServiceKey, AddressRequest],
 ) -> dict[ServiceKey, Result]:
     """All at once; what is held is shown, with the ports that are wanted now."""
     ledger = Ledger()
     ledger.use(read_pools(pools, ()))
     facts = {}
-    for key in held.keys() | request.keys():
-        request = request.get(key)
+    for key in held.keys() | requests.keys():
+        request = requests.get(key)
         ports = request.ports if request is not None else frozenset({"TCP/80"})
         facts[key] = Facts(
             request, {address: HeldAddress(shown=ports) for address in held.get(key, ())}
         )
     ledger.assign(facts)
-    return {key: ledger.result(key) for key in request}
+    return {key: ledger.result(key) for key in requests}
 
 
 def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("requested", "words"),
     [
         (AddressRequest(("IPv4",), requested=("203.0.113.1",)), "is held by Service default/b"),
         (AddressRequest(("IPv4",), requested=("192.0.2.1",)), "is in no pool (main)"),
@@ -110,8 +110,8 @@ def test_a_new_request_moves_the_service_and_nothing_else_does() -> None:
         (AddressRequest(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
     ],
 )
-def test_refusals_say_why(request: AddressRequest, words: str) -> None:
-    result = assign([POOL], {B: ["203.0.113.1"]}, {A: request, B: AddressRequest(("IPv4",))})
+def test_refusals_say_why(requested: AddressRequest, words: str) -> None:
+    result = assign([POOL], {B: ["203.0.113.1"]}, {A: requested, B: AddressRequest(("IPv4",))})
     error = result[A]
     assert isinstance(error, Refused)
     assert words in str(error)
@@ -152,9 +152,9 @@ WANTED = st.builds(
     st.dictionaries(KEYS, WANTED),
 )
 def test_no_address_twice_and_assigning_again_takes_none_away(
-    held: dict[ServiceKey, list[str]], request: dict[ServiceKey, AddressRequest]
+    held: dict[ServiceKey, list[str]], requests: dict[ServiceKey, AddressRequest]
 ) -> None:
-    first = assign([POOL, POOL6], held, request)
+    first = assign([POOL, POOL6], held, requests)
     given_out = [
         address
         for grant in first.values()
@@ -163,7 +163,7 @@ def test_no_address_twice_and_assigning_again_takes_none_away(
     ]
     assert len(given_out) == len(set(given_out))
     again = {key: grant.addresses for key, grant in first.items() if isinstance(grant, Assigned)}
-    second = assign([POOL, POOL6], again, request)
+    second = assign([POOL, POOL6], again, requests)
     for key, addresses in again.items():
         assert set(addresses) <= set(granted(second, key)), (
             "what was freed meanwhile may be added, nothing is taken away"

@@ -115,7 +115,7 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
     planned = plan_gateway(state, Config(), state.services)
     ledger = Ledger()
     ledger.use(read_pools([POOL], ()))
-    request = {each.key: frozenset(f"TCP/{p.port}" for p in each.spec.ports) for each in services}
+    requested = {each.key: frozenset(f"TCP/{p.port}" for p in each.spec.ports) for each in services}
     ledger.assign(
         {
             key: Facts(
@@ -127,11 +127,11 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
                 ),
                 {ADDRESS: HeldAddress(shown=ports)},
             )
-            for key, ports in request.items()
+            for key, ports in requested.items()
         }
     )
     for port in (80, 443, 8080):
-        wanting = [each for each in services if f"TCP/{port}" in request[each.key]]
+        wanting = [each for each in services if f"TCP/{port}" in requested[each.key]]
         if not wanting:
             continue
         by_node = first(precedence_of(each.key, each, ADDRESS, f"TCP/{port}") for each in wanting)
@@ -142,7 +142,7 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
         ]
         by_controller = [
             key
-            for key in request
+            for key in requested
             if isinstance(result := ledger.result(key), Assigned)
             and f"TCP/{port}" in result.grants[0].ports
         ]

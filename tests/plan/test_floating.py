@@ -27,7 +27,7 @@ def read(
 
 
 @pytest.mark.parametrize(
-    ("annotations", "wish"),
+    ("annotations", "requested"),
     [
         ({}, FloatingIpRequest("net", subnet="pool-*")),
         ({OPENSTACK + "floating-network-id": "other"}, FloatingIpRequest("other")),
@@ -54,9 +54,9 @@ def read(
     ],
 )
 def test_annotations_and_configuration(
-    annotations: dict[str, str], request: FloatingIpRequest | None
+    annotations: dict[str, str], requested: FloatingIpRequest | None
 ) -> None:
-    assert read(annotations) == (request, [])
+    assert read(annotations) == (requested, [])
 
 
 def test_an_address_is_asked_for_by_the_service() -> None:

@@ -149,7 +149,7 @@ def test_times_are_told_only_if_somebody_asks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "requested", "provider", "asking"),
+    ("annotations", "requested", "provider", "monitor_types"),
     [
         ({}, LOCAL, "amphora", {"TCP": "HTTP"}),
         ({}, LOCAL._replace(protocols=["TCP", "UDP"]), "amphora", {"TCP": "HTTP", "UDP": "HTTP"}),
@@ -169,11 +169,11 @@ def test_members_are_asked_as_the_provider_can(
     annotations: dict[str, str],
     requested: OctaviaRequest,
     provider: Provider,
-    asking: dict[str, str],
+    monitor_types: dict[str, str],
 ) -> None:
     found, _ = read(annotations, requested, provider)
-    assert dict(found.asking) == asking
-    assert (found.checks is not None) == bool(asking)
+    assert dict(found.monitor_types) == monitor_types
+    assert (found.checks is not None) == bool(monitor_types)
 
 
 def test_the_configuration_says_what_services_do_not() -> None:
@@ -376,7 +376,10 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
             floating_subnet_tags="big",
         )
         assert found.floating == FloatingIpRequest("outer", subnet="pool-*")
-    assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
+    assert (
+        CONFIG.uses_floating_ips,
+        OctaviaConfig(classes={"outer": outer}).uses_floating_ips,
+    ) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
         classes=classes,

@@ -30,8 +30,8 @@ def states(
     """`held`: addresses that one Service has, each with the pool that it was given from."""
     ledger = Ledger()
     ledger.use(read_pools(configured, pools))
-    held = {address: HeldAddress(granted=PORTS, pool=name) for address, name in held.items()}
-    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), held)})
+    addresses = {address: HeldAddress(granted=PORTS, pool=name) for address, name in held.items()}
+    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), addresses)})
     return pool_states(ledger, {each.metadata.name: each for each in pools}, LIMITS)
 
 

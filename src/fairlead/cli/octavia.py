@@ -35,7 +35,7 @@ def octavia() -> None:
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A leftover as it is shown. `load_balancer`, `address`: empty if the leftover has none.
+    """A leftover in the output. `load_balancer`, `address`: empty if the leftover has none.
     `deleted`: None if deletion was not requested. `problem`: why it could not be deleted."""
 
     cluster: str

@@ -71,8 +71,8 @@ class KeptAddresses:
             )
 
     async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
-        """Whether to keep the address of this Service, which is being deleted or is gone. If a
-        limit forbids it, send an Event to the Service."""
+        """Return whether to keep the address of this Service, which is being deleted or is gone. If
+        a limit forbids that, write an Event on the Service."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
             known = await self._fetch_namespace(key.namespace)

@@ -182,8 +182,8 @@ def fill_in_c(fill: Permutations) -> "array[int]":
 def _filling() -> Callable[..., int]:
     """Return `fill` of bpf/maglev.c."""
     fill = library().fill
-    number, place = ctypes.c_uint32, ctypes.c_void_p
-    fill.argtypes = (number, place, place, place, place, number, place)
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    fill.argtypes = (number, pointer, pointer, pointer, pointer, number, pointer)
     return fill
 
 

@@ -125,7 +125,7 @@ AT_NEUTRON = frozenset(
 )
 """Requests about floating IPs, which are documented separately."""
 IN_PLACE = "in place"
-ON_THE_SERVICE = "at once, on the Service alone"
+ON_THE_SERVICE = "immediately; changes only the status of the Service"
 
 
 def markdown(columns: Mapping[Provider, Sequence[str]]) -> str:
@@ -178,10 +178,10 @@ async def _changed(site: Site, base: LoadBalancer, asked: LoadBalancer) -> str:
 
 def _how(before: BalancerState, after: BalancerState, writes: Iterable[str]) -> str:
     if {each.id for each in before.listeners} != {each.id for each in after.listeners}:
-        return ", by another listener on the same port"
+        return ", with a new listener on the same port"
     if "POST pools" in writes:
-        return ", by a second pool that takes over"
-    return ", by another monitor" if "POST healthmonitors" in writes else ""
+        return ", with a second pool that replaces the first"
+    return ", with a new monitor" if "POST healthmonitors" in writes else ""
 
 
 async def _make_with(site: Site, planner: "Planner", wishes: Sequence[Wish]) -> None:
@@ -252,12 +252,12 @@ class Planner:
         (before,), (after,) = (specs_of({WEB: each}, owner).values() for each in (base, asked))
         if after == before:
             same = msgspec.structs.replace(asked, notes=base.notes, settings=base.settings) == base
-            return "as without it" if same else ON_THE_SERVICE
+            return "no change: the same as without the annotation" if same else ON_THE_SERVICE
         if after == msgspec.structs.replace(before, place=after.place):
-            return "when it is made; one that is there stays as it is"
+            return "at creation; an existing load balancer stays unchanged"
         if wish.name == "member-subnet-id":
             # The subnet of a member cannot be changed.
-            return "for members that come later"
+            return "for new members"
         return ""
 
 

@@ -83,7 +83,7 @@ async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_give
     assert {each.id: each.port_id for each in site.floating} == {theirs.id: None, occms.id: None}
     # After a restart it causes no wait, and is found again.
     await site.anew().read(None)
-    assert not site.driver.knows(WEB)
+    assert not site.driver.has_objects(WEB)
     site.forget()
     await site.bring(outside(site))
     assert site.neutron_writes == ["PUT floatingips/_"]
@@ -289,7 +289,7 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
 
 
 @pytest.mark.parametrize(
-    ("name", "tags", "wish", "described"),
+    ("name", "tags", "requested", "described"),
     [
         ("pool-1", [], {"subnet": "pool-*"}, True),
         ("pool-1", [], {"subnet": "!pool-*"}, False),
@@ -303,9 +303,9 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
     ],
 )
 def test_subnets_are_described_as_to_occm(
-    name: str, tags: list[str], request: dict[str, Any], described: bool
+    name: str, tags: list[str], requested: dict[str, Any], described: bool
 ) -> None:
     assert (
-        subnet_matches(Subnet("id", name, tuple(tags)), FloatingIpRequest("net", **request))
+        subnet_matches(Subnet("id", name, tuple(tags)), FloatingIpRequest("net", **requested))
         == described
     )

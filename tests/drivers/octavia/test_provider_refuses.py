@@ -24,13 +24,10 @@ def ovn(fronts: Fronts, tmp_path: Path, heard: Heard) -> Iterator[Site]:
     site.cloud.close()
 
 
-def web(cloud: Cloud, monitor_types: OctaviaMonitorType, *, port: int = 80) -> LoadBalancer:
+def web(cloud: Cloud, monitor_type: OctaviaMonitorType, *, port: int = 80) -> LoadBalancer:
     place = OctaviaPlace(cloud.subnet)
     octavia = settings(
-        provider="ovn",
-        method="SOURCE_IP_PORT",
-        place=place,
-        monitor_types=(("TCP", monitor_types),),
+        provider="ovn", method="SOURCE_IP_PORT", place=place, monitor_types=(("TCP", monitor_type),)
     )
     return service(listener(port), octavia=octavia)
 

@@ -134,10 +134,10 @@ async def test_a_health_port_is_open_only_if_somebody_asks_there(cloud_site: Clo
     over_tcp = msgspec.structs.replace(
         asked,
         health_monitor=HealthMonitor(PROXY_HEALTH_PORT, "/healthz"),
-        settings=msgspec.structs.replace(asked.settings, asking=(("TCP", "TCP"),)),
+        settings=msgspec.structs.replace(asked.settings, monitor_types=(("TCP", "TCP"),)),
     )
     nobody = msgspec.structs.replace(
-        asked, settings=msgspec.structs.replace(asked.settings, checks=None, asking=())
+        asked, settings=msgspec.structs.replace(asked.settings, checks=None, monitor_types=())
     )
     health, node_port = (("tcp", each, "10.1.0.0/24") for each in (32000, 30080))
     for wanted, expected in (

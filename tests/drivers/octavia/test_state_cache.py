@@ -4,7 +4,7 @@ from tests.drivers.octavia.site import WEB
 
 from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState, Found
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.state_cache import RecentWrites, StateCache
+from fairlead.drivers.octavia.state_cache import StateCache, WriteHistory
 from fairlead.model import ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -51,7 +51,7 @@ def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
 
 
 def test_writes_count_until_a_pass_writes_nothing() -> None:
-    rounds = RecentWrites()
+    rounds = WriteHistory()
     assert rounds.read(WEB) == ()
     rounds.add(WEB, (write("listeners/a"),))
     assert rounds.read(WEB) == (write("listeners/a"),)
