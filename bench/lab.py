@@ -98,10 +98,10 @@ class Bench:
         figures: dict[str, dict[str, Figure]] = {path: {} for path in self._path_names}
         for kind, measured in self._kinds().items():
             for path in list(self._path_names)[:: -1 if number % 2 else 1]:
-                figures[path][kind] = await self._patiently(measured, path)
+                figures[path][kind] = await self._with_retry(measured, path)
         return figures
 
-    async def _patiently(self, measured: Callable[[str], Awaitable[Figure]], path: str) -> Figure:
+    async def _with_retry(self, measured: Callable[[str], Awaitable[Figure]], path: str) -> Figure:
         """Measure once. A failure is reported and the measurement repeated, because it would
         discard all previous rounds."""
         try:
@@ -287,7 +287,7 @@ def main() -> None:
     parser = options("bench.lab", __doc__, rounds=5, quick="one round of a second each")
     path_names = WITHOUT_NODE_PORTS[1:]
     parser.add_argument(
-        "--ways",
+        "--paths",
         nargs="+",
         choices=path_names,
         default=path_names,
@@ -296,10 +296,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, seconds = (1, 1) if arguments.quick else (arguments.rounds, SECONDS)
     run_benchmark(
-        arguments,
-        lambda: run(measure(rounds, seconds, (DIRECT, *arguments.path_names))),
-        show,
-        plots,
+        arguments, lambda: run(measure(rounds, seconds, (DIRECT, *arguments.paths))), show, plots
     )
 
 

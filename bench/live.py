@@ -278,7 +278,7 @@ class Bench:
 
 
 START_HEADINGS = ("START", "ALL LISTENERS", "READY", "CPU", "RSS", "PEAK RSS", "KERNEL")
-DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MOST", "CPU, OF A CORE", "HIDDEN")
+DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MAX", "CPU, OF A CORE", "HIDDEN")
 
 
 def start_rows(report: Report) -> list[tuple[str, ...]]:

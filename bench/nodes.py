@@ -419,7 +419,7 @@ def delay_rows(
     return {
         f"{what}, median, ms": lambda each: of(each).median_ms,
         f"{what}, 99th percentile, ms": lambda each: of(each).p99_ms,
-        f"{what}, most, ms": lambda each: of(each).max_ms,
+        f"{what}, max, ms": lambda each: of(each).max_ms,
         f"{what}, events": lambda each: float(of(each).events),
         f"{what}, CPU, of a core": lambda each: of(each).cpu_share,
     }
@@ -427,7 +427,7 @@ def delay_rows(
 
 ROWS: Mapping[str, Callable[[Figures], float]] = {
     "start, until all answer, s": lambda each: each.started.answered_s,
-    "CPU of it, s": lambda each: each.started.cpu_s,
+    "CPU of the start, s": lambda each: each.started.cpu_s,
     "RSS, MiB": lambda each: each.started.resident_mib,
     **delay_rows("event to packet", lambda each: each.packets),
     **delay_rows("event to rule", lambda each: each.rules),
@@ -440,7 +440,7 @@ def call_rows(what: str) -> Mapping[str, Callable[[Figures], float]]:
     """Return the rows of connections to one destination."""
     return {
         f"connections a second to {what}": lambda each: each.calls[what].per_s,
-        f"until one to {what} is there, us": lambda each: each.calls[what].first_us,
+        f"until a connection to {what} is established, us": lambda each: each.calls[what].first_us,
     }
 
 

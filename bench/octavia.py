@@ -73,7 +73,7 @@ class _NullRecorder(Recorder):
 
 
 class Services:
-    """The Services that the loop reconciles, with members on `want`ed nodes."""
+    """The Services that the loop reconciles, with members on as many nodes as `want` sets."""
 
     def __init__(self, size: Size) -> None:
         self.size = size

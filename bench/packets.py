@@ -144,9 +144,9 @@ def cases(kind: Kind, large: tuple[int, int]) -> list[Case]:
     found = [
         Case("empty program", "empty", packet(vip(1)), forwarded=False),
         Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
-        Case("the frame, taking outer headers away", "undoing", packet(vip(1)), forwarded=False),
+        Case("the frame, removing outer headers", "undoing", packet(vip(1)), forwarded=False),
         Case(
-            "the frame, making room for an IPv4 header and taking it away",
+            "the frame, adding and removing room for an IPv4 header",
             "room",
             packet(vip(1)),
             forwarded=False,
@@ -191,7 +191,7 @@ def many_cases(large: tuple[int, int]) -> list[Case]:
             forwarded=False,
         ),
         Case(
-            "the frame, taking outer headers away, 1 M flows",
+            "the frame, removing outer headers, 1 M flows",
             "many_undoing",
             packet(link),
             destination=link,
@@ -334,7 +334,7 @@ def show(report: Report) -> None:
     """Print the report as tables."""
     for kind in KINDS:
         draw(
-            (f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"),
+            (f"{kind.upper()}, NS PER PACKET", "MEDIAN (MIN-MAX)", "ABOVE ITS FRAME"),
             rows(getattr(report, kind)),
         )
 

@@ -10,7 +10,7 @@
 
 #include "structs.h"
 
-#define LISTENERS 32768 /* as many as tables of the smallest size fit into the arena */
+#define LISTENERS 32768 /* the number of tables of the smallest size that fit into the arena */
 #define NODES 4096
 #define ONE_PACKET_FLOWS 131072
 #define CACHED_LISTENERS 4096 /* a power of two */
@@ -73,9 +73,9 @@ struct {
 /* The flow entries, in five tables:
  * - UDP flows are separate from connections, so that a flood of datagrams does not displace
  *   connections.
- * - Flows of which one packet was seen (`new_*`: their entries are called notes) are separate from
+ * - Flows with only one packet so far (`new_*`: their entries are tentative) are separate from
  *   established flows, so that a flood of SYNs, or of datagrams with forged sources, displaces only
- *   notes.
+ *   tentative entries.
  * - Connections that their clients have begun to close are separate, so that short connections do
  *   not displace open ones. */
 #define FLOWS(name, entries)                         \
@@ -242,8 +242,8 @@ static __always_inline const struct settings *read_settings(void)
 	return bpf_map_lookup_elem(&settings, &only);
 }
 
-/* Return whether this host is a node of the cluster. Also true if the settings cannot be read,
- * which leaves packets to the kernel. */
+/* Return whether this host is a node of the cluster. If the settings cannot be read, return true:
+ * then the kernel handles the packet. */
 static __always_inline bool is_node(void)
 {
 	const struct settings *here = read_settings();

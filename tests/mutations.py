@@ -94,7 +94,7 @@ MUTATIONS = (
     ),
     Mutation(
         "bpf/choose.h",
-        "		if (noted && choice->entry)\n			choice->entry->challenged = true;\n",
+        "		if (inserted && choice->entry)\n			choice->entry->challenged = true;\n",
         "",
         _FLOWS,
     ),

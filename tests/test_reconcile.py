@@ -261,7 +261,7 @@ async def test_after_an_idle_time_a_loop_with_patience_starts_after_other_loops(
     state = State(("services",))
     with state.subscribers.subscription() as prompt, state.subscribers.subscription() as patient:
         first, second = ServiceKey("default", "a"), ServiceKey("default", "b")
-        later = asyncio.ensure_future(patient.take(0.0, patience_s=0.02))
+        later = asyncio.ensure_future(patient.take(0.0, idle_delay_s=0.02))
         state.subscribers.mark((first,))
         assert await prompt.take(0.0) == {first}
         assert not later.done()

@@ -29,8 +29,8 @@ Verdict = Literal["up", "unready", "down", "flapping", "probe_failed", "assumed_
 """The result of the probes of a node's health port. `up`: the node serves. `unready`: the host
 answers, but the node does not serve. `down`: the host does not answer. `flapping`: the node serves,
 but stopped serving more than once recently. `probe_failed`: this gateway could not send the probe.
-`assumed_up`: there is no result, and a starting gateway trusts the API server until it has probed
-all nodes. None: the node is not probed, or there is no result yet."""
+`assumed_up`: there is no result yet, and a starting gateway relies on the API server until it has
+probed all nodes. None: the node is not probed, or there is no result yet."""
 
 
 class ServiceKey(NamedTuple):
@@ -64,7 +64,7 @@ class Member(Value, frozen=True):
 
 
 class Listener(Value, frozen=True):
-    """One port and protocol on which a load balancer takes traffic, on each of its addresses of one
+    """One port and protocol on which a load balancer takes traffic, on all its addresses of one
     family. Members are sorted by node; their addresses are of the same family."""
 
     family: Family
@@ -107,8 +107,8 @@ class Finding(Value, frozen=True):
     it. `remedy`: what the user should do. `str` is the whole text without the subject, as an Event
     or a condition shows it.
 
-    Invariant: a Finding stays equal while its cause is the same. So its text contains no numbers
-    that vary meanwhile."""
+    Invariant: a Finding does not change while its cause is the same, so its text contains no number
+    that varies meanwhile."""
 
     code: str
     message: str
@@ -240,8 +240,8 @@ class OctaviaPlace(Value, frozen=True):
 
 
 class ExistingLoadBalancer(Value, frozen=True):
-    """The load balancer of the Service with this uid in the cloud, as the driver last saw it. Its
-    provider and its own addresses never change."""
+    """The load balancer in the cloud of the Service with this uid, as the driver last read it. The
+    provider and the own addresses of a load balancer never change."""
 
     uid: str
     provider: Provider | None
@@ -342,7 +342,7 @@ class LoadBalancer(Value, frozen=True):
     uid: str
     class_name: str
     addresses: tuple[str, ...]
-    """The addresses where it listens, in the order of the Service's families."""
+    """The addresses where the load balancer listens, in the order of the Service's families."""
     listeners: tuple[Listener, ...]
     health_monitor: HealthMonitor | None = None
     affinity_timeout_s: int = 0
@@ -439,13 +439,13 @@ OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
 class Outcome(Value, frozen=True):
     """The result of one driver for one Service. `message`: the text for the user; empty on success.
     `reason`: the reason of the Event, if the driver knows a more specific one than the default of
-    its role. `again_s`: the minimum delay until the next attempt; of a Service that is done, the
-    delay until the driver has work to do for it. `in_part`: the driver serves a Service that is not
-    done nevertheless, in part or in its previous form. Only a Service that is not served at all is
+    its role. `again_s`: the minimum delay until the next attempt; if the Service is done, the delay
+    until the driver has work to do for it again. `in_part`: although the Service is not done, the
+    driver serves it in part or in its previous form. Only a Service that is not served at all is
     withheld from the drivers that follow. `missing`: the listeners (`address:port/protocol`) that
-    the driver should serve and does not serve. `coarse`: of a Service that is unavailable:
-    everything is served, but less exactly than the Service requests. `notes`: what happened to the
-    Service in this pass; each is reported once."""
+    the driver should serve and does not serve. `coarse`: the state is unavailable, but everything
+    is served, only less exactly than the Service requests. `notes`: what happened to the Service in
+    this pass; each is reported once."""
 
     state: OutcomeState
     message: str = ""

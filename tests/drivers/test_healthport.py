@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Switches:
-    """The state that the driver reads and sends to the answering process."""
+    """The state that the driver reads and sends to the health check server."""
 
     healthy = True
     eligible = True
@@ -95,7 +95,7 @@ def free_port() -> int:
 
 
 def children() -> list[int]:
-    """Return the ids of the answering processes of this process."""
+    """Return the ids of the health check servers of this process."""
     found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return [
         int(pid)

@@ -168,7 +168,7 @@ def check_unharmed(period: Period, gone: Collection[str] = ()) -> None:
 
 def without_moved_flows(period: Period, few: int) -> Period:
     """Return the counts without flows that broke because they moved to another gateway that did not
-    know them yet: at most `few` UDP flows of which only one packet was seen, and at most
+    know them yet: at most `few` UDP flows with only one packet so far, and at most
     ALLOWED_RESETS connections that were being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}
     assert sum(sum(why.values()) for each in broken.values() for why in each.values()) <= few, (

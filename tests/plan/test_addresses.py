@@ -25,20 +25,20 @@ Result = Assigned | Refused | None
 def assign(
     pools: Sequence[PoolConfig],
     held: Mapping[ServiceKey, Sequence[str]],
-    request: Mapping[ServiceKey, AddressRequest],
+    requests: Mapping[ServiceKey, AddressRequest],
 ) -> dict[ServiceKey, Result]:
     """Return the result of one assignment of all Services. `held`: addresses in their status."""
     ledger = Ledger()
     ledger.use(read_pools(pools, ()))
     facts = {}
-    for key in held.keys() | request.keys():
-        request = request.get(key)
+    for key in held.keys() | requests.keys():
+        request = requests.get(key)
         ports = request.ports if request is not None else frozenset({"TCP/80"})
         facts[key] = Facts(
             request, {address: HeldAddress(shown=ports) for address in held.get(key, ())}
         )
     ledger.assign(facts)
-    return {key: ledger.result(key) for key in request}
+    return {key: ledger.result(key) for key in requests}
 
 
 def granted(result: dict[ServiceKey, Result], key: ServiceKey) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def test_an_address_changes_only_if_the_service_requests_another_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("address_request", "words"),
     [
         (AddressRequest(("IPv4",), requested=("203.0.113.1",)), "is held by Service default/b"),
         (AddressRequest(("IPv4",), requested=("192.0.2.1",)), "is in no pool (main)"),
@@ -111,8 +111,8 @@ def test_an_address_changes_only_if_the_service_requests_another_one() -> None:
         (AddressRequest(("IPv4", "IPv6"), all_families=True), "no IPv6 address is free"),
     ],
 )
-def test_a_refusal_tells_its_reason(request: AddressRequest, words: str) -> None:
-    result = assign([POOL], {B: ["203.0.113.1"]}, {A: request, B: AddressRequest(("IPv4",))})
+def test_a_refusal_tells_its_reason(address_request: AddressRequest, words: str) -> None:
+    result = assign([POOL], {B: ["203.0.113.1"]}, {A: address_request, B: AddressRequest(("IPv4",))})
     error = result[A]
     assert isinstance(error, Refused)
     assert words in str(error)

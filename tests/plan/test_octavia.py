@@ -149,7 +149,7 @@ def test_timeouts_are_set_only_if_the_service_requests_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "requested", "provider", "asking"),
+    ("annotations", "requested", "provider", "monitor_types"),
     [
         ({}, LOCAL, "amphora", {"TCP": "HTTP"}),
         ({}, LOCAL._replace(protocols=["TCP", "UDP"]), "amphora", {"TCP": "HTTP", "UDP": "HTTP"}),
@@ -169,11 +169,11 @@ def test_the_types_of_health_monitors_are_those_that_the_provider_supports(
     annotations: dict[str, str],
     requested: OctaviaRequest,
     provider: Provider,
-    asking: dict[str, str],
+    monitor_types: dict[str, str],
 ) -> None:
     found, _ = read(annotations, requested, provider)
-    assert dict(found.asking) == asking
-    assert (found.checks is not None) == bool(asking)
+    assert dict(found.monitor_types) == monitor_types
+    assert (found.checks is not None) == bool(monitor_types)
 
 
 def test_the_configuration_gives_the_values_that_annotations_do_not_set() -> None:
@@ -378,7 +378,10 @@ def test_the_settings_of_a_configured_class_override_the_general_ones() -> None:
             floating_subnet_tags="big",
         )
         assert found.floating == FloatingIpRequest("outer", subnet="pool-*")
-    assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
+    assert (
+        CONFIG.uses_floating_ips,
+        OctaviaConfig(classes={"outer": outer}).uses_floating_ips,
+    ) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
         classes=classes,

@@ -31,8 +31,8 @@ def states(
     which the Service got it."""
     ledger = Ledger()
     ledger.use(read_pools(configured, pools))
-    held = {address: HeldAddress(granted=PORTS, pool=name) for address, name in held.items()}
-    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), held)})
+    grants = {address: HeldAddress(granted=PORTS, pool=name) for address, name in held.items()}
+    ledger.assign({A: Facts(AddressRequest(("IPv4", "IPv6"), ports=PORTS), grants)})
     return pool_states(ledger, {each.metadata.name: each for each in pools}, LIMITS)
 
 

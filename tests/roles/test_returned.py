@@ -12,9 +12,9 @@ from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.returned import (
-    CHECKS_BEFORE_EVENT,
-    CHECKS_BETWEEN_EVENTS,
     PACKETS_RETURNED,
+    REMIND_AFTER,
+    WARN_AFTER,
     Returned,
     message,
     watch_returned,
@@ -26,7 +26,7 @@ WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
 def test_a_service_is_reported_once_packets_have_been_returned_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
-    for check in range(1, CHECKS_BEFORE_EVENT):
+    for check in range(1, WARN_AFTER):
         assert returned.check({WEB: 7 + check, DNS: 5}, {"node1": 12 + check}) == ([], ["node1"])
     assert returned.check({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == (
         [WEB],
@@ -45,10 +45,10 @@ def test_returned_packets_that_last_are_reported_again() -> None:
     returned = Returned({}, {})
     reported = [
         check
-        for check in range(1, 2 * CHECKS_BETWEEN_EVENTS)
+        for check in range(1, 2 * REMIND_AFTER)
         if returned.check({WEB: check}, {"node1": check})[0]
     ]
-    assert reported == [CHECKS_BEFORE_EVENT, CHECKS_BETWEEN_EVENTS + CHECKS_BEFORE_EVENT]
+    assert reported == [WARN_AFTER, REMIND_AFTER + WARN_AFTER]
 
 
 def test_the_end_of_returned_packets_is_reported_once() -> None:

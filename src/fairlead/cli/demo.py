@@ -48,26 +48,27 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
     from fairlead.lab.demo import Demo, Report
     from fairlead.lab.site import Site
 
-    def tell(what: str) -> None:
+    def show_progress(what: str) -> None:
         click.echo(f"demo: {what}", err=True)
 
     async def show_it() -> Report:
         site = Site.create(name)
-        await site.up(lambda what: tell(f"lab: {what}"))
+        await site.up(lambda what: show_progress(f"lab: {what}"))
         try:
-            report = await Demo(site, connections=connections, watch_s=watch_s, progress=tell).run()
+            demo_run = Demo(site, connections=connections, watch_s=watch_s, progress=show_progress)
+            report = await demo_run.run()
         except BaseException:
             await site.down()
             raise
         if not keep:
-            tell("deleting the lab")
+            show_progress("deleting the lab")
             await site.down()
         return report
 
     report = run(show_it())
     show(report, output, lambda: _table(report))
     if keep:
-        _say_what_to_try(name)
+        _print_next_steps(name)
 
 
 def _table(report: "Report") -> None:
@@ -88,17 +89,15 @@ def _table(report: "Report") -> None:
         ("SETUP", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"),
         rows,
     )
+    click.echo("BUSIEST POD: its share of the requests, divided by an equal share.")
     click.echo(
-        "BUSIEST POD: its share divided by an equal share. POD MOVED, NODE KILLED: failed new "
-        "connections /"
+        "POD MOVED, NODE KILLED: failed new connections / open connections that broke "
+        "unnecessarily /"
     )
-    click.echo(
-        "open connections that broke unnecessarily / longest time that a client was without an "
-        "answer."
-    )
+    click.echo("longest time that a client was without an answer.")
 
 
-def _say_what_to_try(name: str) -> None:
+def _print_next_steps(name: str) -> None:
     from fairlead.invocation import called
 
     fairlead = called()

@@ -137,8 +137,8 @@ def up(
         )
     transport = Transport(tunnel=tunnel, forwarding=forwarding, attach=attach, peers=peers)
     site = Site.create(name, roles=not no_roles, transport=transport, **size)
-    with _progress(f"lab {name}") as tell:
-        run(site.up(tell))
+    with _progress(f"lab {name}") as show_progress:
+        run(site.up(show_progress))
     option = "" if name == "default" else f" --name {name}"
     click.echo(f"Lab {name} is running. Next:")
     click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")

@@ -18,7 +18,7 @@ class Probes(Value, frozen=True):
 
 
 class StartProbes(Value, frozen=True):
-    """Start to probe `targets` for this Service."""
+    """Start probing `targets` for this Service."""
 
     service: ServiceKey
     targets: tuple[Target, ...]
@@ -29,7 +29,7 @@ class StartProbes(Value, frozen=True):
 
 
 class StopProbes(Value, frozen=True):
-    """Stop to probe `targets` for this Service."""
+    """Stop probing `targets` for this Service."""
 
     service: ServiceKey
     targets: tuple[Target, ...]

@@ -5,9 +5,9 @@ In: the `SysctlRequirement`s of a role: a setting, the values that do harm, and 
 `Finding` for each harmful setting, for log and status; if allowed, the settings are changed and
 their earlier values recorded in a file, so that `restore` can write them back. Invariants: without
 permission nothing is written. If a setting was changed twice, the first value is recorded. A
-setting that another program has changed since is not restored. A need belongs here only if a test
-shows its harm with packets; the exceptions are needs whose harm would reach every namespace of the
-test machine (`direct.requirements`, `nodeproxy.requirements`)."""
+setting that another program has changed since is not restored. A requirement is added only if a
+test shows the harm with packets, except where the harm would reach every namespace of the test
+machine (`direct.host_network.requirements`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -70,12 +70,12 @@ class _Change(msgspec.Struct, frozen=True):
 def harmful_settings(
     requirements: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
-    """Return the needs that are not met. A setting that does not exist does no harm."""
-    values = ((requirement, read(requirement.setting)) for requirement in requirements)
+    """Return the requirements that are not met. A setting that does not exist does no harm."""
+    values = ((each, read(each.setting)) for each in requirements)
     return tuple(
-        HarmfulSetting(requirement, value)
-        for requirement, value in values
-        if value is not None and requirement.harmful(value)
+        HarmfulSetting(each, value)
+        for each, value in values
+        if value is not None and each.harmful(value)
     )
 
 
@@ -123,11 +123,9 @@ class Host:
                 )
         # A corrected setting is not found again. It stays in the findings while a component needs
         # it.
+        required = {each.setting for each in requirements}
         kept = [
-            each
-            for each in self._shown
-            if each.adjusted
-            and each.requirement.setting in {requirement.setting for requirement in requirements}
+            each for each in self._shown if each.adjusted and each.requirement.setting in required
         ]
         renewed = {each.requirement.setting for each in found}
         self._logged = frozenset(each.finding for each in found)

@@ -4,7 +4,7 @@ the present state.
 In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept,
 whether a kept address becomes free, and an Event for a Service whose address is not kept.
 Invariant: a namespace that the watch does not show may exist, because the watch may lag behind. The
-API server is asked before an address is freed for that reason."""
+API server is queried before an address is freed for that reason."""
 
 import asyncio
 from collections.abc import Callable
@@ -71,8 +71,8 @@ class KeptAddresses:
             )
 
     async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
-        """Whether to keep the address of this Service, which is being deleted or is gone. If a
-        limit forbids it, send an Event to the Service."""
+        """Return whether to keep the address of this Service, which is being deleted or is gone. If
+        a limit forbids that, write an Event on the Service."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
             known = await self._fetch_namespace(key.namespace)

@@ -8,12 +8,12 @@ verdict rests on answers, or on their absence:
 - `up`: one good answer; after `down`, two good answers an interval apart, because a machine that
   boots needs a moment.
 - `flapping`: good answers, but the target stopped answering more than once recently. It must first
-  answer well for a trial period, which doubles each time. Removal never waits.
+  answer well for a trial period, which doubles each time. The verdicts below are never delayed.
 - `unready`: one bad answer; or two refused connections; or two time-outs while the machine answers
   on another port. A target without a verdict becomes `unready` only after five bad answers or
-  refused connections, because its rules may still be on their way.
+  refused connections, because its node may still be installing the rules.
 - `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
-verdict.
+  verdict.
 - `probe_failed`: the probe of a target without a verdict could not be sent, which is a failure on
   our own side."""
 
@@ -77,10 +77,11 @@ class Record:
         """How often the target stopped answering without having been up for `STABLE_S` in
         between."""
         self.since_s = 0.0
-        """Since when the target is up; while it is not up, since when all its answers are good."""
+        """When the target became up; while it is not up, the time of the first good answer after
+        its last bad one."""
 
     def record_failure(self, now_s: float) -> None:
-        """Record that the target stops answering. Only a target that was up counts."""
+        """Record that the target stops answering. Do nothing unless the target was up."""
         if self.verdict == "up":
             self.failures = 1 if now_s - self.since_s >= STABLE_S else self.failures + 1
 
@@ -135,7 +136,7 @@ class NodeLiveness:
         self._rotation[target] = self._fresh[target] = None
 
     def remove(self, target: Target) -> None:
-        """Probe this target no longer."""
+        """Stop probing this target."""
         for place in (self._records, self._fresh, self._to_confirm, self._rotation, self._unready):
             place.pop(target, None)
         if target == self._representative:

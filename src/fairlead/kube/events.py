@@ -41,8 +41,8 @@ RECOVERED = "Recovered"
 MAX_MESSAGE_LENGTH, MAX_REASON_LENGTH = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 STALE = timedelta(seconds=10)
-"""A process that finds the Event of a Warning that still holds renews its time if the Event is
-older than this.
+"""If the Event of a Warning that still holds is older than this, a process that finds the Event
+renews its time.
 
 The previous process may have reported the recovery, at the earliest this long after the Warning
 (`roles.report`). `kubectl describe` sorts by time, so without the renewal it would show the

@@ -1,5 +1,5 @@
-"""The age of what this process knows of the cluster: one for each watch, and a log line when a
-watch is stale.
+"""How old this process's view of the cluster is: an age for each watch, and a log line when a watch
+is stale.
 
 In: the watches of the process, and the time of the API server's last response to any request. Out:
 ages in seconds; which watches are stale; one log line when watches become stale and one when all
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 STALE_S = 20.0
 """A watch whose last proof is older than this is stale: the time of two renewals of the Lease
-(every 10 s). Where renewals are configured to be rarer, see `stale_after_s`."""
+(every 10 s). If the configuration makes renewals less frequent, see `stale_after_s`."""
 CHECK_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 60.0
 """The minimum time between two log lines about stale watches."""

@@ -1,4 +1,4 @@
-"""What one instance of a role publishes about itself in the Kubernetes API: a Lease with a record
+"""The Lease by which one instance of a role announces itself in the Kubernetes API, with a record
 in an annotation. Pure.
 
 In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence in a
@@ -24,11 +24,11 @@ SELECTOR = f"{NAME_LABEL}=fairlead"
 RECORD_ANNOTATION = "fairlead.io/presence"
 FIELD_MANAGER = "fairlead-presence"
 MAX_LISTED = 50
-"""The maximum number of Services in a record with the reason why they are not served, and of
-Warnings."""
+"""The maximum number of Services for which a record has the reason why they are not served, and the
+maximum number of Warnings."""
 MAX_NAMED = 1000
-"""The maximum number of Services in a record that are listed as not served. All this is shorter
-than the limit for the annotations of an object (256 KiB)."""
+"""The maximum number of Services in a record that are listed as not served. A record within these
+limits is shorter than the annotations of an object may be (256 KiB)."""
 MAX_REASON_LENGTH = 200
 
 
@@ -91,7 +91,7 @@ def lease_name(role: str, name: str) -> str:
 def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
     """Return the Lease that announces the instance.
 
-    `identity`: of the process; `now`: RFC 3339 with microseconds."""
+    `identity`: the identity of the process; `now`: RFC 3339 with microseconds."""
     return {
         "metadata": {
             "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},

@@ -3,7 +3,7 @@ watch.
 
 In: a client, a resource. Out: change sets, each a mapping from key to the present object (None:
 deleted); the first is the complete initial list. `transform` may shorten or drop objects before
-they are stored and compared. Invariants: every object given out existed on the server; when the
+they are stored and compared. Invariants: every reported object existed on the server; when the
 server is quiet, `objects` equals its state; a deletion during an interruption is found, because a
 new list is compared with the previous state and only the difference is reported; no failure ends
 the reflector, and without progress the intervals between its requests grow. The reflector also
@@ -52,8 +52,8 @@ for the server."""
 STEADY_S = 5.0
 """A watch that lasted this long counts as successful, even without events."""
 UNKNOWN_VERSION_TRIES = 5
-"""After this many 504 in a row the server does not know the version (it was restored from a
-backup), and a new list is needed."""
+"""After this many answers 504 in a row, the reflector assumes that the server does not know the
+version (it was restored from a backup), and takes a new list."""
 NO_BACKEND = (502, 503)
 """Statuses by which a load balancer reports that no server is behind it."""
 
@@ -92,8 +92,8 @@ class Reflector(Generic[ObjectT]):
         """When the server last sent an event, a bookmark, a list or the start of a watch of this
         collection; initially the time of construction."""
         self.watching = False
-        """Whether a watch is open that continues from the state of `objects`, or the server reports
-        that it does not have an optional kind (`on_absent`)."""
+        """Whether a watch is open that continues from the state of `objects`. Also true while the
+        server reports that it does not serve an optional resource type (`on_absent`)."""
         self._client = client
         self._resource = resource
         self._namespace = namespace
@@ -354,8 +354,8 @@ class Reflector(Generic[ObjectT]):
         )
 
     def _expired(self) -> float:
-        """Require a new list. Return the wait before it, which grows while lists do not help for
-        long."""
+        """Require a new list. Return the wait before it. The wait grows while each list is soon
+        followed by another one."""
         self._version = ""
         self._unknown_version = 0
         now_s = asyncio.get_running_loop().time()

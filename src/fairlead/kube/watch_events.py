@@ -1,8 +1,8 @@
 """Decode the items of a list and the events of a watch, one by one, into a key and an object. Pure.
 
-In: bytes from the API server. Out: tagged values. The envelope is decoded apart from the object:
-the objects of BOOKMARK and ERROR events lack required fields of the type, and one object that
-cannot be decoded must not affect the others. Follows the API concepts, sections "Efficient
+In: bytes from the API server. Out: tagged values. The envelope is decoded separately from the
+object: the objects of BOOKMARK and ERROR events lack required fields of the type, and one object
+that cannot be decoded must not affect the others. Follows the API concepts, sections "Efficient
 detection of changes", "Watch bookmarks" and "Streaming lists" (KEP-3157)."""
 
 from typing import Any, Generic, Literal

@@ -99,17 +99,17 @@ def balancer_of(
     return LoadBalancer(service.key, service.metadata.uid, DIRECT.name, (address,), listeners)
 
 
-async def publish(client: Client, each: BalancedService) -> None:
+async def publish(client: Client, balanced: BalancedService) -> None:
     """Write the address into the Service's status, as a cloud controller does."""
     body = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"namespace": each.service.namespace, "name": each.service.name},
-        "status": {"loadBalancer": {"ingress": [{"ip": each.address, "ipMode": "VIP"}]}},
+        "metadata": {"namespace": balanced.service.namespace, "name": balanced.service.name},
+        "status": {"loadBalancer": {"ingress": [{"ip": balanced.address, "ipMode": "VIP"}]}},
     }
     await client.apply(
         SERVICES,
-        ObjectKey(*each.service),
+        ObjectKey(*balanced.service),
         body,
         field_manager="plain-balancer",
         subresource="status",
@@ -142,10 +142,10 @@ async def run(balanced: Sequence[BalancedService], client: Client, driver: Direc
     def wanted() -> dict[ServiceKey, LoadBalancer]:
         out = {key: monitor.out for key, monitor in monitors.items()}
         return {
-            w.service: balancer_of(
-                services[w.service], nodes, w.address, out.get(w.service, frozenset())
+            each.service: balancer_of(
+                services[each.service], nodes, each.address, out.get(each.service, frozenset())
             )
-            for w in balanced
+            for each in balanced
         }
 
     await reconcile(driver, wanted())
@@ -174,7 +174,7 @@ async def _main() -> None:
     await driver.open()
     try:
         async with Client(find_access(arguments.kubeconfig, None)) as client:
-            await run([BalancedService.parse(text) for text in arguments.balanced], client, driver)
+            await run([BalancedService.parse(text) for text in arguments.services], client, driver)
     finally:
         await driver.close(remove=True)
 

@@ -46,7 +46,7 @@ def _number() -> int:
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise Refused(
-            f"eBPF cannot be driven on {platform.machine()}",
+            f"the system call number of bpf(2) on {platform.machine()} is unknown",
             fix="run gateways on x86_64 or aarch64",
         )
     return number
@@ -68,7 +68,7 @@ class _Element(ctypes.Structure):
 
 
 class _ElementBuffer(ctypes.Structure):
-    """The same, with a buffer for the value that the kernel returns."""
+    """Like `_Element`, with a buffer for the value that the kernel returns."""
 
     _fields_ = (
         *_Element._fields_[:3],
@@ -147,8 +147,8 @@ class Descriptor:
         return answer.raw
 
     def read_information(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
-        """Write the same into a buffer, which may contain pointers to other buffers that the kernel
-        fills."""
+        """Write the result of `information` into a buffer, which may contain pointers to other
+        buffers that the kernel fills."""
         try:
             call(_INFO, struct.pack("<IIQ", self.descriptor, len(answer), address_of(answer)))
         except OSError as error:

@@ -68,7 +68,7 @@ class _Flow(NamedTuple):
     original tuple, zone and ID."""
 
     destination: _Packed
-    answering: _Packed
+    endpoint: _Packed
     name: bytes
 
 
@@ -92,20 +92,20 @@ class Conntrack:
     async def delete_stale(
         self,
         protocol: int,
-        answering: Mapping[Endpoint, Collection[Endpoint]],
+        endpoints: Mapping[Endpoint, Collection[Endpoint]],
         *,
         timeout_s: float = 60.0,
     ) -> int:
-        """Delete the entries to each key of `answering` that are not answered by one of its values.
+        """Delete the entries to each key of `endpoints` that are not answered by one of its values.
         Return their number.
 
-        The next packet of such a flow gets a new route. Raise Unavailable if the kernel does not
-        respond in time."""
+        The next packet of such a flow is translated like the first packet of a new flow. Raise
+        Unavailable if the kernel does not respond in time."""
         deleted = 0
         for family in (socket.AF_INET, socket.AF_INET6):
             mine = {
-                destination: by
-                for destination, by in answering.items()
+                destination: allowed
+                for destination, allowed in endpoints.items()
                 if is_ipv6(destination[0]) == (family == socket.AF_INET6)
             }
             if mine:
@@ -147,13 +147,13 @@ async def _run_to_completion(call: Callable[..., int], *arguments: object) -> in
 
 
 def _plan(
-    family: socket.AddressFamily, answering: Mapping[Endpoint, Collection[Endpoint]]
+    family: socket.AddressFamily, endpoints: Mapping[Endpoint, Collection[Endpoint]]
 ) -> tuple[Mapping[_Packed, Set[_Packed]], Set[_Packed]]:
     """Return the allowed endpoints of each destination, and the destinations of the dumps that find
     the entries."""
     allowed = {
         _packed(family, destination): {_packed(family, each) for each in by}
-        for destination, by in answering.items()
+        for destination, by in endpoints.items()
     }
     # The kernel inverts the comparison of IPv6 addresses in this filter: for an address it returns
     # the entries of all other addresses. So IPv6 is filtered by port only.
@@ -178,7 +178,7 @@ def _delete_stale(
         stale += [
             flow
             for flow in flows
-            if flow.answering not in allowed.get(flow.destination, (flow.answering,))
+            if flow.endpoint not in allowed.get(flow.destination, (flow.endpoint,))
         ]
     return _delete(netlink, family, stale)
 
@@ -258,10 +258,10 @@ def _flow(family: socket.AddressFamily, protocol: int, body: bytes) -> _Flow | N
     if to[_NUMBER][0] != protocol or _DESTINATION_PORT not in to:
         return None
     destination = dict(attributes(original[_IP], 0))[_DESTINATION[family]]
-    answering = dict(attributes(reply[_IP], 0))[_SOURCE[family]]
+    endpoint = dict(attributes(reply[_IP], 0))[_SOURCE[family]]
     name = attribute(_ORIGINAL | _NESTED, found[_ORIGINAL])
     name += b"".join(attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found)
-    return _Flow((destination, to[_DESTINATION_PORT]), (answering, back[_SOURCE_PORT]), name)
+    return _Flow((destination, to[_DESTINATION_PORT]), (endpoint, back[_SOURCE_PORT]), name)
 
 
 def _failure(body: bytes) -> OSError:

@@ -9,8 +9,8 @@ of one source does not delay another source. Invariants: an answer is computed w
 it is never stale; requests of a connection are answered in order; at the limit of connections a new
 connection is still accepted, and the longest idle connection of the source with the most
 connections is closed; a connection that is idle, incomplete or not read for too long is closed.
-Edge-triggered epoll(7) without a task per connection: the work of one turn can be counted, and
-tests count it."""
+This module uses edge-triggered epoll(7) and no task per connection, so that tests can count the
+work of one turn."""
 
 import errno
 import resource

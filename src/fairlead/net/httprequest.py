@@ -1,10 +1,9 @@
 """Small HTTP requests and their answers as bytes. Pure.
 
 In: received bytes. Out: a request with its length, or the status for an invalid one; the bytes of
-an answer.
-Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a
-length. A request whose body has no length (chunked), or is longer than MAX_BYTES, is answered
-without reading its body, and the connection is closed."""
+an answer. Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining,
+bodies with a length. A request whose body has no length (chunked), or is longer than MAX_BYTES,
+is answered without reading its body, and the connection is closed."""
 
 from http import HTTPStatus
 from typing import Literal, NamedTuple

@@ -150,8 +150,8 @@ def library() -> ctypes.CDLL:
     """Load the compiled parts of table computation: bpf/maglev.c, bpf/transition.c. Raise Refused
     if the library has not been built.
 
-    PyDLL holds the GIL during the call, which takes some microseconds: to get the GIL back could
-    take a thread a hundred times that."""
+    PyDLL holds the GIL during the call, which takes some microseconds. If the thread released the
+    GIL, getting it back could take a hundred times as long."""
     try:
         return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:
@@ -182,8 +182,8 @@ def fill_in_c(fill: Permutations) -> "array[int]":
 def _filling() -> Callable[..., int]:
     """Return `fill` of bpf/maglev.c."""
     fill = library().fill
-    number, place = ctypes.c_uint32, ctypes.c_void_p
-    fill.argtypes = (number, place, place, place, place, number, place)
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    fill.argtypes = (number, pointer, pointer, pointer, pointer, number, pointer)
     return fill
 
 

@@ -2,15 +2,17 @@
 
 In: the selectors of a configuration, and the interfaces that are present. Out: the interfaces that
 each selector chooses, and a message about what is missing. A selector is one of
+
 - a name: `eth0`;
 - a pattern of names, as in a shell: `eth*`, `bond0.*`;
 - a CIDR: every interface that has an address in it;
-- `default-route`: every interface by which a default route leaves, of either IP family. Only a name
-  chooses the loopback interface. An interface that is selected by name must be present. One list
-  may serve hosts that differ, so the other selectors may choose nothing as long as the list as a
-  whole chooses something. Invariant: when a CIDR or `default-route` suddenly chooses nothing, it
-  keeps its former interfaces that still exist: an address or a route that is absent for a moment
-  interrupts no traffic."""
+- `default-route`: every interface through which a default route leaves, of either IP family.
+
+Only a name chooses the loopback interface. An interface that is selected by name must be present.
+One list may serve hosts that differ, so the other selectors may choose nothing as long as the list
+as a whole chooses something. Invariant: when a CIDR or `default-route` suddenly chooses nothing, it
+keeps its former interfaces that still exist: an address or a route that is absent for a moment
+interrupts no traffic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

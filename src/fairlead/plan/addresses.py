@@ -1,11 +1,11 @@
 """Read what each Service requests from the pools, and which addresses it holds already.
 
-In: a Service as it is, the AddressGrants that name it. Out: `Facts`, from which `plan.ledger`
-assigns addresses. A Service holds an address if its AddressGrant names the Service, if the status
-of the Service shows the address, or if the address is kept for the Service. An address that a
-status shows and no AddressGrant records was published before AddressGrants existed; it is granted
-to its Service before any new address is given. Invariant: pure. Ports are written `TCP/80`: two
-Services may hold one address, but never the same port of it."""
+In: a Service, and the AddressGrants that name it. Out: `Facts`, from which `plan.ledger` assigns
+addresses. A Service holds an address if its AddressGrant names the Service, if the status of the
+Service shows the address, or if the address is kept for the Service. An address that a status shows
+and no AddressGrant records was published before AddressGrants existed; it is granted to its Service
+before any new address is given. Invariant: pure. Ports are written `TCP/80`: two Services may hold
+one address, but never the same port of the address."""
 
 from collections.abc import Iterable, Mapping
 
@@ -105,7 +105,7 @@ def facts_of(
 ) -> Facts:
     """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
     Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
-    addresses come from pools. In both cases the Service holds the addresses in its status."""
+    addresses come from pools. If either is true, the Service holds the addresses in its status."""
     held = {
         grant.spec.address: _granted(key, grant)
         for grant in grants

@@ -33,7 +33,7 @@ from fairlead.plan.view import CloudCluster, Cluster
 class Claimant(NamedTuple):
     """A Service that is to get a load balancer in the cloud, with the data that the driver needs to
     find an existing one. `held`: the addresses that the Service shows. `shared_or_adopted`: the
-    load balancer that the Service shares or adopts; None: it gets one of its own."""
+    load balancer that the Service shares or adopts; None: the Service gets one of its own."""
 
     uid: str
     held: tuple[str, ...] = ()
@@ -89,9 +89,9 @@ def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant |
 
 
 def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None) -> LoadBalancer:
-    """Return the plan completed with this existing load balancer: with the addresses at which
-    clients reach it. While it has no such address, the plan has the addresses that the Service
-    shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
+    """Return the plan completed with this existing load balancer and the addresses at which clients
+    reach it. While the load balancer has no such address, the plan has the addresses that the
+    Service shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
     unchanged."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):

@@ -2,8 +2,8 @@
 
 In: a view of the cluster, the configuration, the keys of the Services to plan. Out: for each
 Service its intent, or the reason why there is none. A Service for which the role has nothing to do
-is left out. Pure: the memory between two calls, which Service was given which address, is a Ledger
-that the caller owns."""
+is left out. Pure: the memory between two calls (which Service has which address) is a Ledger that
+the caller owns."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -45,7 +45,7 @@ def plan_controller(
     addresses that the ledger assigns. For every other Service that requests a class of Fairlead and
     cannot be served, return the reason.
 
-    The result also contains other Services than those of `keys` if their assignment changed: they
+    The result also contains Services outside of `keys` whose assignment changed, because they
     waited for an address or port that became free. With a new ledger, or after a change of pools,
     all Services are assigned again, whatever the keys."""
     concerned: Collection[ServiceKey] = keys

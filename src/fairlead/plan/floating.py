@@ -2,9 +2,9 @@
 
 In: the annotations of a Service (of Fairlead, or of cloud-provider-openstack with the same short
 names), the configuration, the requested address. Out: a FloatingWish, or None for a load balancer
-that is reachable only at its own address; and Findings about annotations without effect. Pure.
-Meanings: cloud-provider-openstack 1.34. Floating IPs are IPv4 only, so an IPv6 load balancer has
-none."""
+that is reachable only at its own address; and Findings about annotations without effect. Pure. The
+meaning of the annotations follows cloud-provider-openstack 1.34. Floating IPs are IPv4 only, so an
+IPv6 load balancer has none."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from fairlead.sections import OctaviaConfig
 SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
 FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
 REPORT = "loadbalancer.openstack.org/load-balancer-address"
-"""cloud-provider-openstack writes this annotation: the address that it gave to the Service."""
+"""cloud-provider-openstack writes the address of the Service into this annotation."""
 
 
 def floating_of(

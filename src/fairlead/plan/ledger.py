@@ -250,8 +250,8 @@ class Ledger:
         return frozenset(port for port in request.ports if not self._rivals(key, address, port))
 
     def _draft_held(self, key: ServiceKey) -> None:
-        """Draft the addresses that a Service keeps: all that it holds, unless the Service now
-        requests another address of the family, or no longer requests the family."""
+        """Draft the addresses that a Service keeps: every address that it holds, unless the Service
+        now requests another address of the family, or no longer requests the family."""
         record = self._records[key]
         request = record.facts.request
         if not isinstance(request, AddressRequest):
@@ -429,8 +429,8 @@ class Ledger:
     def _fill(
         self, key: ServiceKey, request: AddressRequest, waits: set[Wait]
     ) -> Assigned | Refused:
-        """Assign the missing addresses of a Service and its ports at all of them. What the Service
-        has to wait for is added to `waits`."""
+        """Assign the missing addresses of a Service, and its ports at all its addresses. The
+        resources for which the Service has to wait are added to `waits`."""
         record = self._records[key]
         notes = []
         assigned = dict(record.draft)

@@ -64,7 +64,7 @@ def endpoint_notes(
 def spec_notes(
     service: Service, families: Sequence[Family], ranges: Sequence[str], nodes: Mapping[str, Node]
 ) -> list[Finding]:
-    """Return Findings about settings of the Service that may work otherwise than its owner expects.
+    """Return Findings about settings of the Service that may not work as its owner expects.
 
     `ranges`: the source ranges of the Service."""
     notes = []

@@ -2,10 +2,10 @@
 
 In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; the configuration;
 the provider of the existing load balancer, if there is one. Out: OctaviaSettings, and a Finding for
-each annotation that is ignored or replaced by something else. A feature without which the Service
-would not work is refused, and the error names the remedy. `capabilities.py` lists what each
-provider does not support. Invariant: pure; whatever the annotations contain, the settings are
-within the limits of Octavia and of the provider. Names, units and limits follow
+each annotation that is ignored, or for which the provider does something else. A feature without
+which the Service would not work is refused, and the error names the remedy. `capabilities.py` lists
+what each provider does not support. Invariant: pure; whatever the annotations contain, the settings
+are within the limits of Octavia and of the provider. Names, units and limits follow
 cloud-provider-openstack 1.34 and version 2.30 of Octavia's API."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ _SETTINGS = (
 
 
 class OctaviaRequest(NamedTuple):
-    """What a Service requests by its spec, as far as the settings depend on it."""
+    """The requests in the spec of a Service that the settings depend on."""
 
     local: bool
     """The externalTrafficPolicy is Local: the pods are to see client addresses."""
@@ -108,7 +108,7 @@ def settings_of(
     """Return the settings of a Service, with a Finding for each annotation that has no effect.
 
     `existing` is the provider of the load balancer that the Service has; it cannot change. Raise
-    Refused if the provider does not support something that is essential to the Service, and if
+    Refused if the provider does not support a feature that is essential to the Service, and if
     neither the Service nor the configuration names a subnet, network or port for the address."""
     reader = AnnotationReader(annotations)
     if tls := reader.given("default-tls-container-ref"):
@@ -167,7 +167,7 @@ def settings_of(
         ),
         header=header,
         forwarded_for=forwarded_for and not header,
-        method=method or _usual_method(provider, config),
+        method=method or _default_method(provider, config),
         client_ms=_time_ms(reader, "timeout-client-data", unsupported_annotations),
         connect_ms=_time_ms(reader, "timeout-member-connect", unsupported_annotations),
         member_ms=_time_ms(reader, "timeout-member-data", unsupported_annotations),
@@ -200,13 +200,13 @@ def _of_class(reader: AnnotationReader, config: OctaviaConfig) -> OctaviaConfig:
     # A subnet belongs to one network. If the class names a network or selects the subnet in another
     # way, the subnets of the general configuration do not apply.
     placed = found if found.subnet_id or found.network_id else config
-    floats = (
+    own_floating = (
         found.floating_network_id,
         found.floating_subnet_id,
         found.floating_subnet,
         found.floating_subnet_tags,
     )
-    floating = found if any(floats) else config
+    floating = found if any(own_floating) else config
     return msgspec.structs.replace(
         config,
         subnet_id=placed.subnet_id,
@@ -232,7 +232,7 @@ def why_single_family(annotations: Mapping[str, str], config: OctaviaConfig) -> 
     )
 
 
-def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
+def _default_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
     if config.lb_method and config.lb_method in METHODS[provider]:
         return config.lb_method
     return "ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT"
@@ -287,7 +287,9 @@ def _choose(
     if wanted != "auto":
         return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
     unsupported_annotations = [
-        _called(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
+        _full_name(reader, annotation)
+        for annotation in requested
+        if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
         unsupported_annotations.append(reader.given("lb-method"))
@@ -324,7 +326,7 @@ def _unsupported(
     acceptable substitute."""
     instead: dict[str, list[str]] = {}
     for annotation in unsupported_annotations:
-        unsupported, name = UNSUPPORTED[choice.provider][annotation], _called(reader, annotation)
+        unsupported, name = UNSUPPORTED[choice.provider][annotation], _full_name(reader, annotation)
         if unsupported.action == "refuse":
             other = OTHER_PROVIDER[choice.provider]
             verb = "recreate the Service with" if choice.existing is not None else "set"
@@ -342,7 +344,7 @@ def _unsupported(
     ]
 
 
-def _called(reader: AnnotationReader, annotation: str) -> str:
+def _full_name(reader: AnnotationReader, annotation: str) -> str:
     return (
         "spec.loadBalancerSourceRanges" if annotation == SOURCE_RANGES else reader.given(annotation)
     )
@@ -421,8 +423,8 @@ def _place(
         request.shared_or_adopted is not None and request.shared_or_adopted.id
     ):
         raise Refused(
-            "neither the configuration nor the Service says where the load balancer gets its "
-            "address",
+            "neither the configuration nor the Service names the subnet or network for the load "
+            "balancer's address",
             fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the "
             "Service",
         )

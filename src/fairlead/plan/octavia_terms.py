@@ -1,8 +1,8 @@
 """The terms of class `fairlead.io/octavia`: a load balancer of OpenStack.
 
 In: a Service, the configuration, the load balancer that the Service has in the cloud. Out: `Terms`.
-Pure. Members are nodes with ready pods, weighted by their number. Fairlead does not probe them,
-because Octavia has its own health monitors. `plan.octavia` reads the annotations."""
+Pure. Members are nodes with ready pods, weighted by the number of these pods. Fairlead does not
+probe them, because Octavia has its own health monitors. `plan.octavia` reads the annotations."""
 
 from collections.abc import Mapping, Sequence
 
@@ -40,7 +40,7 @@ SUBSTITUTES = {
     "sharing-key": "Services share a load balancer by its ID: fairlead.io/load-balancer-id",
     "drain-timeout": "connections stay with a node until the load balancer ends them",
 }
-"""What class octavia does instead, by annotation that has no effect."""
+"""By short name of each annotation without effect, what class octavia does instead."""
 
 
 def octavia_terms(context: ServiceContext) -> Terms:
@@ -104,7 +104,7 @@ def not_configured() -> Refused:
 
 
 def known_later(balancer: LoadBalancer) -> str:
-    """Return a text with the provider that a new load balancer would have, and with what only the
+    """Return a text that names the provider of a new load balancer and the facts that only the
     cloud knows; empty for another class."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):

@@ -1,11 +1,12 @@
 """The status of an AddressPool: counts of its addresses, and the conditions Ready and Stranded.
 
 In: the pool, the ledger's counts, the addresses that were granted from the pool. Out: a
-`PoolState`. Pure. It also lists the namespaces that keep addresses of the pool for deleted
-Services, since when and until when. Ready: the addresses of the pool may be assigned. Stranded:
-Services hold addresses that were assigned from the pool and that it no longer contains. They keep
-these addresses, and no other Service gets them. Invariant: a condition does not change while its
-cause lasts. Follows the API conventions, section "Typical status properties"."""
+`PoolState`, which also lists the namespaces that keep addresses of the pool for deleted Services,
+with the times since and until which the addresses are kept. Pure. Ready: the addresses of the pool
+may be assigned. Stranded: Services hold addresses that were assigned from the pool and that it no
+longer contains. They keep these addresses, and no other Service gets them. Invariant: a condition
+does not change while its cause lasts. Follows the API conventions, section "Typical status
+properties"."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal

@@ -2,8 +2,8 @@
 
 In: the pools of the configuration, and AddressPool objects. Out: `Pools`, which finds an address or
 the pools for a Service; and for each object that cannot be used, the reason. A pool with an invalid
-range, or with a range that overlaps another pool, is not used at all; the other pools are. Of two
-pools that overlap, a pool of the configuration takes precedence, then the older one. Names and
+range, or with a range that overlaps another pool, is not used at all; the other pools are used. Of
+two pools that overlap, a pool of the configuration takes precedence, then the older one. Names and
 meaning of the fields follow MetalLB: pools for certain Services (`serviceAllocation`) are tried
 before pools for every Service, in the order of their priority. Invariant: pure. Finding a free
 address does not scan the assigned ones."""
@@ -53,8 +53,8 @@ class Range:
         self._returned: list[int] = []
 
     def lowest_free(self, taken: Callable[[str], bool], avoid: bool) -> str | None:
-        """Return the lowest address that is not `taken`; None if there is none. With `avoid` it is
-        not an address that `is_buggy`. The address stays free until `taken` reports it."""
+        """Return the lowest address that is not `taken`; None if there is none. `avoid`: skip
+        addresses for which `is_buggy` is true. The address stays free until `taken` reports it."""
         while self._returned:
             if not taken(text := str(_address(self.version, self._returned[0]))):
                 return text
@@ -258,8 +258,8 @@ def _holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
 
 
 def is_buggy(version: int, value: int) -> bool:
-    """Return whether some devices mistake it for a network or broadcast address: an IPv4 address
-    that ends in .0 or .255."""
+    """Return whether some devices mistake the address for a network or broadcast address: an IPv4
+    address that ends in .0 or .255."""
     return version == 4 and value & 0xFF in (0x00, 0xFF)
 
 

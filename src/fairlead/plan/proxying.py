@@ -48,11 +48,11 @@ ANNOTATIONS = tuple(name for each in PROXY_ANNOTATIONS for name in names_of(each
 
 SUBSTITUTES = {
     **{name: what for name, what in direct.SUBSTITUTES.items() if name not in PROXY_ANNOTATIONS},
-    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller terminate "
-    "it",
+    "default-tls-container-ref": "TLS is passed through unchanged; let an ingress controller "
+    "terminate it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
 }
-"""What class proxy does instead, by annotation that has no effect."""
+"""By short name of each annotation without effect, what class proxy does instead."""
 
 _METHODS: Mapping[str, ProxyMethod] = {
     "round-robin": "roundrobin",
@@ -71,8 +71,9 @@ def proxy_terms(context: ServiceContext) -> Terms:
         settings,
         [*notes, *more, *why],
         impossible,
-        # Without a header too: a connection that a node answers itself bypasses the timeouts and
-        # limits. Where gateways run on nodes, it would bypass the load balancer altogether.
+        # This also holds without a header: a connection that a node answers itself bypasses the
+        # timeouts and limits. Where gateways run on nodes, it would bypass the load balancer
+        # altogether.
         ip_mode="Proxy",
         hostname_suffix=suffix,
     )
@@ -229,7 +230,7 @@ def ended(connections: int, max_workers: int) -> Finding:
 
 def _affinity() -> Finding:
     """Return the Finding that the service proxies of the nodes apply the session affinity too, and
-    take a gateway for a single client."""
+    treat each gateway as a single client."""
     message = (
         "a node sees the gateway's address instead of client addresses, so it sends all "
         "connections of a gateway to one pod, and other pods on the node may get none"
@@ -250,7 +251,7 @@ def _name_of(header: ProxyHeader) -> str:
 
 
 def _checks(reader: AnnotationReader) -> MemberChecks | None:
-    """Return the health checks by the node ports; None unless the Service enables them, or sets one
+    """Return the health checks of the node ports; None unless the Service enables them, or sets one
     of their parameters without disabling them."""
     default = MemberChecks()
     checks = MemberChecks(

@@ -153,7 +153,7 @@ def stranded(
 
 def _of_another_pool(address: str, pool: str, request: str) -> str:
     return (
-        f"{address} belongs to pool {pool}, and the Service now requests pool {request}; an address "
-        "does not change by itself: "
+        f"{address} belongs to pool {pool}, and the Service now requests pool {request}; an "
+        "address does not change by itself: "
         f"request an address of pool {request} by {ADDRESSES[0]}, or recreate the Service"
     )

@@ -28,8 +28,8 @@ MAX_AFFINITY_S = 86_400
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
-    """Return the name of the class that is to serve this Service, which may be the class of
-    another controller; None if the Service wants no load balancer."""
+    """Return the name of the class that is to serve this Service, which may be the class of another
+    controller; None if the Service requests no load balancer."""
     if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
         return None
     return service.spec.load_balancer_class or default_class
@@ -53,8 +53,8 @@ def health_monitor_of(service: Service) -> HealthMonitor | None:
 
 
 def affinity_timeout_s(service: Service) -> int:
-    """Return for how many seconds a client stays with its pod, a day at most; 0 without session
-    affinity."""
+    """Return for how many seconds connections of a client go to the same pod, at most one day; 0
+    without session affinity."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config

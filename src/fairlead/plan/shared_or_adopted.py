@@ -1,9 +1,9 @@
-"""The OpenStack load balancer of a Service if Fairlead did not create it: shared, or adopted.
+"""The OpenStack load balancer that a Service shares with other Services, or adopts.
 
 In: a Service, the configuration. Out: the load balancer that the Service shares or adopts. Pure.
 cloud-provider-openstack writes `load-balancer-id` on every Service that it serves, and users write
 it to share one load balancer among several Services; the name of the load balancer distinguishes
-the two cases. Names: `GetLoadBalancerName` and `GetLoadBalancerLegacyName` of
+the two cases. The names follow `GetLoadBalancerName` and `GetLoadBalancerLegacyName` of
 cloud-provider-openstack 1.34, which truncates them to 255 characters."""
 
 import uuid

@@ -10,12 +10,12 @@ In: targets; another process makes the change under test. Out: for each period a
   repeated by this program;
 * *broken*: an open flow that ended without the server's announcement, was silent for `SILENCE_S`,
   or was answered by another pod;
-* *lost*: a request on an open UDP flow that had no answer within that time. A flow sends no other
+* *lost*: a request on an open UDP flow that had no answer within `SILENCE_S`. A flow sends no other
   request while it waits.
 
 Every tenth new flow replaces the oldest flow, so that at any time the flows have different ages.
-There is one epoll loop and no asyncio: ten thousand connections must leave a small
-machine room for the system under test."""
+There is one epoll loop and no asyncio: ten thousand connections must leave a small machine room for
+the system under test."""
 
 import errno
 import heapq

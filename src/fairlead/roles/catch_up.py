@@ -30,16 +30,16 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
 async def catch_up(
-    client: Client, state: State, project: Callable[[Service], Service | None]
+    client: Client, state: State, projection: Callable[[Service], Service | None]
 ) -> None:
     """Wait until the state contains all Services in their present version, or a later one.
-    `project`: the projection of a Service that the state stores."""
+    `projection`: the projection of Services that the state stores."""
     await state.has_synced.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
         wait_s = 0.0
         try:
-            fresh = await readable(client, project)
+            fresh = await readable(client, projection)
             async with asyncio.timeout(WATCH_S):
                 while fresh := [service for service in fresh if behind(state, service)]:
                     await asyncio.sleep(CHECK_INTERVAL_S)
@@ -56,7 +56,9 @@ async def catch_up(
         await asyncio.sleep(backoff.next_s(wait_s))
 
 
-async def readable(client: Client, project: Callable[[Service], Service | None]) -> list[Service]:
+async def readable(
+    client: Client, projection: Callable[[Service], Service | None]
+) -> list[Service]:
     """Return all Services that the API server has now, without Services that cannot be decoded."""
     found = []
     async for page in client.pages(SERVICES):
@@ -65,15 +67,15 @@ async def readable(client: Client, project: Callable[[Service], Service | None])
             if (
                 isinstance(item, Item)
                 and item.object is not None
-                and (kept := project(item.object)) is not None
+                and (kept := projection(item.object)) is not None
             ):
                 found.append(kept)
     return found
 
 
 def behind(state: State, fresh: Service) -> bool:
-    """Return whether the Service is missing in the state, or the state has an older version of it
-    that differs in what is stored."""
+    """Return whether the Service is missing in the state, or the state has an older version of the
+    Service that differs in a stored field."""
     known = state.services.get(fresh.key)
     if known is None:
         return True

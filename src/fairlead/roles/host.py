@@ -21,8 +21,8 @@ CHECK_INTERVAL_S = 60.0
 
 
 class HostSettings(Component):
-    """The component that checks the settings. It stands behind the components that require
-    something of the host, in the order of the start. `remove` restores the original settings."""
+    """The component that checks the settings. In the order of the start, it comes after the
+    components that require something of the host. `remove` restores the original settings."""
 
     name = "host settings"
 

@@ -93,9 +93,9 @@ class HostAddresses:
 
 
 class NodeAddresses:
-    """The addresses of this node's NodePorts, as the API shows them now. While it shows none (the
-    Node may be deleted for a moment, to be registered again), they are the addresses that it last
-    showed, so that NodePorts keep answering."""
+    """The addresses of this node's NodePorts, as the API shows them now. While the API shows none
+    (the Node may be deleted and registered again), the last addresses that the API showed stay in
+    use, so that NodePorts keep answering."""
 
     def __init__(self, node_name: str, nodes: Mapping[str, Node], last: Sequence[str]) -> None:
         self._node_name = node_name
@@ -308,8 +308,8 @@ async def follow_host(
 
 
 async def clean_up() -> None:
-    """Remove everything that this role, or an earlier process of it, has put into the kernel, and
-    restore the settings of the host."""
+    """Remove everything that this process or an earlier process of this role has put into the
+    kernel, and restore the settings of the host."""
     nowhere = NodeAddresses("", {}, ())
     drivers = drivers_of(Config(), State(()), "", nowhere, HostAddresses(()))
     settings = HostSettings(Host("node", adjust=False), View("node", ""))

@@ -95,13 +95,14 @@ class Announcer:
         remove_at_end: bool = False,
     ) -> None:
         """Announce the instance until cancelled. `resume`: called with the Warnings that an earlier
-        process of it left."""
+        process of the instance left."""
         interval_s = self._section.lease_duration_s / 3
         known = resume is None
         try:
             while True:
                 announced = self._view.ready, self._view.working
-                # The first renewal replaces the record, so the previous record must be read before.
+                # The first renewal replaces the record, so the record of the previous process must
+                # be read first.
                 known = known or (resume is not None and await self._read_predecessor(resume))
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
@@ -180,8 +181,8 @@ class Announcer:
         )
 
     def _not_served(self) -> Sequence[NotServed]:
-        """Return the Services that are not served, by the present outcomes and by those of the
-        previous renewal."""
+        """Return the Services that are not served, according to the present outcomes and the
+        outcomes at the previous renewal."""
         outcomes = self._view.outcomes
         unavailable = {
             key
@@ -198,8 +199,7 @@ class Announcer:
         ]
 
     def _log_failure(self, problem: Exception) -> None:
-        """Log a failure once, until it changes or goes away. Refused credentials are logged by the
-        connection."""
+        """Log a failure once, until it changes or ends. The connection logs a rejection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)

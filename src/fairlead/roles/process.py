@@ -1,5 +1,5 @@
-"""The parts that all roles share as processes: signals, the reflectors that update the state, the
-garbage collector.
+"""The parts that the processes of all roles share: signals, the reflectors that update the state,
+the garbage collector.
 
 SIGTERM and SIGINT cancel the role's task, its `finally` blocks release resources, and the process
 ends with exit code 0."""
@@ -43,7 +43,7 @@ often each object is traversed, but a small number means fewer objects at a time
 tasks waited for more than 10 ms."""
 FULL_THRESHOLD = 4000
 """The threshold of a full collection: it follows after this number of collections of the second
-generation, of which there are fifteen in a thousand events."""
+generation. A thousand events cause about fifteen of these."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
 """The sources of a role that does not need endpoints."""
@@ -96,9 +96,9 @@ def freshness_of(client: Client, config: Config) -> Freshness:
 
 class Feed(Component):
     """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
-    cluster, reduced by the projection `projection`; each is registered with `freshness`. `started`:
-    set once the role has created all of its long-lived objects; if absent, once the state is
-    complete."""
+    cluster, reduced by the projection; each is registered with `freshness`. `started`: set
+    once the role has created all of its long-lived objects; if absent, once the state is complete.
+    """
 
     name = "feed"
 
@@ -158,7 +158,7 @@ class AddressFeed(Component):
 
     async def run(self) -> None:
         client, state, fresh = self._client, self._state, self._freshness
-        # The API server may not serve these CRDs yet, or no longer.
+        # The API server may not serve these CRDs yet, or may no longer serve them.
         no_pools = partial(_record_absent, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
         no_grants = partial(_record_absent, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
         pools, grants = state.update_pools, state.update_grants
@@ -173,10 +173,11 @@ async def tune_garbage_collector(
     state: State, started: asyncio.Event, *, within_s: float = START_S
 ) -> None:
     """Exclude the objects of the start from garbage collection. There are hundreds of thousands of
-    them, they stay, and the collector would traverse them repeatedly, for a third of a second each
-    time at 10,000 Services. While they are created, a collection would find nothing, so it is
-    disabled. Later events replace these objects, in the end all of them; therefore full collections
-    become rare. Objects that die young are still collected as early as before."""
+    them, they live long, and the collector would traverse them repeatedly, for a third of a second
+    each time at 10,000 Services. While they are created, a collection would find nothing, so it is
+    disabled. Later events gradually replace all these objects by objects that are not excluded;
+    therefore full collections also become rare. Objects that die young are still collected as early
+    as before."""
     gc.disable()
     try:
         async with asyncio.timeout(within_s):

@@ -19,11 +19,11 @@ from fairlead.state import State
 
 PACKETS_RETURNED = "PacketsReturned"
 CHECK_INTERVAL_S = 5.0
-CHECKS_BEFORE_EVENT = 3
+WARN_AFTER = 3
 """The number of checks in a row with returned packets after which the Event is written."""
-CHECKS_BEFORE_RECOVERED = 2
+RECOVER_AFTER = 2
 """The number of checks in a row without returned packets after which `Recovered` is written."""
-CHECKS_BETWEEN_EVENTS = 500
+REMIND_AFTER = 500
 """The number of checks in a row after which the Event is written again, because the API server
 deletes it after an hour."""
 
@@ -53,7 +53,7 @@ class Returned:
         affected = sorted(
             key
             for key, checks in self._checks_with_packets.items()
-            if checks % CHECKS_BETWEEN_EVENTS == CHECKS_BEFORE_EVENT
+            if checks % REMIND_AFTER == WARN_AFTER
         )
         self._checks_without_packets = {
             key: 0 if key in self._checks_with_packets else checks + 1
@@ -64,9 +64,7 @@ class Returned:
     def over(self) -> list[ServiceKey]:
         """Return the Services with an Event from which no packets come back any more, each once."""
         over = [
-            key
-            for key, checks in self._checks_without_packets.items()
-            if checks >= CHECKS_BEFORE_RECOVERED
+            key for key, checks in self._checks_without_packets.items() if checks >= RECOVER_AFTER
         ]
         for key in over:
             del self._checks_without_packets[key]

@@ -95,7 +95,7 @@ def test_the_second_packet_of_a_connection_makes_its_entry_permanent(
 def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
     forwarder: Forwarder,
 ) -> None:
-    """The first entry is deleted, because its table is for flows of which one packet was seen."""
+    """The first entry is deleted, because its table is for flows with only one packet so far."""
     in_transition(forwarder, "UDP")
     assert forwarder.run(udp()).node == "node2"
     assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (

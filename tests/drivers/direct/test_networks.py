@@ -315,7 +315,7 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
 
     def next_hop() -> NextHop:
         (layout,) = PINS.glob("layout-*")
-        with Map.open(layout / "ways") as next_hops:
+        with Map.open(layout / "next_hops") as next_hops:
             return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
     async def until(wanted: NextHop) -> None:

@@ -40,7 +40,7 @@ from fairlead.sections import OctaviaConfig
 
 WEB = ServiceKey("default", "web")
 SUBNET = "0f1a7c1e-0000-4000-8000-000000000001"
-QUICK = Pace(first_s=0.1, last_s=1.0, patience_s=180.0)
+QUICK = Pace(first_s=0.1, last_s=1.0, timeout_s=180.0)
 """The interval between polls. A poll costs Octavia a tenth of the work that is waited for."""
 CHECKS = OctaviaChecks()
 MAX_PASSES = 60
@@ -147,8 +147,8 @@ class Site:
             observe=observed.__setitem__,
             clock=self._clock,
             pace=QUICK,
-            network=bool(self.neutron),
-            secured=bool(self.neutron),
+            manage_floating_ips=bool(self.neutron),
+            manage_security_group=bool(self.neutron),
         )
         self._observed[driver] = observed
         return driver

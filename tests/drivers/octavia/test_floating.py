@@ -85,7 +85,7 @@ async def test_a_kept_floating_ip_is_reused_and_a_users_floating_ip_is_never_del
     assert {each.id: each.port_id for each in site.floating} == {foreign.id: None, of_occm.id: None}
     # After a restart, the kept floating IP causes no wait, and is reused.
     await site.restart().read(None)
-    assert not site.driver.knows(WEB)
+    assert not site.driver.has_objects(WEB)
     site.clear_calls()
     await site.reconcile(external(site))
     assert site.neutron_writes == ["PUT floatingips/_"]

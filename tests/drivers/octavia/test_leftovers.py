@@ -126,7 +126,7 @@ async def test_load_balancers_and_listeners_of_deleted_services_are_listed_and_d
     await place.make("guest", "uid-guest", on=existing, port=25)
     found = await place.listed()
     assert {
-        each["service"]: (each["load_balancer"], each["goes"]) for each in found["leftovers"]
+        each["service"]: (each["load_balancer"], each["resource"]) for each in found["leftovers"]
     } == {
         "default/gone": (leftover, "load balancer"),
         "default/renewed": (renewed, "load balancer"),

@@ -104,7 +104,8 @@ async def test_floating_ips_and_rules_of_deleted_services_and_clusters_are_delet
         await site.reconcile(key=key)
         site.client.network.create_security_group(description=Owner(place.uid, "").tag)
         assert [
-            (each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]
+            (each["resource"], each["reason"])
+            for each in (await place.listed("--delete"))["leftovers"]
         ] == [("security group", "no Service has a rule in it")]
         assert at_neutron(site, place.uid) == (0, 0, 0)
         await make(site, place.uid, "exists", "uid-exists", 83)

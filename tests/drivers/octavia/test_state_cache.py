@@ -1,10 +1,10 @@
-"""What the driver stores between passes. Pure."""
+"""What the driver remembers between passes. Pure."""
 
 from tests.drivers.octavia.site import WEB
 
 from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState, Found
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.state_cache import RecentWrites, StateCache
+from fairlead.drivers.octavia.state_cache import StateCache, WriteHistory
 from fairlead.model import ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -18,8 +18,8 @@ def write(path: str) -> Call:
     return Call(WEB, "DELETE", path, None, "a part")
 
 
-def test_a_read_of_everything_does_not_replace_a_newer_read_of_one_service() -> None:
-    """The read of everything may have read this Service before the write."""
+def test_a_look_at_everything_does_not_undo_what_was_written_meanwhile() -> None:
+    """The result for that Service may be from before the write."""
     memory = StateCache(lambda: 0.0)
     memory.store(WEB, found("before"))
     memory.begin()
@@ -32,7 +32,7 @@ def test_a_read_of_everything_does_not_replace_a_newer_read_of_one_service() -> 
     assert memory.known == {}
 
 
-def test_a_service_that_was_invalid_before_a_read_of_everything_stays_invalid() -> None:
+def test_a_doubt_that_is_older_than_a_look_at_everything_outlives_it() -> None:
     memory = StateCache(lambda: 0.0)
     memory.invalidate(WEB)
     memory.begin()
@@ -42,7 +42,7 @@ def test_a_service_that_was_invalid_before_a_read_of_everything_stays_invalid() 
     assert not memory.is_invalid(WEB)
 
 
-def test_an_unknown_service_is_invalid_until_everything_was_read() -> None:
+def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
     memory = StateCache(lambda: 0.0)
     assert memory.is_invalid(WEB)
     memory.begin()
@@ -50,8 +50,8 @@ def test_an_unknown_service_is_invalid_until_everything_was_read() -> None:
     assert not memory.is_invalid(WEB)
 
 
-def test_the_writes_of_a_round_are_stored_until_a_pass_writes_nothing() -> None:
-    rounds = RecentWrites()
+def test_writes_count_until_a_pass_writes_nothing() -> None:
+    rounds = WriteHistory()
     assert rounds.read(WEB) == ()
     rounds.add(WEB, (write("listeners/a"),))
     assert rounds.read(WEB) == (write("listeners/a"),)

@@ -64,7 +64,7 @@ async def _find_existing(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> 
 
 
 def _taken(one: FloatingIp, step: AttachFloatingIp) -> str:
-    """Return by what the floating IP is in use; "" if it is free for this step."""
+    """Return why the floating IP cannot be used; "" if it is free for this step."""
     if one.port_id not in ("", step.port_id):
         return f"is attached to {one.fixed_address or 'another address'} (port {one.port_id})"
     if one.service not in (None, step.service):
@@ -73,8 +73,8 @@ def _taken(one: FloatingIp, step: AttachFloatingIp) -> str:
 
 
 async def _associate(cloud: Cloud, one: FloatingIp, step: AttachFloatingIp, mark: str) -> None:
-    """Attach the floating IP to the load balancer, unless it has changed since it was read. Without
-    that condition Neutron would detach it from its present port."""
+    """Attach the floating IP to the load balancer, on condition that it has not changed since it
+    was read. Without this condition Neutron would detach it from its present port."""
     body: dict[str, object] = {"port_id": step.port_id}
     if one.service == step.service:
         body["description"] = mark

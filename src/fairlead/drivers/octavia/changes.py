@@ -114,7 +114,8 @@ class DeleteRules(msgspec.Struct, frozen=True):
 
 
 class RemoveSecurityGroup(msgspec.Struct, frozen=True):
-    """Remove the group from the ports of nodes that have long been members of no load balancer."""
+    """Remove the group from the ports of nodes that have not been members of any load balancer for
+    a long time."""
 
     service: ServiceKey
     nodes: tuple[str, ...]
@@ -128,7 +129,8 @@ class RemoveSecurityGroup(msgspec.Struct, frozen=True):
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """No write helps the Service at present. `outcome` has the reason, and when to look again."""
+    """No write helps the Service at present. `outcome` has the reason, and the delay until the next
+    read."""
 
     service: ServiceKey
     outcome: Outcome

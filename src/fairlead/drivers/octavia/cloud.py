@@ -85,7 +85,7 @@ class Cloud:
 
     async def get(self, path: str, params: Params | None = None) -> bytes | None:
         """Return the body of the answer, or None for a 404. Raise Unavailable or Refused."""
-        answer = await self._ask("GET", path, params=params)
+        answer = await self._request("GET", path, params=params)
         if answer.status == 404:
             return None
         if answer.status >= 400:
@@ -98,14 +98,14 @@ class Cloud:
         """Make a write, and return the body of the answer. With `revision` the write is made only
         if the object still has that revision (Neutron only), else Conflict. Raise Busy, Conflict,
         Refused or Unavailable; after Unavailable the write may or may not have been made."""
-        answer = await self._ask(method, path, body=body, revision=revision)
+        answer = await self._request(method, path, body=body, revision=revision)
         if answer.status == 404 and method == "DELETE":
             return b""
         if answer.status >= 400:
             raise _error(method, path, answer)
         return answer.body
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -234,8 +234,8 @@ def _call(
     what = f"{method} {url}{of_region(region)}"
     try:
         if path == VERSIONS:
-            # The versions are listed one level above the versioned endpoint. This also holds for an
-            # API below a path, as well as for one with a host and port of its own.
+            # The versions are listed one level above the versioned endpoint. This holds both for an
+            # API below a path and for an API with a host and port of its own.
             url = re.sub(r"/v2(\.\d+)?/?$", "", connection.load_balancer.get_endpoint() or "") + "/"
         response = (
             connection.network if path.startswith(NETWORK) else connection.load_balancer

@@ -6,11 +6,11 @@ to be done, there is no step.
 
 Invariants:
 
-- A load balancer is created for a Service only after every other one of it is deleted, also a
-  broken one.
+- A load balancer is created for a Service only after all other load balancers of the Service are
+  deleted, including broken ones.
 - Nothing is written to a load balancer while Octavia works on it.
 - A listener is switched to a new pool only when the pool has its members and its monitor.
-- A load balancer with listeners of others is neither deleted nor recreated: the Service's own
+- A load balancer with listeners of others is neither deleted nor recreated; only the Service's own
   parts and marks are removed. The last Service on a load balancer that Fairlead created deletes it.
 - An adopted load balancer is marked last, after all its parts are marked.
 
@@ -44,7 +44,8 @@ from fairlead.drivers.octavia.parts import drop_listener, drop_pool, part_steps
 from fairlead.model import ExistingLoadBalancer, Outcome, ServiceKey, SharedOrAdopted
 
 MAX_ATTEMPTS = 5
-"""The number of repairs or creations in a row; after these, attempts are rare."""
+"""The number of repairs or creations in a row after which further attempts are rare
+(GIVEN_UP_RETRY_S)."""
 
 
 def diff(
@@ -68,9 +69,9 @@ def chosen(
     addresses: Sequence[str] = (),
     located_id: str = "",
 ) -> BalancerState | None:
-    """Return the load balancer to keep, of several of one Service: the one that was located for the
-    Service; otherwise, of those that were made for it, a working one before one in ERROR, then the
-    one whose address the Service shows, then the oldest."""
+    """Return which of several load balancers of one Service to keep: the load balancer that was
+    located for the Service; otherwise one that was made for the Service, where a working one comes
+    before one in ERROR, then the one whose address the Service shows, then the oldest."""
     shown = set(addresses)
     own = [
         balancer
@@ -103,7 +104,7 @@ def is_located(
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
     if pending := [balancer for balancer in found.balancers if balancer.is_pending]:
-        return [in_progress(key, balancer, found.reread_s) for balancer in pending]
+        return [in_progress(key, balancer, found.poll_s) for balancer in pending]
     if wanted is None:
         gone: list[Change] = [step for balancer in found.balancers for step in _leave(balancer)]
         return [
@@ -195,7 +196,7 @@ def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
 
 
 def existing_of(balancer: BalancerState) -> ExistingLoadBalancer:
-    """Return what the plan needs to know of the load balancer."""
+    """Return the properties of the load balancer that the plan needs."""
     floating = tuple(each.address for each in balancer.floating)
     shared = balancer.ownership == "guest"
     return ExistingLoadBalancer(
@@ -204,8 +205,8 @@ def existing_of(balancer: BalancerState) -> ExistingLoadBalancer:
 
 
 def _unless_planned_for(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
-    """Everything is as desired. Return a Blocked if the plan does not know the load balancer as it
-    is, because the next drivers in the chain rely on the plan."""
+    """Return no step, or a Blocked if the plan does not know the load balancer as it is, because
+    the next drivers in the chain rely on the plan. Everything else must be as desired."""
     return (
         [] if wanted.existing == existing_of(balancer) else [planned_for_another(wanted, balancer)]
     )

@@ -5,7 +5,7 @@ In: a Cloud, a cluster, the Services of the cluster. Out: Leftovers; and whether
 deleted. A running controller deletes leftovers of its own cluster itself. Leftovers remain after a
 controller that was stopped, or lost its cloud, before its Services were deleted, and after clusters
 that were deleted as a whole. Invariant: objects without the mark of the given cluster are neither
-listed nor changed. On a load balancer with listeners of others only the Service's own parts are
+listed nor changed. On a load balancer with listeners of others, only the Service's own parts are
 deleted."""
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.apply import (
-    PATIENT,
+    DEFAULT_PACE,
     Pace,
     PollSchedule,
     StillWorking,
@@ -121,7 +121,7 @@ async def other_clusters(cloud: Cloud, known: Container[str]) -> list[OtherClust
     ]
 
 
-async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
+async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = DEFAULT_PACE) -> str:
     """Delete the leftover. Return the reason of a failure, or ""."""
     schedule = PollSchedule(pace)
     try:

@@ -73,7 +73,7 @@ class Locator:
         if adopted is None and found is not None:
             await self._check_consent(found, key, claimant.uid, requested)
         self._results[key] = _Result(requested, claimant.uid, at.id if at is not None else "")
-        if at is None or self._owner.identity(at.tags) == (key, claimant.uid):
+        if at is None or self._owner.marked_service(at.tags) == (key, claimant.uid):
             return
         place = _Place(at.id, claimant.uid, requested.names if adopted is not None else None)
         self._places.setdefault(key, {})[at.id] = place
@@ -150,10 +150,10 @@ class Locator:
         marked = [tag for tag in found.tags if tag.startswith(ANY)]
         if found.name not in names or marked:
             return False
-        has_description = found.description.startswith(
+        description_fits = found.description.startswith(
             f"Kubernetes external service {key} from cluster "
         )
-        return has_description or found.name in found.tags
+        return description_fits or found.name in found.tags
 
     async def _find_by_names(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
         """Return the adopted load balancer with one of these names. Raise Refused if there are

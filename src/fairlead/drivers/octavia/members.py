@@ -18,9 +18,9 @@ def members_step(
     key: ServiceKey, balancer: BalancerState, found: FoundPool, wanted: Sequence[Member]
 ) -> Call | None:
     """Return the write, or None if the members are as desired and no member is in ERROR. It is
-    unknown whether the provider has a member that is in ERROR; a batch creates it in both cases. Of
-    a member that exists twice, with its address in two spellings, a batch leaves one. An empty pool
-    is filled by a batch, as a new pool is."""
+    unknown whether the provider has a member that is in ERROR; a batch creates it in both cases. If
+    a member exists twice, with two spellings of its address, a batch leaves one of them. An empty
+    pool is filled by a batch, as a new pool is."""
     present = {_place(each.member): each for each in found.members}
     places = {_place(each) for each in wanted}
     gone = [each for each in found.members if _place(each.member) not in places]

@@ -42,21 +42,28 @@ States = Mapping[ServiceKey, Sequence[BalancerState]]
 RANGES = "SourceRangesNotHeld"
 COVERING = (2, 27)
 """The version of Octavia's API since May 2023. Since December 2022 the monitors of provider ovn
-cover floating IPs that are attached later; a cloud has both from one release."""
+also cover floating IPs that are attached later. A cloud takes both from the same OpenStack release,
+so this version of the API shows that its monitors do so."""
 
 
 class Network:
-    """The objects at Neutron of one cloud. `floats`: floating IPs are managed; `secures`: the
-    security group of the nodes is managed."""
+    """The objects at Neutron of one cloud. `manage_floating_ips`, `manage_security_group`: whether
+    floating IPs, or the security group of the nodes, are managed."""
 
     def __init__(
-        self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool
+        self,
+        cloud: Cloud,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        manage_floating_ips: bool,
+        manage_security_group: bool,
     ) -> None:
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
-        self._floats = floats
-        self._secures = secures
+        self._manage_floating_ips = manage_floating_ips
+        self._manage_security_group = manage_security_group
         self._secured: frozenset[str] = frozenset()
         self._processed: frozenset[str] = frozenset()
         """Node addresses whose ports have been processed since the last read, including addresses
@@ -79,9 +86,9 @@ class Network:
     async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Read everything of this cluster."""
         await self._read_api_version()
-        own = await all_floating(self._cloud, self._owner) if self._floats else []
+        own = await all_floating(self._cloud, self._owner) if self._manage_floating_ips else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
-        if self._secures:
+        if self._manage_security_group:
             async with self._group:
                 rules = await security_group.all_rules(self._cloud, self._owner)
                 self._note_ports(
@@ -94,10 +101,14 @@ class Network:
         """Read everything of one Service; None if it has no objects."""
         await self._read_api_version()
         ports = {balancer.port_id for balancer in balancers} - {""}
-        own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
+        own = (
+            await floating_of(self._cloud, self._owner, key, ports)
+            if self._manage_floating_ips
+            else []
+        )
         whole: States = {key: balancers} if balancers else {}
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
-        if self._secures:
+        if self._manage_security_group:
             rules = await security_group.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
@@ -131,13 +142,13 @@ class Network:
                 case DeleteRules():
                     async with self._group:
                         # After an error the group or its ports may have been changed as well.
-                        changed = True
+                        group_deleted = True
                         try:
-                            changed = await security_group.delete_rules(
+                            group_deleted = await security_group.delete_rules(
                                 self._cloud, self._owner, step
                             )
                         finally:
-                            if changed:
+                            if group_deleted:
                                 self._secured = self._processed = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:
@@ -172,7 +183,7 @@ class Network:
     async def _read_api_version(self) -> None:
         """Read the API version, unless it is known. A failure is ignored, because only provider ovn
         needs the version, and other load balancers must not wait for it."""
-        if self._floats and self._covers is None:
+        if self._manage_floating_ips and self._covers is None:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
 

@@ -35,16 +35,18 @@ from fairlead.kube.networks import read_address, read_network
 from fairlead.model import ServiceKey
 
 ServiceIdentity = tuple[ServiceKey, str]
-"""A Service, with its uid."""
+"""The key of a Service, and its uid."""
 
 
 async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[BalancerState]]:
-    """Read everything of this cluster, also on load balancers of others."""
+    """Read everything that carries the mark of this cluster, including parts on load balancers of
+    others."""
     return await _read(cloud, owner, owner.tag, everywhere=True)
 
 
 async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[BalancerState]:
-    """Read the load balancers that were made for one Service, with everything of it."""
+    """Read the load balancers that were made for one Service, with all parts of the Service on
+    them."""
     return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(
         key, []
     )
@@ -57,10 +59,11 @@ async def read_at(
     identity: ServiceIdentity,
     names: Collection[str] | None = None,
 ) -> list[BalancerState]:
-    """Read the parts of this Service, or of another one of its name, on the load balancer with this
-    id; the list is empty if that is gone. `names`: the names that cloud-provider-openstack gives to
-    the Service's load balancer; parts without a mark, or with its mark for this Service, then also
-    count as the Service's."""
+    """Read the parts of this Service, and of earlier Services with the same name, on the load
+    balancer with this id; the list is empty if the load balancer is gone. `names`: the names that
+    cloud-provider-openstack gives to the Service's load balancer; if given, parts without a mark,
+    or with the tag of cloud-provider-openstack for this Service, also count as parts of the
+    Service."""
     one = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
     if one is None or one.provisioning_status == DELETED:
         return []
@@ -71,7 +74,7 @@ async def read_at(
     )
 
     def identity_of(tags: Collection[str]) -> ServiceIdentity | None:
-        if (marked := owner.identity(tags)) is not None or names is None:
+        if (marked := owner.marked_service(tags)) is not None or names is None:
             return marked
         foreign = any(tag.startswith((OCCM, ANY)) and tag not in names for tag in tags)
         return None if foreign else identity
@@ -188,7 +191,9 @@ def _owned(
     """Return the Service of each marked listener and pool, by its id."""
     tags = {each.id: each.tags for each in listeners} | {each.id: each.tags for each in pools}
     return {
-        id_: identity for id_, own in tags.items() if (identity := owner.identity(own)) is not None
+        id_: identity
+        for id_, own in tags.items()
+        if (identity := owner.marked_service(own)) is not None
     }
 
 
@@ -200,8 +205,8 @@ async def _states(
     services: Collection[ServiceIdentity] | None = None,
 ) -> list[BalancerState]:
     """Return the states of the listed load balancers. `owned`: the Service of each listener and
-    pool, by its id. With `services`, each of these Services gets a state for each load balancer;
-    otherwise each Service that has parts on it, or for which it was made."""
+    pool, by its id. `services`: return a state for each of these Services on each load balancer;
+    None: for each Service that has parts on the load balancer, or for which it was made."""
     with_members = [pool for pool in parts.pools if pool.members]
     members_of = [
         get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members
@@ -235,7 +240,7 @@ async def _states(
         identities_on[id_].add(identity)
     balancers = []
     for one in parts.listed:
-        holder = owner.identity(one.tags)
+        holder = owner.marked_service(one.tags)
         for identity in {holder, *identities_on[one.id]} - {None} if services is None else services:
             assert identity is not None
             own = [each for each in listeners_of[one.id] if owned.get(each.id) == identity]

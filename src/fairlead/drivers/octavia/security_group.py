@@ -90,7 +90,7 @@ async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
 async def sources_of(
     cloud: Cloud, subnets: Iterable[str], provider: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return the sources from which a load balancer connects to members itself, by subnet."""
+    """Return the addresses from which a load balancer itself connects to members, by subnet."""
     wanted = sorted({*subnets} - {""})
     if not wanted:
         return {}
@@ -135,8 +135,8 @@ async def _delete_conflicting_rules(
     cloud: Cloud, owner: Owner, group: str, step: AddRules, error: RuleExists
 ) -> None:
     """Delete equal rules of other Services of this cluster. A node port belongs to one Service, so
-    rules of another Service for it are leftovers. Always raises: Conflict, because the rules must
-    be read again, or Unavailable if an equal rule is not Fairlead's."""
+    rules of another Service for this port are leftovers. Always raise an error: Conflict, because
+    the rules must be read again, or Unavailable if an equal rule is not Fairlead's."""
     foreign: list[str] = []
     for each in await _rules(cloud, [group]):
         own = each.description == step.mark

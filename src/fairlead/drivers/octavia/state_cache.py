@@ -1,8 +1,8 @@
 """The state of each Service that the driver read last, and whether it is still valid.
 
 In: the results of reads. Out: the same, until it is invalidated. No I/O. A read of everything
-replaces the state of all Services, except for Services that were written to since it began: its
-results for these may be from before or after the write."""
+replaces the state of all Services, except for Services that were written to since the read began:
+the result for such a Service may be from before or after the write."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -32,12 +32,12 @@ class StateCache:
 
     def store_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
         """Finish the read of everything. Return the Services whose state was replaced."""
-        valid = {key: each for key, each in found.items() if key not in self._invalidated}
+        replaced = {key: each for key, each in found.items() if key not in self._invalidated}
         kept = {key: each for key, each in self.known.items() if key in self._invalidated}
-        self.known = valid | kept
+        self.known = replaced | kept
         self.is_complete = True
         self._all_seen_s = self._begun_s
-        return valid.keys()
+        return replaced.keys()
 
     def store(self, key: ServiceKey, found: Found | None) -> None:
         """Store the state of one Service; None: it has no objects."""
@@ -64,9 +64,9 @@ class StateCache:
         }
 
 
-class RecentWrites:
+class WriteHistory:
     """The writes that were made for each Service in successive passes, until a pass writes nothing.
-    A write that is missing again in the next pass had no effect."""
+    A write that the next pass would make again had no effect."""
 
     def __init__(self) -> None:
         self._writes: dict[ServiceKey, tuple[Write, ...]] = {}

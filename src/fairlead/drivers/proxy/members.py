@@ -48,7 +48,7 @@ async def set_servers(
     return leaving
 
 
-async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str]]:
+async def remove(path: Path, servers: Set[tuple[str, str]]) -> set[tuple[str, str]]:
     """Delete servers in maintenance (section, node) unless a connection refers to them. Return the
     servers that still have connections. A server that is in use again, or already deleted, is
     skipped.
@@ -57,23 +57,23 @@ async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str
     deletes a server that has just refused a connection, while that connection waits a second for
     its retry. HAProxy then reads and writes freed memory (issues 2298 and 2378 of haproxy/haproxy)
     and crashes, which closes every connection of the gateway."""
-    if not places:
+    if not servers:
         return set()
-    left = await runtime.in_use(path) & places
-    for section, node in sorted(places - left):
+    left = await runtime.in_use(path) & servers
+    for section, node in sorted(servers - left):
         if "connection" in (await runtime.query(path, f"del server {section}/{node}")).lower():
             left.add((section, node))
     return left
 
 
-async def end_connections(master: Path, places: Collection[tuple[str | None, str | None]]) -> None:
+async def end_connections(master: Path, servers: Collection[tuple[str | None, str | None]]) -> None:
     """Close the connections to these servers (section, node), in the current worker and in old
     ones."""
     found, _ = await runtime.workers(master)
     for worker in found:
         # `shutdown sessions server` would be simpler, but it does not work in an old worker.
         for session in await runtime.sessions(master, worker.pid):
-            if (session.get("be"), session.get("srv")) in places:
+            if (session.get("be"), session.get("srv")) in servers:
                 await runtime.query(master, f"@!{worker.pid} shutdown session {session['id']}")
 
 

@@ -252,7 +252,7 @@ def _error_message(output: str) -> str:
 
 
 def _remedy(error_message: str) -> str:
-    """Return the remedy for a known problem; empty where HAProxy's message says everything."""
+    """Return the remedy for a known problem; empty where HAProxy's message is sufficient."""
     return next((fix for words, fix in _FIXES.items() if words in error_message), "")
 
 

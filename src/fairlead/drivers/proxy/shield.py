@@ -6,7 +6,7 @@ kubelet. In: the listeners of HAProxy. Out: one nftables table that drops packet
 listener unless they are for a listener; ICMP passes.
 
 - Only the first packet of a TCP connection is examined. Without it there is no connection, and a
-  connection that has begun continues when its listener goes.
+  connection that has begun continues when its listener is removed.
 - Packets of class direct are taken earlier, at the interface.
 - On a gateway that is also a node, a service proxy may answer NodePorts at every local address, and
   a network plugin may answer the host ports of pods. Both rewrite the destination in the hook

@@ -38,7 +38,7 @@ def check_service(service: Object, old: Object | None = None) -> list[Cause]:
     checked again."""
     spec = service["spec"]
     return [
-        *_check_need_of_type(spec),
+        *_check_requirements_of_type(spec),
         *_check_ports(spec),
         *_check_labels(spec.get("selector") or {}, "spec.selector"),
         *_check_affinity(spec),
@@ -117,7 +117,7 @@ def _check_ingress(entry: Object, known: set[str | None], path: str) -> Iterable
             yield invalid(f"{path}.hostname", hostname, "must be a DNS name, not an IP address")
 
 
-def _check_need_of_type(spec: Object) -> Iterable[Cause]:
+def _check_requirements_of_type(spec: Object) -> Iterable[Cause]:
     kind, headless = spec["type"], _headless(spec)
     if not spec.get("ports") and not headless and kind != "ExternalName":
         yield required("spec.ports")

@@ -154,9 +154,10 @@ class Attachments:
         name = _filter_name(self._pin_path)
         shown = []
         with ExitStack() as loaded:
-            # All programs are loaded before the first one is attached: flows that begin in between
-            # get entries that only the older programs know. They are loaded in a thread, because
-            # the kernel takes a good part of a second to verify a program.
+            # All programs are loaded before the first one is attached, so that little time passes
+            # between the attachments: flows that begin in this time get entries that only the older
+            # programs know. The programs are loaded in a thread, because the kernel takes a good
+            # part of a second to verify a program.
             xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
             if isinstance(xdp_program, Program):
                 loaded.enter_context(xdp_program)

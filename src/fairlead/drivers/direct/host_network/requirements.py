@@ -22,10 +22,11 @@ _WHY = (
 def requirements_of(next_hops: Collection[str]) -> tuple[SysctlRequirement, ...]:
     """Return the requirements of a gateway that sends frames to these addresses."""
     ipv6 = sum(is_ipv6(each) for each in next_hops)
-    return (*_room("ipv4", len(next_hops) - ipv6), *_room("ipv6", ipv6))
+    ipv4 = len(next_hops) - ipv6
+    return (*_neighbour_requirement("ipv4", ipv4), *_neighbour_requirement("ipv6", ipv6))
 
 
-def _room(family: str, count: int) -> tuple[SysctlRequirement, ...]:
+def _neighbour_requirement(family: str, count: int) -> tuple[SysctlRequirement, ...]:
     """Return the requirement for `count` neighbours of one family.
 
     The table also contains other neighbours: routers, clients, pods. So `count` alone is too

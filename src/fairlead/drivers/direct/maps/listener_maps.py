@@ -219,8 +219,8 @@ class ListenerMaps:
         return self._mirror.of_service.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Return the Service of each listener, and the index at which the listener counts in the
-        map `statistics`. Like `draining`, it may be called in another thread."""
+        """Return the Service of each listener, and the index of the listener's counters in the map
+        `statistics`. Like `draining`, it may be called in another thread."""
         return [
             (each.service, each.record.statistics)
             for each in self._mirror.listeners.copy().values()
@@ -524,8 +524,8 @@ class ListenerMaps:
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
         )
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
-        # Counted now, because other listeners are prepared before this one takes effect. `_go_live`
-        # takes it back after an error.
+        # The quotas count the listener now, because other listeners are prepared before it takes
+        # effect. After an error `_go_live` undoes this.
         self._mirror.count(old, new)
         return Prepared(key, pack_listener_key(key), new, old, retained_nodes, in_place)
 
@@ -535,7 +535,7 @@ class ListenerMaps:
         Each map is written once for all listeners: owners and addresses first, records last. If
         this fails, each listener is tried separately.
         """
-        # `Counter.difference` would visit every address.
+        # A comprehension, because a set difference would visit every known address.
         known = self._mirror.addresses
         addresses = {each.key.address for each in prepared if each.key.address not in known}
         others = [each for each in prepared if not each.old or each.old[:2] != each.new[:2]]
@@ -561,7 +561,7 @@ class ListenerMaps:
                     self._allocator.cancel(each.new.record, each.old and each.old.record)
             return {each.key: error for each in prepared}
         for each in prepared:
-            # Only now does no slot name the nodes that are no longer retained.
+            # From now on, no slot names the nodes that are no longer retained.
             self._retained_nodes.only(each.new.record.statistics, each.retained_nodes)
             if each.has_new_tables:
                 if each.old:
@@ -616,8 +616,8 @@ class ListenerMaps:
         every listener has been planned.
         """
         now_s = self._clock()
-        # This visits all nodes, so it does not run with every change. The grace period is no
-        # shorter anyway.
+        # This visits all nodes, so it runs at most once in a grace period. More often would be of
+        # no use, because a number becomes free only after a grace period.
         if not self._mirror.unplanned and now_s - self._unused_checked_s >= GRACE_S:
             self._unused_checked_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)

@@ -2,7 +2,7 @@
 
 In: names and next hops. Out: numbers for slots. The names are pinned beside the records, so that
 the next process knows them. Invariant: a node loses its number only after a grace period in which
-neither a slot uses it nor a Service whose flow entries are followed. Numbers are reused as late as
+no slot uses the number and no flow entry that is followed needs it. Numbers are reused as late as
 possible, because an entry that is no longer followed may still contain one.
 """
 
@@ -95,8 +95,8 @@ class Nodes:
             self.numbers[name], self.next_hops[name] = number, hops
             for ipv6 in (False, True):
                 self._set_reachable(name, bool(hops[ipv6].address), ipv6=ipv6)
-        # Only the first survey has to guess. Later, the guess would be the numbers that were freed
-        # last.
+        # Only the first survey has to guess the next free number. Later, the highest number in use
+        # plus 1 could be a number that was freed a moment ago.
         self._next = self._next or max(self.numbers.values(), default=-1) + 1
 
     def _drop(self, name: str) -> None:
@@ -196,7 +196,7 @@ class Nodes:
         self._reachable_addresses.pop(name, None)
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
-        """Free the numbers of nodes that were in no call's `used` for the grace period."""
+        """Free the numbers of nodes that `used` has not contained for the grace period."""
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [

@@ -2,7 +2,7 @@
 listeners, retained nodes and source ranges.
 
 In: how much each namespace uses. Out: how much more it may use now, or the error that says why it
-may not; and the Services that wait for a resource of which some was released.
+may not; and the Services that wait for a resource, when a part of it was released.
 
 Invariant: new usage leaves the reserve free, an eighth of each resource, which is for changes of
 Services that are served already. No namespace gets more than its share of what the other namespaces
@@ -117,7 +117,7 @@ class Quotas(NamedTuple):
     ranges: Quota
 
     def take_retriable(self) -> set[ServiceKey]:
-        """Return the Services that wait for a resource of which some was released since the last
+        """Return the Services that wait for a resource if a part of it was released since the last
         call."""
         return set().union(*(each.take_retriable() for each in self))
 

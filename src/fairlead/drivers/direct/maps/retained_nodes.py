@@ -1,6 +1,6 @@
 """The nodes that keep their open flows, for each listener: the map `retained_nodes`.
 
-In: the index at which a listener counts, numbers of nodes. Out: the same in the kernel, as far as
+In: the index of a listener's counters, numbers of nodes. Out: the same in the kernel, as far as
 there is room. The program follows the flow entry of a flow only while the entry's node is one of
 these nodes. So a node whose drain time is over also loses connections that have flow entries.
 Invariant: the map contains what is mirrored here. A node is added before slots name it, and removed

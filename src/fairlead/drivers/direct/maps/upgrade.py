@@ -38,7 +38,7 @@ _TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "flow_repor
 """Maps whose content is meaningful only for a moment."""
 _ARENA, _LISTENERS = "arena", "listeners"
 _ONE_PACKET_PREFIX = "new_"
-"""The prefix of the names of tables for flows of which one packet was seen."""
+"""The prefix of the names of tables for flows with only one packet so far."""
 _CACHE = "listener_cache"
 """The program's cache of `listeners`. Programs that do not share `listeners` must not share the
 cache."""

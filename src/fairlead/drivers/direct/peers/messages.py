@@ -83,7 +83,7 @@ class FlowsMessage(msgspec.Struct, frozen=True, tag="entries"):
     them.
 
     `ages_s`: for how many seconds each entry has been unchanged. It is empty in messages with new
-    entries, and in those with all entries of a gateway.
+    entries, and in messages with all entries of a gateway.
     """
 
     names: dict[int, str]
