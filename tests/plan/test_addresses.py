@@ -112,7 +112,9 @@ def test_an_address_changes_only_if_the_service_requests_another_one() -> None:
     ],
 )
 def test_a_refusal_tells_its_reason(address_request: AddressRequest, words: str) -> None:
-    result = assign([POOL], {B: ["203.0.113.1"]}, {A: address_request, B: AddressRequest(("IPv4",))})
+    result = assign(
+        [POOL], {B: ["203.0.113.1"]}, {A: address_request, B: AddressRequest(("IPv4",))}
+    )
     error = result[A]
     assert isinstance(error, Refused)
     assert words in str(error)
