@@ -132,7 +132,7 @@ NODE = NodeState(
     **COMMON,
     node="node1",
     services={"default/web": ServiceState(NODE_SERVICE, Outcome("done"))},
-    tunnel=TunnelState("ipip", {"taken_out": 5}),
+    tunnel=TunnelState("ipip", {"decapsulated": 5}),
 )
 CONTROLLER = ControllerState(
     **COMMON,

@@ -368,6 +368,12 @@ class LoadBalancer(Value, frozen=True):
     """The grants by which the Service holds the addresses, in their order. Only in the plan of the
     controller."""
 
+    @property
+    def terminates_connections(self) -> bool:
+        """Whether connections end at the gateway, which then connects to members by the routes of
+        its host. So members are probed on these routes, not on the path of forwarded packets."""
+        return isinstance(self.settings, ProxySettings)
+
     def listening(self, listener: Listener) -> tuple[str, ...]:
         """Return the addresses on which the listener takes traffic: the addresses of its family."""
         return tuple(

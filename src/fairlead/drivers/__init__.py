@@ -141,7 +141,12 @@ class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
 
         With None, `read` queries the real state and refreshes the memory of the driver; the loop
         does so at its start and at every audit. With keys, the driver may answer from memory, if
-        that is cheaper. `read` may run concurrently with `apply`."""
+        that is cheaper. `read` may run concurrently with `apply`.
+
+        Raise Unavailable or Refused only if nothing can be read: with keys, all Services of the
+        pass have failed then, also Services of other drivers in the chain; with None, the loop
+        starts or audits later. What exists without a Service has a key that no Service has, such
+        as `ServiceKey("", "")`."""
 
     async def apply(self, changes: Sequence[ChangeT]) -> Mapping[KeyT, Outcome]:
         """Carry out the changes. Return the Outcomes of Services that are not done, or about which

@@ -1,9 +1,8 @@
 """The terms of a class for one Service: everything in which classes differ.
 
 In: `ServiceContext`, a Service with its context. Out: `Terms`. Each class has a function that
-computes its terms, in a module of its own (`direct`, `proxying`, `octavia_terms`), and its row in
-`plan.classes` names the function. `plan.balancer` makes the LoadBalancer of every class from its
-terms in the same way. Pure."""
+computes its terms, in a module of its own, and its row in `plan.classes` names the function.
+`plan.balancer` makes the LoadBalancer of every class from its terms in the same way. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 

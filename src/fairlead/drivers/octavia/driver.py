@@ -80,8 +80,7 @@ class OctaviaDriver(Component):
         """Create the driver. `claimant_of` returns the present Service of this name. `observe`
         receives the load balancer of a Service after each read. `fence` is called before each
         write, and raises if this process is no longer the leader. `clock` returns monotonic
-        seconds. `network`: manage floating IPs; `secured`: manage the security group of the nodes.
-        """
+        seconds. `manage_security_group`: that of the nodes."""
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
