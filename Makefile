@@ -3,18 +3,18 @@
 #                 ~/.cache/fairlead, once, minutes); safe to repeat; log: build/setup.log
 # make base       the part of setup that Fairlead itself needs, without OpenStack; the targets below
 #                 install their dependencies themselves
-# make demo       show with packets what Fairlead does; needs root
-# make check      lint, types, and every test that needs no lab and no built program, side by side:
-#                 at most 3 minutes on two cores; needs root and `make base`; prints the failed
-#                 parts and the skipped tests at the end
+# make demo       compare Fairlead with three other setups, with real packets; needs root
+# make check      lint, types, and every test that needs no lab and no built program, side by side;
+#                 needs root, and only what `make base` installs; prints the failed parts and the
+#                 skipped tests at the end
 # make test       everything: lint, types, all tests, with real packets; needs root; runs as many
 #                 tests in parallel as there are CPUs, with WORKERS=1 one after the other
 # make tools      setup, and the other dependencies of the tests: kube-apiserver, kube-proxy, etcd
 #                 and helm (built once from their Go modules, minutes), Debian's older etcd, the
 #                 official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy and iperf3
 #                 from Debian
-# make histories  200 random histories of class octavia at a real Octavia and of a node, and 3,000
-#                 random changes to a lab; `make test` runs a few of them: hours
+# make histories  run 200 random histories of class octavia at a real Octavia and of a node, and
+#                 3,000 random changes to a lab, of which `make test` runs a few; takes hours
 # make mutations  change the product in 40 small ways, and check that the tests detect each change
 # make manifests  render deploy/manifests from the chart
 # make bench      packets, a lab with other load balancers, HAProxy, a live gateway, a large

@@ -41,7 +41,7 @@ class Figures:
 
     def stage(self, name: str) -> None:
         """Report that a stage is reached."""
-        self._say({"stage": name, **usage()._asdict()})
+        self._write({"stage": name, **usage()._asdict()})
 
     def applied(self, services: "list[str]") -> None:
         """Record that the driver is called for these Services now."""
@@ -64,13 +64,13 @@ class Figures:
                 self._calls = 0
                 self.stage("begun")
             case "seen":
-                self._say({"seen": self.seen})
+                self._write({"seen": self.seen})
             case "report":
-                self._say({"applied": self._applied, "calls": self._calls, **usage()._asdict()})
+                self._write({"applied": self._applied, "calls": self._calls, **usage()._asdict()})
             case _:
                 return False
         return True
 
-    def _say(self, what: object) -> None:
-        sys.stdout.write(json.dumps(what) + "\n")
+    def _write(self, message: object) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()

@@ -34,8 +34,8 @@ class Answering(asyncio.Protocol):
 
 
 async def main(ports: Sequence[int], serving: Path) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     loop = asyncio.get_running_loop()
     for port in ports:
         await loop.create_server(Answering, "0.0.0.0", port, backlog=BACKLOG)

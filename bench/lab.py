@@ -57,12 +57,12 @@ class Report(msgspec.Struct, frozen=True):
     seen: Mapping[str, str]
     rounds: tuple[Mapping[str, Mapping[str, Figure]], ...]
 
-    def ratios(self, way: str, kind: str, base: str = DIRECT) -> list[float]:
+    def ratios(self, path: str, kind: str, base: str = DIRECT) -> list[float]:
         """Return the ratios of rates, one per round."""
-        return [each[way][kind].per_s / each[base][kind].per_s for each in self.rounds]
+        return [each[path][kind].per_s / each[base][kind].per_s for each in self.rounds]
 
-    def cpu_ratios(self, way: str, kind: str, base: str = DIRECT) -> list[float]:
-        return [each[way][kind].cpu_us / each[base][kind].cpu_us for each in self.rounds]
+    def cpu_ratios(self, path: str, kind: str, base: str = DIRECT) -> list[float]:
+        return [each[path][kind].cpu_us / each[base][kind].cpu_us for each in self.rounds]
 
 
 def busy_s() -> float:
@@ -75,16 +75,16 @@ class Bench:
     """A run in a lab that is up."""
 
     def __init__(
-        self, built: Paths, ways: Collection[str], loads: Mapping[str, str], *, seconds: int
+        self, built: Paths, path_names: Collection[str], loads: Mapping[str, str], *, seconds: int
     ) -> None:
         self._built = built
-        self._ways = ways
+        self._path_names = path_names
         self._loads = loads
         self._seconds = seconds
 
-    async def seen(self, way: str) -> str:
+    async def seen(self, path: str) -> str:
         """Return the client's address as the server reports it. Retry until the path works."""
-        end = await self._built.take(way)
+        end = await self._built.take(path)
         command = (
             "curl -s --retry 10 --retry-all-errors --retry-delay 1 --max-time 2 "
             f"http://{end.address}:{end.port}/"
@@ -95,20 +95,20 @@ class Bench:
         """Measure every type of traffic on every path in turn, so that compared figures are
         measured close together. Every second round uses the reverse order: a path finds a node's
         conntrack table as the previous path left it, and the cheapest path leaves most entries."""
-        figures: dict[str, dict[str, Figure]] = {way: {} for way in self._ways}
+        figures: dict[str, dict[str, Figure]] = {path: {} for path in self._path_names}
         for kind, measured in self._kinds().items():
-            for way in list(self._ways)[:: -1 if number % 2 else 1]:
-                figures[way][kind] = await self._patiently(measured, way)
+            for path in list(self._path_names)[:: -1 if number % 2 else 1]:
+                figures[path][kind] = await self._with_retry(measured, path)
         return figures
 
-    async def _patiently(self, measured: Callable[[str], Awaitable[Figure]], way: str) -> Figure:
+    async def _with_retry(self, measured: Callable[[str], Awaitable[Figure]], path: str) -> Figure:
         """Measure once. A failure is reported and the measurement repeated, because it would
         discard all previous rounds."""
         try:
-            return await measured(way)
+            return await measured(path)
         except Unavailable as error:
             progress(f"{error}; trying again")
-            return await measured(way)
+            return await measured(path)
 
     def _kinds(self) -> Mapping[str, Callable[[str], Awaitable[Figure]]]:
         kinds: dict[str, Callable[[str], Awaitable[Figure]]] = {}
@@ -117,8 +117,8 @@ class Bench:
             kinds[f"connections, {name}"] = partial(self._wrk, load=load, more=CLOSE)
         return {**kinds, UPLOAD: self._iperf, DOWNLOAD: partial(self._iperf, more=("--reverse",))}
 
-    async def _wrk(self, way: str, load: str, more: Sequence[str] = ()) -> Figure:
-        end = await self._built.take(way)
+    async def _wrk(self, path: str, load: str, more: Sequence[str] = ()) -> Figure:
+        end = await self._built.take(path)
         argv = [
             "wrk",
             *load.split(),
@@ -134,7 +134,7 @@ class Bench:
         used_s = busy_s() - begun_s
         rate = _RATE.search(output)
         if code or rate is None or "Non-2xx" in output or not float(rate[1]):
-            raise Unavailable(f"{way}: wrk ended with {code}: {errors or output}")
+            raise Unavailable(f"{path}: wrk ended with {code}: {errors or output}")
         per_s = float(rate[1])
         return Figure(
             per_s,
@@ -143,8 +143,8 @@ class Bench:
             _within_ms(output, 99),
         )
 
-    async def _iperf(self, way: str, more: Sequence[str] = ()) -> Figure:
-        end = await self._built.take(way)
+    async def _iperf(self, path: str, more: Sequence[str] = ()) -> Figure:
+        end = await self._built.take(path)
         argv = [
             "iperf3",
             "--client",
@@ -165,7 +165,7 @@ class Bench:
         received = report.get("end", {}).get("sum_received")
         if not received:  # iperf3 may exit with 0 in spite of an error
             raise Unavailable(
-                f"{way}: iperf3 ended with {code}: {report.get('error') or errors or output}"
+                f"{path}: iperf3 ended with {code}: {report.get('error') or errors or output}"
             )
         return Figure(received["bytes"] / received["seconds"], used_s / received["bytes"] * 1e6)
 
@@ -181,14 +181,14 @@ def _within_ms(output: str, percent: int) -> float:
 async def measure(
     rounds: int,
     seconds: int,
-    ways: Collection[str] = WITHOUT_NODE_PORTS,
+    path_names: Collection[str] = WITHOUT_NODE_PORTS,
     loads: Mapping[str, str] = LOADS,
 ) -> Report:
     """Build the lab, measure these paths, and remove the lab."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as folder:
         async with paths(f"bench{getpid()}", Path(folder)) as built:
-            bench = Bench(built, ways, loads, seconds=seconds)
-            seen = {way: await bench.seen(way) for way in ways}
+            bench = Bench(built, path_names, loads, seconds=seconds)
+            seen = {path: await bench.seen(path) for path in path_names}
             done = []
             for number in range(rounds):
                 progress(f"round {number + 1} of {rounds}")
@@ -205,17 +205,17 @@ def rate_rows(report: Report) -> list[tuple[str, ...]]:
     """Return the rates over the direct path's, and the direct path's own rates."""
     return [
         (
-            way,
-            *(_rate(report, way, kind) for kind in figures),
-            "kept" if report.seen[way] == report.client else "lost",
+            path,
+            *(_rate(report, path, kind) for kind in figures),
+            "kept" if report.seen[path] == report.client else "lost",
         )
-        for way, figures in report.rounds[0].items()
+        for path, figures in report.rounds[0].items()
     ]
 
 
-def _rate(report: Report, way: str, kind: str) -> str:
-    if way != DIRECT:
-        return spread(report.ratios(way, kind), ".2f")
+def _rate(report: Report, path: str, kind: str) -> str:
+    if path != DIRECT:
+        return spread(report.ratios(path, kind), ".2f")
     per_s = median(each[DIRECT][kind].per_s for each in report.rounds)
     return (
         f"1 ({per_s * 8 / 1e9:.1f} Gbit/s)"
@@ -227,14 +227,14 @@ def _rate(report: Report, way: str, kind: str) -> str:
 def cpu_rows(report: Report) -> list[tuple[str, ...]]:
     """Return the CPU over the direct path's, and the direct path's own."""
     return [
-        (way, *(_cpu(report, way, kind) for kind in figures), "")
-        for way, figures in report.rounds[0].items()
+        (path, *(_cpu(report, path, kind) for kind in figures), "")
+        for path, figures in report.rounds[0].items()
     ]
 
 
-def _cpu(report: Report, way: str, kind: str) -> str:
-    if way != DIRECT:
-        return spread(report.cpu_ratios(way, kind), ".2f")
+def _cpu(report: Report, path: str, kind: str) -> str:
+    if path != DIRECT:
+        return spread(report.cpu_ratios(path, kind), ".2f")
     cpu_us = median(each[DIRECT][kind].cpu_us for each in report.rounds)
     return f"1 ({cpu_us * 1e6:.0f} ps/B)" if kind in (UPLOAD, DOWNLOAD) else f"1 ({cpu_us:.0f} us)"
 
@@ -261,14 +261,14 @@ def show(report: Report) -> None:
 
 def plots(report: Report) -> dict[str, str]:
     """Return plots of the rates and the CPU of each path over the direct one's."""
-    ways = [way for way in report.rounds[0] if way != DIRECT]
+    path_names = [path for path in report.rounds[0] if path != DIRECT]
     kinds = list(report.rounds[0][DIRECT])
     rates = {
-        kind: [Bar(way, report.ratios(way, kind), at) for at, way in enumerate(ways)]
+        kind: [Bar(path, report.ratios(path, kind), at) for at, path in enumerate(path_names)]
         for kind in kinds
     }
     cpu = {
-        kind: [Bar(way, report.cpu_ratios(way, kind), at) for at, way in enumerate(ways)]
+        kind: [Bar(path, report.cpu_ratios(path, kind), at) for at, path in enumerate(path_names)]
         for kind in kinds
     }
     return {
@@ -285,14 +285,18 @@ def plots(report: Report) -> dict[str, str]:
 
 def main() -> None:
     parser = options("bench.lab", __doc__, rounds=5, quick="one round of a second each")
-    ways = WITHOUT_NODE_PORTS[1:]
+    path_names = WITHOUT_NODE_PORTS[1:]
     parser.add_argument(
-        "--ways", nargs="+", choices=ways, default=ways, help="paths to compare with the direct one"
+        "--paths",
+        nargs="+",
+        choices=path_names,
+        default=path_names,
+        help="paths to compare with the direct one",
     )
     arguments = parser.parse_args()
     rounds, seconds = (1, 1) if arguments.quick else (arguments.rounds, SECONDS)
     run_benchmark(
-        arguments, lambda: run(measure(rounds, seconds, (DIRECT, *arguments.ways))), show, plots
+        arguments, lambda: run(measure(rounds, seconds, (DIRECT, *arguments.paths))), show, plots
     )
 
 

@@ -69,7 +69,7 @@ class Delays(msgspec.Struct, frozen=True):
     events: int
     median_ms: float
     p99_ms: float
-    most_ms: float
+    max_ms: float
     cpu_share: float
     """The gateway's CPU, as a share of one core."""
     hidden: int = 0
@@ -278,7 +278,7 @@ class Bench:
 
 
 START_HEADINGS = ("START", "ALL LISTENERS", "READY", "CPU", "RSS", "PEAK RSS", "KERNEL")
-DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MOST", "CPU, OF A CORE", "HIDDEN")
+DELAY_HEADINGS = ("EVENTS/S", "MEDIAN", "P99", "MAX", "CPU, OF A CORE", "HIDDEN")
 
 
 def start_rows(report: Report) -> list[tuple[str, ...]]:
@@ -313,7 +313,7 @@ def delay_rows(report: Report) -> list[tuple[str, ...]]:
             f"{pace_per_s:g}",
             f"{spread([each.median_ms for each in found], '.2f')} ms",
             f"{spread([each.p99_ms for each in found], '.2f')} ms",
-            f"{spread([each.most_ms for each in found], '.1f')} ms",
+            f"{spread([each.max_ms for each in found], '.1f')} ms",
             f"{spread([each.cpu_share for each in found], '.0%')}",
             str(sum(each.hidden for each in found)),
         )

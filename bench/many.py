@@ -165,19 +165,19 @@ class Bench:
 
     async def answers(self, number: int) -> bool:
         """Return whether a client gets a node's answer."""
-        asking = namespace.make_socket(self._built.name)
-        asking.setblocking(False)
+        sock = namespace.make_socket(self._built.name)
+        sock.setblocking(False)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(0.5):
-                asking.bind((str(GATEWAY_ADDRESS.ip), 0))
-                await loop.sock_connect(asking, (self._objects.address(number), 80))
-                await loop.sock_sendall(asking, b"GET / HTTP/1.0\r\n\r\n")
-                return b" 200 " in await loop.sock_recv(asking, 64)
+                sock.bind((str(GATEWAY_ADDRESS.ip), 0))
+                await loop.sock_connect(sock, (self._objects.address(number), 80))
+                await loop.sock_sendall(sock, b"GET / HTTP/1.0\r\n\r\n")
+                return b" 200 " in await loop.sock_recv(sock, 64)
         except OSError:
             return False
         finally:
-            asking.close()
+            sock.close()
 
     async def _closed(self, number: int) -> bool:
         return not await self.answers(number)

@@ -56,7 +56,7 @@ from fairlead.lab.kubeapiserver import find_program
 from fairlead.lab.process import Process
 from fairlead.lab.settings import kubeconfig
 from fairlead.probe.burst import LINGER_NONE
-from fairlead.roles.answering import command as answering_command
+from fairlead.roles.health_check_server import command as health_check_server_command
 
 OURS, THEIRS = "fairlead node", "kube-proxy"
 SAMPLE = 100
@@ -94,7 +94,7 @@ class Delays(msgspec.Struct, frozen=True):
     events: int
     median_ms: float
     p99_ms: float
-    most_ms: float
+    max_ms: float
     cpu_share: float
 
 
@@ -135,7 +135,7 @@ def cpu_s(pid: int) -> float:
 def busy(pid: int) -> bool:
     """Whether the process has a child that exists only for one job, such as kube-proxy's `nft`. The
     process that answers health checks for `fairlead node` is permanent and does not count."""
-    answering = "\0".join(answering_command())
+    answering = "\0".join(health_check_server_command())
     return any(
         answering not in line for each in with_children(pid)[1:] if (line := proc(each, "cmdline"))
     )
@@ -419,7 +419,7 @@ def delay_rows(
     return {
         f"{what}, median, ms": lambda each: of(each).median_ms,
         f"{what}, 99th percentile, ms": lambda each: of(each).p99_ms,
-        f"{what}, most, ms": lambda each: of(each).most_ms,
+        f"{what}, max, ms": lambda each: of(each).max_ms,
         f"{what}, events": lambda each: float(of(each).events),
         f"{what}, CPU, of a core": lambda each: of(each).cpu_share,
     }
@@ -427,7 +427,7 @@ def delay_rows(
 
 ROWS: Mapping[str, Callable[[Figures], float]] = {
     "start, until all answer, s": lambda each: each.started.answered_s,
-    "CPU of it, s": lambda each: each.started.cpu_s,
+    "CPU of the start, s": lambda each: each.started.cpu_s,
     "RSS, MiB": lambda each: each.started.resident_mib,
     **delay_rows("event to packet", lambda each: each.packets),
     **delay_rows("event to rule", lambda each: each.rules),
@@ -440,7 +440,7 @@ def call_rows(what: str) -> Mapping[str, Callable[[Figures], float]]:
     """Return the rows of connections to one destination."""
     return {
         f"connections a second to {what}": lambda each: each.calls[what].per_s,
-        f"until one to {what} is there, us": lambda each: each.calls[what].first_us,
+        f"until a connection to {what} is established, us": lambda each: each.calls[what].first_us,
     }
 
 

@@ -1,12 +1,12 @@
 """The comparison of `bench.octavia` with OpenStack's own cloud controller:
 openstack-cloud-controller-manager (OCCM).
 
-In: a size, and a Keystone with its Octavia and the Front before it. Out: the same four costs. OCCM
-is the program of cloud-provider-openstack (`sh tools/build.sh occm`) with its default settings; it
-runs only its service controller. Its Services and nodes are in a real kube-apiserver. The Services
-are internal, so no floating IP is created. OCCM still queries Neutron for floating IPs and security
-groups, and Neutron answers that there are none. A change ends with the last call that it took, once
-there was no call for `QUIET_S`: OCCM does not report completion.
+In: a size, and a Keystone with its Octavia and the FaultProxy in front of it. Out: the same four
+costs. OCCM is the program of cloud-provider-openstack (`sh tools/build.sh occm`) with its default
+settings; it runs only its service controller. Its Services and nodes are in a real kube-apiserver.
+The Services are internal, so no floating IP is created. OCCM still queries Neutron for floating IPs
+and security groups, and Neutron answers that there are none. A change ends with the last call that
+it took, once there was no call for `QUIET_S`: OCCM does not report completion.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.cost import Cost, Figures, Size
 from bench.options import progress
 from tests.drivers.octavia.site import SUBNET
-from tests.openstack.front import Front, Said
+from tests.openstack.fault_proxy import FaultProxy, SuccessResponse
 from tests.openstack.keystone import REGION, Keystone
 from tests.openstack.octavia import Octavia
 
@@ -38,7 +38,7 @@ with a second and grow by a fifth each time."""
 POLL_S = 0.1
 WITHIN_S = 3600.0
 INTERNAL = "service.beta.kubernetes.io/openstack-internal-load-balancer"
-NOTHING = Said({"floatingips": [], "security_groups": []})
+NOTHING = SuccessResponse({"floatingips": [], "security_groups": []})
 
 
 def find() -> Path | None:
@@ -51,25 +51,27 @@ def find() -> Path | None:
 @contextmanager
 def empty_neutron() -> Iterator[str]:
     """Run a network service in which every list is empty; yield its URL."""
-    with Front("http://127.0.0.1:1").listen() as front:
-        link = {"href": f"{front.url}/v2.0/", "rel": "self"}
-        versions = Said({"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]})
-        front.fate = lambda call: versions if call.path == "/" else NOTHING
-        yield front.url
+    with FaultProxy("http://127.0.0.1:1").listen() as proxy:
+        link = {"href": f"{proxy.url}/v2.0/", "rel": "self"}
+        versions = SuccessResponse(
+            {"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]}
+        )
+        proxy.fault = lambda call: versions if call.path == "/" else NOTHING
+        yield proxy.url
 
 
 class Occm:
     """One measurement, in its own folder."""
 
     def __init__(
-        self, folder: Path, program: Path, size: Size, keystone: Keystone, front: Front
+        self, folder: Path, program: Path, size: Size, keystone: Keystone, proxy: FaultProxy
     ) -> None:
-        self._folder, self._program, self._size, self._keystone, self._front = (
+        self._folder, self._program, self._size, self._keystone, self._proxy = (
             folder,
             program,
             size,
             keystone,
-            front,
+            proxy,
         )
         self._lab = f"occm{os.getpid()}"
 
@@ -91,17 +93,17 @@ class Occm:
                 created = await self._cost(
                     child, "all are created", lambda: self._made() >= size.services
                 )
-                self._front.calls.clear()
+                self._proxy.calls.clear()
                 await client.create(NODES, _node(size.nodes))
                 added = await self._cost(
                     child, "a node is added", lambda: self._filled() >= changed
                 )
-            self._front.calls.clear()
+            self._proxy.calls.clear()
             async with self._running() as child:
-                restarted = await self._cost(child, "it restarts", lambda: bool(self._front.calls))
+                restarted = await self._cost(child, "it restarts", lambda: bool(self._proxy.calls))
                 if not slow_s:
                     return Figures(created, added, restarted)
-                self._front.calls.clear()
+                self._proxy.calls.clear()
                 with octavia.slow("configure", slow_s):
                     await client.delete(NODES, ("", _name(size.nodes)))
                     slowly = await self._cost(
@@ -113,7 +115,7 @@ class Occm:
         """Wait until `reached` and then until no calls are made any more; return the cost of the
         calls."""
         progress(f"{PROGRAM}: {what}")
-        calls = self._front.calls
+        calls = self._proxy.calls
         begun_s = last_s = time.monotonic()
         seen = len(calls)
         while not (reached() and time.monotonic() - last_s > QUIET_S):
@@ -136,13 +138,13 @@ class Occm:
         """Return the number of load balancers that were created."""
         return sum(
             call.method == "POST" and call.path.endswith("/loadbalancers")
-            for call in self._front.calls
+            for call in self._proxy.calls
         )
 
     def _filled(self) -> int:
         """Return the number of pools whose members were written."""
         return sum(
-            call.method == "PUT" and call.path.endswith("/members") for call in self._front.calls
+            call.method == "PUT" and call.path.endswith("/members") for call in self._proxy.calls
         )
 
     @property

@@ -30,7 +30,7 @@ from bench.occm import Occm, empty_neutron, find
 from bench.options import options, progress, run_benchmark
 from tests.drivers.octavia.site import listener, service, settings
 from tests.openstack import places
-from tests.openstack.front import Front
+from tests.openstack.fault_proxy import FaultProxy
 from tests.openstack.keystone import Keystone
 from tests.openstack.octavia import Octavia
 
@@ -73,7 +73,7 @@ class _NullRecorder(Recorder):
 
 
 class Services:
-    """The Services that the loop reconciles, with members on `want`ed nodes."""
+    """The Services that the loop reconciles, with members on as many nodes as `want` sets."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
@@ -143,8 +143,8 @@ class Services:
 class Fairlead:
     """One measurement of Fairlead's controller."""
 
-    def __init__(self, size: Size, keystone: Keystone, front: Front) -> None:
-        self._keystone, self._front = keystone, front
+    def __init__(self, size: Size, keystone: Keystone, proxy: FaultProxy) -> None:
+        self._keystone, self._proxy = keystone, proxy
         self._services = Services(size)
 
     async def measure(self, octavia: Octavia, slow_s: float) -> Figures:
@@ -168,13 +168,13 @@ class Fairlead:
         """Plan this number of nodes (0: keep the plan), wait until it is done, and return the
         cost."""
         progress(what)
-        calls = self._front.calls
+        calls = self._proxy.calls
         calls.clear()
         begun_s = time.monotonic()
         if nodes:
             self._services.want(nodes)
         await self._services.are_done()
-        writes = len(self._front.writes)
+        writes = len(self._proxy.writes)
         cost = Cost(time.monotonic() - begun_s, writes, len(calls) - writes)
         progress(f"{what}: {cost}")
         return cost
@@ -223,7 +223,7 @@ class Bench:
         )
 
     async def run(self) -> Report:
-        places.whole()
+        places.require_all()
         found = []
         for number in range(self.rounds):
             subjects = [FAIRLEAD, OCCM] if self.occm else [FAIRLEAD]
@@ -244,15 +244,15 @@ class Bench:
     async def _measure(self, subject: str, folder: Path) -> Figures:
         """Measure one subject with its own Keystone and Octavia."""
         keystone = Keystone(folder, balancers=self.size.services)
-        with Front(keystone.octavia.url).listen() as front, empty_neutron() as neutron:
-            keystone.catalogue |= {"load-balancer": front.url, "network": neutron}
+        with FaultProxy(keystone.octavia.url).listen() as proxy, empty_neutron() as neutron:
+            keystone.catalogue |= {"load-balancer": proxy.url, "network": neutron}
             keystone.start()
             try:
                 if subject == OCCM and self.occm is not None:
-                    return await Occm(folder, self.occm, self.size, keystone, front).measure(
+                    return await Occm(folder, self.occm, self.size, keystone, proxy).measure(
                         keystone.octavia, self.slow_s
                     )
-                return await Fairlead(self.size, keystone, front).measure(
+                return await Fairlead(self.size, keystone, proxy).measure(
                     keystone.octavia, self.slow_s
                 )
             finally:

@@ -28,7 +28,7 @@ class Cluster:
         self._figures = figures
         self._missing = expected
         self._lock = threading.Lock()
-        self.whole = threading.Event()
+        self.synced = threading.Event()
         self.services: dict[Key, Any] = {}
         self.slices: dict[Key, dict[str, Any]] = {}
         self.addresses: dict[str, str] = {}
@@ -42,7 +42,7 @@ class Cluster:
         metadata = slice_.metadata
         key = metadata.namespace, metadata.labels.get("kubernetes.io/service-name", "")
         self.slices.setdefault(key, {})[metadata.name] = slice_
-        if self.whole.is_set():
+        if self.synced.is_set():
             self.plan(key)
         else:
             self._arrived("slices")
@@ -81,7 +81,7 @@ class Cluster:
         with self._lock:
             self._missing[kind] -= 1
             if all(count <= 0 for count in self._missing.values()):
-                self.whole.set()
+                self.synced.set()
 
 
 def configuration(access: dict[str, Any]) -> Any:
@@ -116,8 +116,8 @@ def main() -> None:
         informer.add_event_handler(MODIFIED, take)
         informer.start()
         informers.append(informer)
-    cluster.whole.wait()
-    figures.stage("whole")
+    cluster.synced.wait()
+    figures.stage("synced")
     cluster.plan_all()
     figures.stage("planned")
     while figures.answer(sys.stdin.readline()):

@@ -122,8 +122,8 @@ def packet(destination: str, *, flags: int = ACK, udp: bool = False) -> bytes:
 def add_listeners(made: Stand) -> None:
     """Create the listeners of the cases."""
     for ipv6 in (False, True):
-        for way, number in PLAIN.items():
-            made.serve(vip(number, ipv6=ipv6), [f"{way}-{node}" for node in range(4)])
+        for method, number in PLAIN.items():
+            made.serve(vip(number, ipv6=ipv6), [f"{method}-{node}" for node in range(4)])
         before, after = ["L2-0", "L2-1"], ["L2-2", "L2-3"]
         for number in (CHANGED, KNOWN):
             made.serve(vip(number, ipv6=ipv6), before)
@@ -144,9 +144,9 @@ def cases(large: tuple[int, int], flows: int) -> list[Case]:
     found = [
         Case("empty program", "empty", packet(vip(1)), forwarded=False),
         Case("the frame alone", "frame", packet(vip(1)), forwarded=False),
-        Case("the frame, taking outer headers away", "undoing", packet(vip(1)), forwarded=False),
+        Case("the frame, removing outer headers", "undoing", packet(vip(1)), forwarded=False),
         Case(
-            "the frame, making room for an IPv4 header and taking it away",
+            "the frame, adding and removing room for an IPv4 header",
             "room",
             packet(vip(1)),
             forwarded=False,
@@ -155,14 +155,18 @@ def cases(large: tuple[int, int], flows: int) -> list[Case]:
     found.append(Case("not for a listener", "one", packet(vip(NO_LISTENER)), forwarded=False))
     for ipv6 in (False, True):
         family = "IPv6" if ipv6 else "IPv4"
-        for way, number in PLAIN.items():
+        for method, number in PLAIN.items():
             to = vip(number, ipv6=ipv6)
             found.append(
-                Case(f"established, {way}, {family}", "one", packet(to), tunnelled=way != "L2")
+                Case(
+                    f"established, {method}, {family}", "one", packet(to), tunnelled=method != "L2"
+                )
             )
-            if way == "L2":
-                found.append(Case(f"SYN, {way}, {family}", "one", packet(to, flags=SYN)))
-                found.append(Case(f"UDP, known flow, {way}, {family}", "one", packet(to, udp=True)))
+            if method == "L2":
+                found.append(Case(f"SYN, {method}, {family}", "one", packet(to, flags=SYN)))
+                found.append(
+                    Case(f"UDP, known flow, {method}, {family}", "one", packet(to, udp=True))
+                )
         changed = vip(CHANGED, ipv6=ipv6)
         found.append(Case(f"changed slot, older connection, {family}", "one", packet(changed)))
         for count, number in ((1, FEW_RANGES), (RANGES, MANY_RANGES)):
@@ -189,18 +193,18 @@ def many_cases(large: tuple[int, int]) -> list[Case]:
             forwarded=False,
         ),
         Case(
-            "the frame, taking outer headers away, 1 M flows",
+            "the frame, removing outer headers, 1 M flows",
             "many_undoing",
             packet(link),
             destination=link,
             forwarded=False,
         ),
     ]
-    for way, number in PLAIN.items():
-        to, tunnelled = vip(number), way != "L2"
+    for method, number in PLAIN.items():
+        to, tunnelled = vip(number), method != "L2"
         found.append(
             Case(
-                f"established, {way}, 1 M flows",
+                f"established, {method}, 1 M flows",
                 "many",
                 packet(to),
                 destination=to,
@@ -337,7 +341,7 @@ def show(report: Report) -> None:
     """Print the report as tables."""
     for kind in KINDS:
         draw(
-            (f"{kind.upper()}, NS A PACKET", "MEDIAN (LEAST-MOST)", "ABOVE ITS FRAME"),
+            (f"{kind.upper()}, NS PER PACKET", "MEDIAN (MIN-MAX)", "ABOVE ITS FRAME"),
             rows(getattr(report, kind)),
         )
 

@@ -183,7 +183,7 @@ async def paths(name: str, folder: Path) -> AsyncIterator[Paths]:
 
 async def _set_attachments(site: Site, folder: Path) -> None:
     """Give each gateway its own gateway.attach. For XDP in a veth, the far end of the veth needs to
-    be prepared: see drivers/direct/attach.py."""
+    be prepared: see drivers/direct/host_network/attach.py."""
     far_end, target = GATEWAYS["xdp"], folder / "pass.o"
     await must(
         site,

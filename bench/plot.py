@@ -30,8 +30,8 @@ def bars(
 ) -> str:
     """Return a chart of groups of bars, each under its name. `mark` is the value at which to draw a
     line through all bars; 0 draws none."""
-    most = max([mark, *(max(bar.values) for group in groups.values() for bar in group)])
-    scale = (WIDTH - LABELS - VALUES) / most
+    largest = max([mark, *(max(bar.values) for group in groups.values() for bar in group)])
+    scale = (WIDTH - LABELS - VALUES) / largest
     parts = [
         f'<text x="12" y="24" style="{STYLE}; font-size: 15px; font-weight: '
         f'bold">{escape(title)}</text>'

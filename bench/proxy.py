@@ -39,23 +39,23 @@ NAMES = {
 class Report(msgspec.Struct, frozen=True):
     """The results. `many` holds one value per round."""
 
-    ways: lab.Report
+    paths: lab.Report
     services: int
     nodes: int
     many: tuple[Many, ...]
 
     @property
     def kinds(self) -> Sequence[str]:
-        return list(self.ways.rounds[0][PROXY])
+        return list(self.paths.rounds[0][PROXY])
 
     @property
     def with_latency(self) -> Sequence[str]:
         """The types of traffic that have a latency."""
         return [kind for kind in self.kinds if kind not in (UPLOAD, DOWNLOAD)]
 
-    def of(self, way: str, kind: str) -> list[Figure]:
+    def of(self, path: str, kind: str) -> list[Figure]:
         """Return the figures of each round."""
-        return [each[way][kind] for each in self.ways.rounds]
+        return [each[path][kind] for each in self.paths.rounds]
 
 
 async def measure(
@@ -63,21 +63,21 @@ async def measure(
 ) -> Report:
     """Measure both parts. With `alone`, only compare class proxy and HAProxy on the same
     gateway."""
-    ways = await lab.measure(rounds, seconds, (PROXY, SAME_HOST) if alone else THROUGH_HAPROXY)
+    paths = await lab.measure(rounds, seconds, (PROXY, SAME_HOST) if alone else THROUGH_HAPROXY)
     found = []
     for number in range(0 if alone else rounds):
         progress(f"{size.services} Services, round {number + 1} of {rounds}")
         found.append(await many.measure(size, repeats))
-    return Report(ways, size.services, size.nodes, tuple(found))
+    return Report(paths, size.services, size.nodes, tuple(found))
 
 
 def ratio_rows(report: Report) -> list[tuple[str, ...]]:
     """Return class proxy over the others, by round: rates, median and 99th percentile of the
     latency, CPU."""
     rows = []
-    for base in (each for each in (SAME_HOST, BY_HAND, DIRECT) if each in report.ways.rounds[0]):
+    for base in (each for each in (SAME_HOST, BY_HAND, DIRECT) if each in report.paths.rounds[0]):
         over = f"class proxy over {NAMES[base]}"
-        rates = (spread(report.ways.ratios(PROXY, kind, base), ".2f") for kind in report.kinds)
+        rates = (spread(report.paths.ratios(PROXY, kind, base), ".2f") for kind in report.kinds)
         rows.append((f"{over}, a second", *rates))
         for percent, name in ((50, "p50_ms"), (99, "p99_ms")):
             latencies = (
@@ -97,7 +97,7 @@ def ratio_rows(report: Report) -> list[tuple[str, ...]]:
             (
                 f"{over}, CPU",
                 *(
-                    spread(report.ways.cpu_ratios(PROXY, kind, base), ".2f")
+                    spread(report.paths.cpu_ratios(PROXY, kind, base), ".2f")
                     for kind in report.kinds
                 ),
             )
@@ -106,16 +106,18 @@ def ratio_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _both(report: Report, kind: str, base: str, name: str) -> tuple[list[float], list[float]]:
-    ours, theirs = ([getattr(each, name) for each in report.of(way, kind)] for way in (PROXY, base))
+    ours, theirs = (
+        [getattr(each, name) for each in report.of(path, kind)] for path in (PROXY, base)
+    )
     return ours, theirs
 
 
 def figure_rows(report: Report) -> list[tuple[str, ...]]:
     """Return the medians of each path: rate, and p50 / p99."""
-    ways = [way for way in THROUGH_HAPROXY if way in report.ways.rounds[0]]
+    paths = [path for path in THROUGH_HAPROXY if path in report.paths.rounds[0]]
     return [
-        (NAMES[way], *(_figure(report.of(way, kind), kind) for kind in report.kinds))
-        for way in ways
+        (NAMES[path], *(_figure(report.of(path, kind), kind) for kind in report.kinds))
+        for path in paths
     ]
 
 
@@ -183,10 +185,10 @@ def plots(report: Report) -> dict[str, str]:
     """Return the plot of class proxy over HAProxy by hand on the same host."""
     groups = {
         "a second": [
-            Bar(kind, report.ways.ratios(PROXY, kind, SAME_HOST), 0) for kind in report.kinds
+            Bar(kind, report.paths.ratios(PROXY, kind, SAME_HOST), 0) for kind in report.kinds
         ],
         "CPU": [
-            Bar(kind, report.ways.cpu_ratios(PROXY, kind, SAME_HOST), 1) for kind in report.kinds
+            Bar(kind, report.paths.cpu_ratios(PROXY, kind, SAME_HOST), 1) for kind in report.kinds
         ],
     }
     for percent, name in ((50, "p50_ms"), (99, "p99_ms")):

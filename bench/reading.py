@@ -2,7 +2,7 @@
 driver that records its calls.
 
 In: a role; on the first line of standard input, as JSON, the API server's `Access`. Out: the stages
-and figures of `figures`: `started`, `has_synced` (all objects have been read), `planned` (the
+and figures of `figures`: `started`, `synced` (all objects have been read), `planned` (the
 driver was called for every Service), then the requested figures. The data plane is left out,
 because its cost depends on the kernel's interfaces; everything else is the role's own code.
 """
@@ -54,7 +54,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return (
-            f"serve {self.service}" if self.intent is not None else f"serve {self.service} no more"
+            f"serve {self.service}" if self.intent is not None else f"stop serving {self.service}"
         )
 
 
@@ -130,7 +130,7 @@ async def measure(role: Role, access: Access) -> None:
             group.create_task(AddressFeed(client, state, freshness).run())
         running = group.create_task(loop.run())
         await state.has_synced.wait()
-        figures.stage("whole")
+        figures.stage("synced")
         await loop.settled.wait()
         figures.stage("planned")
         while figures.answer(await asyncio.to_thread(sys.stdin.readline)):

@@ -16,7 +16,7 @@ class First(msgspec.Struct, frozen=True):
     """From the start of the process to its first full plan. Sizes in MiB; `over_start` sizes
     exclude what the interpreter and its modules take before anything is read."""
 
-    whole_s: float
+    synced_s: float
     planned_s: float
     cpu_s: float
     """After the import of the modules."""
@@ -31,7 +31,7 @@ class Paced(msgspec.Struct, frozen=True):
     pace_per_s: float
     median_ms: float
     p99_ms: float
-    most_ms: float
+    max_ms: float
     cpu_share: float
     """Share of one core."""
 
@@ -62,9 +62,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def first_of(stages: Mapping[str, Usage], begun_s: float) -> First:
-    started, whole, planned = stages["started"], stages["whole"], stages["planned"]
+    started, synced, planned = stages["started"], stages["synced"], stages["planned"]
     return First(
-        whole.at_s - begun_s,
+        synced.at_s - begun_s,
         planned.at_s - begun_s,
         planned.cpu_s - started.cpu_s,
         planned.resident_kib / 1024,
@@ -124,7 +124,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     return [
         (
             name,
-            f"{of.first.whole_s:.1f} s",
+            f"{of.first.synced_s:.1f} s",
             f"{of.first.planned_s:.1f} s",
             f"{of.first.cpu_s:.2f} s",
             f"{of.first.resident_mib:.0f} ({of.first.resident_over_start_mib:.0f}) MiB",

@@ -196,19 +196,19 @@ class Rig:
 
     async def _get(self, path: str, within_s: float) -> bytes:
         """Return a complete response of the gateway's own HTTP server."""
-        asking = namespace.make_socket(self.name)
-        asking.setblocking(False)
+        sock = namespace.make_socket(self.name)
+        sock.setblocking(False)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(within_s):
-                await loop.sock_connect(asking, ("127.0.0.1", 9441))
-                await loop.sock_sendall(asking, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                await loop.sock_connect(sock, ("127.0.0.1", 9441))
+                await loop.sock_sendall(sock, f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 answer = b""
-                while chunk := await loop.sock_recv(asking, 1 << 20):
+                while chunk := await loop.sock_recv(sock, 1 << 20):
                     answer += chunk
                 return answer
         finally:
-            asking.close()
+            sock.close()
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ PROGRAM_TYPES: Mapping[Kind, int] = {"xdp": PROGRAM_TYPE_XDP, "tc": PROGRAM_TYPE
 PROGRAMS = ("empty", "frame", "undoing", "room", "one", "many_frame", "many_undoing", "many")
 
 LOOPBACK, OWN_MAC = 1, bytes(6)
-WAYS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}
+METHODS = {"L2": LINK, "IPIP": IPIP, "VXLAN": VXLAN}
 FIRST_OTHER = IPv4Address("198.18.0.0")
 PORT = 80
 ENDPOINTS = 10
@@ -73,7 +73,7 @@ class Stand:
         )
         # XDP accepts frames that are addressed to this interface; the packets of the cases are.
         maps["tags"].update(TAG_KEY.pack(LOOPBACK, 0), MAC.pack(OWN_MAC))
-        for name in WAYS:
+        for name in METHODS:
             for number in range(4):
                 self._add_node(f"{name}-{number}", name, number)
 
@@ -84,15 +84,15 @@ class Stand:
         for each in self._maps.values():
             each.close()
 
-    def _add_node(self, node: str, way: str, number: int) -> None:
+    def _add_node(self, node: str, method: str, number: int) -> None:
         for ipv6, (network, outer) in enumerate(
             (("192.0.2.0", "192.0.2.250"), ("2001:db8::", "2001:db8::fa"))
         ):
             first = IPv6Address(network) if ipv6 else IPv4Address(network)
             address = str(first + number % 200 + 1)
-            tunnelled = way != "L2"
+            tunnelled = method != "L2"
             made = NextHop(
-                WAYS[way],
+                METHODS[method],
                 LOOPBACK,
                 address,
                 outer if tunnelled else "",
@@ -100,7 +100,7 @@ class Stand:
                 mac=bytes((2, 0, 0, 0, number >> 8, number & 255)),
                 own_mac=OWN_MAC,
                 mtu=1400,
-                vni=7471 if way == "VXLAN" else 0,
+                vni=7471 if method == "VXLAN" else 0,
             )
             self._tables.nodes.set_next_hop(node, made, ipv6=bool(ipv6))
 

@@ -18,7 +18,7 @@ from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
 
 PATIENCE_S = 600.0
-STAGES = ("started", "whole", "planned")
+STAGES = ("started", "synced", "planned")
 ROOT = Path(__file__).parent.parent
 
 

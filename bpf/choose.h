@@ -6,8 +6,8 @@
  * connections that were opened after a change, in slots that changed (JET, CoNEXT'21, doi
  * 10.1145/3485983.3494851).
  *
- * A note is the entry of a flow of which one packet was seen (`new_connections`, `new_datagrams`).
- * The second packet promotes it to an established entry.
+ * A flow with only one packet so far has a tentative entry (in `new_connections` or
+ * `new_datagrams`). The second packet promotes it to an established entry.
  *
  * `choose` only reads, except for the time of a datagram's entry. `apply_action` makes the changes,
  * once it is certain that this program handles the packet. */
@@ -19,16 +19,16 @@
 #include "packet.h"
 
 #define SECOND_NS 1000000000ULL
-#define NEAR (1 << 17) /* bytes that a client may send before its note becomes an entry */
+#define NEAR (1 << 17) /* bytes that a client may send before its entry is established */
 
 enum flow_action {
 	NO_ACTION,
-	OPEN, /* the first packet of the flow: create a note */
+	OPEN, /* the first packet of the flow: create a tentative entry */
 	/* The second packet, or a packet that disproves a forged FIN: create an established
 	 * entry. */
 	PROMOTE,
 	CLOSE,    /* the client closes the connection: move the entry to `closing_connections` */
-	REASSIGN, /* the entry's node does not belong to the slot any more: change it */
+	REASSIGN, /* the entry's node does not belong to the slot any more: change the node */
 	/* Remove entries that an older connection with the same ports may have left. */
 	FORGET,
 };
@@ -86,8 +86,9 @@ static __always_inline __u32 hash_flow(const struct flow_key *flow, bool by_sour
 	return hash;
 }
 
-/* Return the node of the hash's slot. Multiply-shift instead of modulo: in a table of twice the
- * size each slot is split into two, on which the transition between sizes relies. */
+/* Return the node of the hash's slot. The index is computed by multiply-shift, not by modulo, so
+ * that each slot is split into two when the size of a table doubles. The transition between sizes
+ * relies on this. */
 static __always_inline __u32 slot(__u32 offset, __u32 size, __u32 hash)
 {
 	__u32 index = (__u64)hash * size >> 32;
@@ -119,9 +120,10 @@ static __always_inline bool insert(void *table, enum limit limit, const struct f
 {
 	const struct settings *config = read_settings();
 	struct flow flow = { .node = node, .sequence = mark };
-	bool note = limit == NEW_CONNECTIONS || limit == NEW_DATAGRAMS;
+	bool tentative = limit == NEW_CONNECTIONS || limit == NEW_DATAGRAMS;
 
-	return config && within_limit(limit, note ? config->notes_per_s : config->inserts_per_s) &&
+	return config &&
+	       within_limit(limit, tentative ? config->tentative_per_s : config->inserts_per_s) &&
 	       bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
 
@@ -133,14 +135,15 @@ static __always_inline void report(const struct flow_key *key, __u32 node)
 	struct entry entry = { .key = *key, .node = node };
 
 	if (config && config->flags & REPORT_ENTRIES &&
-	    bpf_ringbuf_output(&news, &entry, sizeof(entry), 0))
+	    bpf_ringbuf_output(&flow_reports, &entry, sizeof(entry), 0))
 		count(REPORTS_LOST);
 }
 
-/* Return whether a packet without an entry, which does not open a flow, has to wait. While the
- * entries of an older program are copied, its flow may have begun at that program, on the current
- * node, or long before, on the previous node. The time limit lets the packets pass if the copying
- * process dies. The clock is read only while entries are copied: it costs 30 ns. */
+/* Return whether a packet that does not open a flow, and has no entry, must be dropped for now.
+ * While the entries of an older program are copied, the node of the flow is uncertain: the current
+ * node if the older program tracked the flow, and the previous node if the flow is older. The time
+ * limit lets the packets pass if the copying process dies. The clock is read only while entries are
+ * copied, because reading it costs 30 ns. */
 static __always_inline bool is_held(const struct choice *choice, __u32 previous)
 {
 	const struct settings *config = read_settings();
@@ -173,13 +176,14 @@ static __always_inline bool is_retained(__u32 node, __u32 previous, const struct
 	       bpf_map_lookup_elem(&retained_nodes, &key);
 }
 
-/* Return whether the packet belongs to the connection of the note. A SYN with the ports of an open
- * connection can be forged; the segments of the open connection have other sequence numbers, and
- * stay on their node. An SCTP INIT contains nothing to compare. */
-static __always_inline bool matches_note(const struct flow *note, const struct packet *packet)
+/* Return whether the packet belongs to the connection of the tentative entry. A SYN with the ports
+ * of an open connection can be forged; the segments of the open connection have other sequence
+ * numbers, and stay on their node. An SCTP INIT contains nothing to compare. */
+static __always_inline bool matches_tentative(const struct flow *tentative,
+					      const struct packet *packet)
 {
 	return packet->error || packet->flow.protocol != IPPROTO_TCP ||
-	       packet->sequence - note->sequence < NEAR;
+	       packet->sequence - tentative->sequence < NEAR;
 }
 
 /* Return whether the client may have sent this packet after the segment that closed the connection.
@@ -211,8 +215,8 @@ static __always_inline void choose_opening(const struct packet *packet,
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 	choice->action = OPEN;
 	choice->entry = flow;
-	/* Without a note, the next packets of the connection go where packets of the flow go now,
-	 * so the SYN must go there too. */
+	/* Without a tentative entry, the next packets of the connection go where packets of the
+	 * flow go now, so the SYN must go there too. */
 	choice->fallback = flow && is_retained(flow->node, previous, choice, listener->statistics)
 				   ? flow->node
 				   : untracked;
@@ -224,7 +228,7 @@ static __always_inline void choose_stream(const struct packet *packet,
 					  struct choice *choice)
 {
 	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
-	struct flow *flow, *note = 0;
+	struct flow *flow, *tentative = 0;
 	bool established, ending = false;
 
 	choice->node = choice->current;
@@ -237,12 +241,12 @@ static __always_inline void choose_stream(const struct packet *packet,
 	choice->node = untracked;
 	flow = bpf_map_lookup_elem(&connections, &packet->flow);
 	established = flow;
-	/* A challenged entry may be of an older connection: the note of the newer connection tells
-	 * which of the two has sent this packet. */
+	/* A challenged entry may be of an older connection: the tentative entry of the newer
+	 * connection shows which of the two has sent this packet. */
 	if (!flow || (flow->challenged && !packet->error))
-		note = bpf_map_lookup_elem(&new_connections, &packet->flow);
-	if (note && matches_note(note, packet))
-		flow = note;
+		tentative = bpf_map_lookup_elem(&new_connections, &packet->flow);
+	if (tentative && matches_tentative(tentative, packet))
+		flow = tentative;
 	if (!flow) {
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 		ending = flow;
@@ -255,20 +259,20 @@ static __always_inline void choose_stream(const struct packet *packet,
 	if (packet->error)
 		return;
 	if (packet->closing) {
-		/* A forged SYN and a forged FIN or RST must not take an older established entry
-		 * away. */
-		choice->action = ending || (flow == note && established) ? NO_ACTION : CLOSE;
-		choice->entry = flow == note ? note : 0;
-	} else if (flow == note || (ending && !follows_close(flow, packet))) {
+		/* A forged SYN and a forged FIN or RST must not remove an older established
+		 * entry. */
+		choice->action = ending || (flow == tentative && established) ? NO_ACTION : CLOSE;
+		choice->entry = flow == tentative ? tentative : 0;
+	} else if (flow == tentative || (ending && !follows_close(flow, packet))) {
 		choice->action = PROMOTE;
 		choice->entry = flow;
 	}
 }
 
-/* Choose for UDP. Without a SYN, every flow has an entry, which is valid while its node serves the
- * listener. If the slot has had only one node, all live flows are on this node: an entry with
- * another node is of an older flow with the same ports, which passed through here or through
- * another gateway before the tables changed. */
+/* Choose for UDP. UDP has no SYN, so every flow gets an entry, which is valid while its node serves
+ * the listener. If the slot is not in transition, all live flows are on its node: an entry with
+ * another node is of an older flow with the same ports, which passed this gateway or another one
+ * before the tables changed. */
 static __always_inline void choose_datagram(const struct packet *packet,
 					    const struct listener *listener, __u32 previous,
 					    struct choice *choice)
@@ -333,28 +337,30 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 		choose_stream(packet, listener, previous, choice);
 }
 
-/* Create the note of a new flow. Until a further packet of the new connection arrives, an
- * established entry of an older connection with the same ports still counts for packets of that
- * connection. Return the node. */
+/* Create the tentative entry of a new flow, and return the node. An established entry of an older
+ * connection with the same ports still applies to packets of the older connection, until a further
+ * packet of the new connection arrives. */
 static __always_inline __u32 open(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
-	bool datagram = key->protocol == IPPROTO_UDP, noted;
+	bool datagram = key->protocol == IPPROTO_UDP, inserted;
 
 	if (datagram) {
-		noted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
+		inserted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
 	} else {
-		noted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node,
+		inserted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node,
 			       packet->sequence);
-		if (noted && choice->entry)
+		if (inserted && choice->entry)
 			choice->entry->challenged = true;
 	}
-	if (noted)
+	if (inserted)
 		return choice->node;
 	count(TRACK_REFUSED);
-	/* A retransmitted SYN has its note already, by which the next packets are sent. */
-	struct flow *note = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
-	return note && matches_note(note, packet) ? note->node : choice->fallback;
+	/* If the SYN is a retransmission, its tentative entry exists and decides where the next
+	 * packets go. */
+	struct flow *tentative = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
+	return tentative && matches_tentative(tentative, packet) ? tentative->node
+								 : choice->fallback;
 }
 
 /* Create an established entry: the second packet shows that the client exists. If no entry can be
@@ -369,13 +375,13 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
 		if (!choice->entry)
-			return; /* the verifier does not know that this is never so */
+			return; /* never happens, but the verifier requires the check */
 		if (!insert(&connections, ESTABLISHED_CONNECTIONS, key, choice->node, 0)) {
 			choice->entry->sequence = packet->sequence;
 			return;
 		}
 		bpf_map_delete_elem(&new_connections, key);
-		/* of this connection, or of an older one */
+		/* This entry is of the same connection, or of an older one. */
 		bpf_map_delete_elem(&closing_connections, key);
 	}
 	if (choice->in_transition) /* in other slots the tables of every gateway name the node */
@@ -416,7 +422,8 @@ static __always_inline __u32 apply_action(const struct packet *packet, const str
 	case REASSIGN:
 		choice->entry->node = choice->node;
 		choice->entry->seen = choice->now;
-		/* In any slot: other gateways may have received the former node. */
+		/* Also if the slot is not in transition: other gateways may have received the
+		 * former node. */
 		report(&packet->flow, choice->node);
 		break;
 	case FORGET:

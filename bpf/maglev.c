@@ -42,8 +42,8 @@ int fill(uint32_t nodes, const uint32_t *offset, const uint32_t *skip, const uin
 			credit[i] -= greatest;
 			uint32_t slot = at[i];
 			while (table[slot] != EMPTY) {
-				/* Both are less than size, so one subtraction replaces a modulo
-				 * operation, which costs ten times as much. */
+				/* `slot` and `skip` are less than `size`, so one subtraction
+				 * replaces a modulo operation, which costs ten times as much. */
 				slot += skip[i];
 				slot -= slot >= size ? size : 0;
 			}

@@ -10,7 +10,7 @@
 
 #include "structs.h"
 
-#define LISTENERS 32768 /* as many as tables of the smallest size fit into the arena */
+#define LISTENERS 32768 /* the number of tables of the smallest size that fit into the arena */
 #define NODES 4096
 #define ONE_PACKET_FLOWS 131072
 #define CACHED_LISTENERS 4096 /* a power of two */
@@ -61,7 +61,7 @@ struct {
 	__uint(max_entries, 2 * NODES);
 	__type(key, __u32);
 	__type(value, struct next_hop);
-} ways SEC(".maps");
+} next_hops SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -73,9 +73,9 @@ struct {
 /* The flow entries, in five tables:
  * - UDP flows are separate from connections, so that a flood of datagrams does not displace
  *   connections.
- * - Flows of which one packet was seen (`new_*`: their entries are called notes) are separate from
+ * - Flows with only one packet so far (`new_*`: their entries are tentative) are separate from
  *   established flows, so that a flood of SYNs, or of datagrams with forged sources, displaces only
- *   notes.
+ *   tentative entries.
  * - Connections that their clients have begun to close are separate, so that short connections do
  *   not displace open ones. */
 #define FLOWS(name, entries)                         \
@@ -139,7 +139,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
-} news SEC(".maps");
+} flow_reports SEC(".maps");
 
 /* Scratch space of packet.h. */
 struct {
@@ -242,8 +242,8 @@ static __always_inline const struct settings *read_settings(void)
 	return bpf_map_lookup_elem(&settings, &only);
 }
 
-/* Return whether this host is a node of the cluster. Also true if the settings cannot be read,
- * which leaves packets to the kernel. */
+/* Return whether this host is a node of the cluster. If the settings cannot be read, return true:
+ * then the kernel handles the packet. */
 static __always_inline bool is_node(void)
 {
 	const struct settings *here = read_settings();
@@ -254,7 +254,7 @@ static __always_inline bool is_node(void)
 static __always_inline const struct next_hop *next_hop_to(__u32 node, bool ipv6)
 {
 	__u32 index = 2 * node + ipv6;
-	const struct next_hop *hop = bpf_map_lookup_elem(&ways, &index);
+	const struct next_hop *hop = bpf_map_lookup_elem(&next_hops, &index);
 
 	return hop && hop->kind != UNREACHABLE ? hop : 0;
 }

@@ -1,5 +1,5 @@
-/* Messages of our own: answers to echo requests, to packets that are too big for the path to their
- * node, and to packets for Services without endpoints.
+/* Messages that the gateway itself sends: answers to echo requests, to packets that are too big for
+ * the path to their node, and to packets for Services without endpoints.
  *
  * Each message is made from the packet that it answers, and is sent back to the station from which
  * the packet came. The rate of each type is limited (RFC 1812, 4.3.2.8; RFC 4443, 2.4), and no
@@ -12,8 +12,8 @@
 #include "outer.h"
 #include "packet.h"
 
-/* The most of a packet that a message quotes: what fits into 576 bytes (RFC 1812, 4.3.2.3) and 1280
- * bytes (RFC 4443, 2.4). */
+/* The number of bytes of a packet that a message quotes at most: the message has to fit into 576
+ * bytes (RFC 1812, 4.3.2.3) or 1280 bytes (RFC 4443, 2.4). */
 #define QUOTED4 (576 - sizeof(struct iphdr) - sizeof(struct icmp))
 #define QUOTED6 (1280 - sizeof(struct ipv6hdr) - sizeof(struct icmp))
 
@@ -90,8 +90,8 @@ static __always_inline bool make_reply4(struct iphdr *ip, void *end)
 	ip->check = header_checksum(ip);
 	icmp->type = ECHO_REPLY4;
 	__u16 sum = fold_checksum((__u16)~icmp->checksum + (__u16)~bpf_htons(ECHO_REQUEST4 << 8));
-	/* 0 and 0xffff are the same value in ones' complement, but for a message of only zeros
-	 * just 0xffff is right. */
+	/* 0 and 0xffff are the same value in ones' complement, but only 0xffff is right for a
+	 * message of zeros. */
 	icmp->checksum = sum ? sum : 0xffff;
 	return true;
 }
@@ -234,9 +234,9 @@ static __always_inline int send_error(struct __sk_buff *skb, const struct packet
 	return prepend_message(skb, &message6, &message6.icmp, sizeof(message6), sum, event);
 }
 
-/* Drop the packet and report the size that fits to its sender, also where IPv4 would allow
- * fragmentation: fragments cost the node more than they are worth, and senders with path MTU
- * discovery follow the message with and without the DF bit. */
+/* Drop the packet, and report to its sender the size that fits. The gateway does not fragment, not
+ * even where IPv4 allows it: fragments cost the node more than they are worth, and senders with
+ * path MTU discovery follow the message with and without the DF bit. */
 static __always_inline int report_too_big(struct __sk_buff *skb, const struct packet *packet,
 					  __u32 mtu)
 {

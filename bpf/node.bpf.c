@@ -5,8 +5,8 @@
  * address, which a gateway encapsulated in an IP packet to this node, continues as if it had
  * arrived without the outer header: the service proxy sees a packet of the client. The same happens
  * to a gateway's probe: a TCP segment from the gateway's own address to a health port at the node's
- * own address, with equal addresses in the outer and the inner header. It shows the gateway that
- * the tunnel works.
+ * own address, with equal addresses in the outer and the inner header. The answer shows the gateway
+ * that the tunnel works.
  *
  * Every other packet passes as if this program did not exist: it may belong to another tunnel, for
  * example of the cluster's own network, which another filter or the kernel's tunnel device

@@ -22,8 +22,8 @@
 #define IPV6_FRAGMENT_OFFSET 0xfff8
 #define IPV6_MORE_FRAGMENTS 1
 
-/* The most that hosts send: RFC 8200 (4.1) lists each of the six headers once, destination options
- * twice. */
+/* The greatest number of extension headers that hosts send: RFC 8200 (4.1) lists each of the six
+ * headers once, and destination options twice. */
 #define MAX_EXTENSIONS 7
 #define FARTHEST_HEADER 0x3fff /* a mask */
 
@@ -250,9 +250,9 @@ static __always_inline bool is_extension(__u8 protocol)
 /* Skip the extension headers after `ip`. Set the protocol of the following header in `flow`, and
  * return the offset of this header from `ip`; 0 if it cannot be read, 1 for a later fragment.
  *
- * The position is stored in a map, because the verifier knows nothing of the content of a map: so
- * each iteration looks like the previous one, and the verifier does not have to follow every
- * combination of headers. */
+ * The position is stored in a map, because the verifier does not track the content of maps. All
+ * iterations look equal to the verifier, so it does not have to follow every combination of
+ * headers. */
 static __always_inline __u32 skip_extensions(struct ipv6hdr *ip, void *end, struct packet *packet)
 {
 	__u32 only = 0;
@@ -316,7 +316,7 @@ static __always_inline enum reading read_icmp6(struct ipv6hdr *ip, void *at, voi
 		return TRUNCATED;
 	if (icmp->type == ECHO_REQUEST6)
 		return ip->nexthdr == IPPROTO_ICMPV6 ? ECHO_REQUEST : IGNORED;
-	/* The types between them are "packet too big" and "time exceeded". */
+	/* The types between these two are "packet too big" and "time exceeded". */
 	if (icmp->type < UNREACHABLE6 || icmp->type > PARAMETER_PROBLEM6)
 		return IGNORED;
 	if ((void *)(quoted + 1) > end)
@@ -354,8 +354,8 @@ static __always_inline enum reading read_ipv6(struct ipv6hdr *ip, void *end, str
 	return read_transport((void *)ip + transport, end, packet);
 }
 
-/* Parse the packet. `type` and `network`: the protocol after the Ethernet header and its tags, and
- * its offset. */
+/* Parse the packet. `type`: the protocol after the Ethernet header and its tags. `network`: the
+ * offset of the IP header. */
 static __always_inline enum reading read_packet(void *data, void *end, __be16 type, __u32 network,
 						struct packet *packet)
 {

@@ -21,7 +21,7 @@ typedef struct __sk_buff context_t;
 #define AF_INET 2
 #define AF_INET6 10
 
-/* A word of `cb`, which ends with this program. BPF_PROG_TEST_RUN returns it, so tests read the
+/* A word of `cb`, the program's scratch space. BPF_PROG_TEST_RUN returns `cb`, so tests read the
  * chosen node from it: the node's number plus 1, or 0 for none. */
 #define CHOSEN_NODE 0
 
@@ -114,7 +114,7 @@ static __always_inline bool write_outer_headers(context_t *skb, const struct pac
 				   BPF_F_RECOMPUTE_CSUM) == 0;
 }
 
-/* Add the outer headers. The flags let the kernel segment merged packets (GRO) behind them.
+/* Add the outer headers. The flags let the kernel segment merged packets (GRO) behind the headers.
  * BPF_F_ADJ_ROOM_ENCAP_L2_ETH exists since Linux 5.13. Without it VXLAN works, except for merged
  * packets, which are lost: before 5.13, switch GRO off on the interface. */
 static __always_inline bool encapsulate(context_t *skb, const struct packet *packet,

@@ -53,8 +53,8 @@ static __always_inline bool is_ours(context_t *context, const struct packet *pac
 	return own && same_mac(own->octets, ethernet->h_dest);
 }
 
-/* The common case of `is_ours`, without a map lookup: the frame arrived at the interface by which
- * it leaves. */
+/* The common case of `is_ours`, without a map lookup: the frame arrived at the interface through
+ * which it leaves. */
 static __always_inline bool arrived_at_exit(context_t *context, const struct packet *packet,
 					    const struct next_hop *hop)
 {
@@ -96,7 +96,7 @@ static __always_inline void write_link(struct ethhdr *ethernet, const struct pac
 	__be16 type = ipv6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	struct tag *tag = (void *)(ethernet + 1);
 
-	/* own_mac follows mac, as the source follows the destination */
+	/* own_mac follows mac, as the source follows the destination in the Ethernet header. */
 	const __u32 *ends = (const void *)hop->mac;
 	__u32 *words = (void *)ethernet;
 
@@ -123,7 +123,7 @@ static __always_inline bool limit_hops(context_t *context, const struct packet *
 	return true;
 }
 
-/* The program at tc answers. */
+/* The program at tc sends the refusal. */
 static __always_inline int refuse(context_t *context, const struct packet *packet, __u32 statistics)
 {
 	return PASS;

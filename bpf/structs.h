@@ -99,13 +99,14 @@ enum forwarding {
 	VXLAN, /* in a UDP packet to the node's vxlan device (RFC 7348) */
 };
 
-/* How packets of one address family get to a node. Each node has two records: at twice its number
- * for IPv4, and the one after it for IPv6. The fields that a packet on the link needs come first,
- * in one or two cache lines. */
+/* How packets of one address family get to a node. The record of node n is at index 2n for IPv4,
+ * and at 2n + 1 for IPv6. The fields that a packet without a tunnel needs come first, in one or two
+ * cache lines. */
 struct next_hop {
 	enum forwarding kind;
-	__u32 interface; /* the interface by which packets leave */
-	/* The interface by which XDP sends: the parent of a VLAN interface, otherwise the same. */
+	__u32 interface; /* the interface through which packets leave */
+	/* The interface through which XDP sends: the parent of a VLAN interface, otherwise the
+	 * same. */
 	__u32 lower;
 	/* The VLAN (802.1Q) of `interface`, if it is a VLAN interface, otherwise 0. */
 	__be16 tag;
@@ -113,8 +114,8 @@ struct next_hop {
 	__u8 mac[6];     /* of the next hop, from the neighbour table; zeros: ask the kernel */
 	__u8 own_mac[6]; /* MAC address of `interface` */
 	__u32 vni;
-	/* The address whose MAC address is used: the node's, or for tunnels that of the router
-	 * before it. */
+	/* The address whose MAC address is used: of the node or, for tunnels, of the router before
+	 * the node. */
 	__u32 next_hop[4];
 	__u32 outer_source[4];
 	__u32 outer_destination[4];
@@ -130,12 +131,12 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-/* The node of a flow.
+/* The node of a flow. Entries in `new_connections` and `new_datagrams` are tentative: see choose.h.
  *
  *  sequence    in `new_connections`: sequence number of the TCP segment that created or last
- *              confirmed the note; in `closing_connections`: of the segment that closed the
+ *              confirmed the entry; in `closing_connections`: of the segment that closed the
  *              connection, 0 if it is unknown
- *  challenged  in `connections`: a SYN with the same ports has arrived since
+ *  challenged  in `connections`: after the entry was created, a SYN with the same ports arrived
  *  seen        in the tables of datagrams: the `tick` of the client's last packet; 0 if the entry
  *              was received from another gateway */
 struct flow {
@@ -147,8 +148,8 @@ struct flow {
 	};
 };
 
-/* Present if a node may keep flows of a listener. `statistics` is the index at which the listener
- * counts. */
+/* A key that is present if the node may keep flows of the listener. `statistics` is the index of
+ * the listener's counters. */
 struct retained_node {
 	__u32 statistics;
 	__u32 node;
@@ -156,8 +157,8 @@ struct retained_node {
 
 #define CLOSING 0x10000 /* added to the node of a reported entry whose connection is closing */
 
-/* A flow entry that was created or has another node now; with the node NONE, an entry that was
- * removed. User space reads it, and gateways send it to each other. */
+/* The report of a flow entry that was created or got another node, or that was removed (node NONE).
+ * User space reads the report, and gateways send it to each other. */
 struct entry {
 	struct flow_key key;
 	__u32 node;
@@ -178,7 +179,8 @@ struct fragment {
 };
 
 struct range_key {
-	/* Length of the prefix of the next fields: 32 for the set, then 96 more for IPv4. */
+	/* The number of bits of the next fields that must match: 32 bits of `set`, then the prefix
+	 * of `address`, which is 96 bits longer for IPv4. */
 	__u32 prefix_length;
 	__u32 set;
 	__u32 address[4];
@@ -239,18 +241,20 @@ struct node_name {
 /* This host is a node of the cluster: packets that have passed a gateway are meant for it, and
  * stay here. */
 #define IS_NODE 1
-#define REPORT_ENTRIES 2 /* User space reads the reports in `news`. */
+#define REPORT_ENTRIES 2 /* User space reads the reports in `flow_reports`. */
 
 struct settings {
 	__u32 inserts_per_s; /* for each CPU and each table of open or closing flows */
-	/* For each CPU and each table of flows of which one packet was seen. */
-	__u32 notes_per_s;
-	/* Messages of our own for each CPU, of each type: echo replies, "too big", refusals. */
+	/* Tentative entries, for each CPU and table. */
+	__u32 tentative_per_s;
+	/* Messages that the gateway itself sends, for each CPU and type: echo replies, "too big",
+	 * refusals. */
 	__u32 messages_per_s;
 	__u32 flags;
 	__be16 vxlan_port; /* UDP port of the nodes' VXLAN devices */
 	__u16 pad;
-	/* The last `tick` of a copy of flow entries from the maps of an older version; 0: none. */
+	/* Until this `tick`, flow entries may still be copied from the maps of an older version; 0:
+	 * no copy is under way. */
 	__u32 copying_until;
 };
 

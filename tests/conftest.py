@@ -1,17 +1,17 @@
-"""Settings of the whole run: it needs root, quick tests come first and whole labs last, and the
-real API server is shared.
+"""Settings of the whole test run: it needs root, fast tests run first and whole labs last, and the
+tests of a process share one real API server.
 
 The run is distributed over processes (pytest-xdist), file by file. Each process has its own copy of
-shared parts such as the real API server; objects that tests create outside are named after the
-process. If kube-apiserver, kube-proxy, etcd, helm or the official Python client is missing, the
-tests that need it are skipped, listed in red at the end, and counted in the last line. In CI
-nothing is skipped: these tests fail.
+shared parts such as the real API server. The names of objects that tests create on the machine
+contain the number of the process. If kube-apiserver, kube-proxy, etcd, helm or the official Python
+client is missing, the tests that need it are skipped, listed in red at the end, and counted in the
+last line. In CI these tests fail instead.
 
 A lab in which a test has failed is not used again: the next test gets a new one. A test has a
-second attempt only if it is in AGAIN, with the cause that was found for its failures outside of
-Fairlead. The first failure is printed, and the name of the test is printed in red at the end. No
-folder has second attempts: a packet, a connection or a write that is lost only sometimes is a
-defect, and a second attempt would hide it."""
+second attempt only if it is in RETRIED, with the known cause of its failures, which must lie
+outside of Fairlead. The first failure is printed, and the name of the test is printed in red at the
+end. No folder has second attempts: if a packet, a connection or a write is lost, even rarely, this
+is a defect, and a second attempt would hide it."""
 
 import faulthandler
 import gc
@@ -47,8 +47,8 @@ CLOUD = (
     "tests/openstack/test_cloud",
 )
 OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
-"""Files that need the servers of OpenStack, which a process starts once: one process runs all tests
-that need Neutron, another the tests that need only Octavia."""
+"""Files that need the servers of OpenStack, which each process starts once. So one process runs all
+tests that need Neutron, and another one the tests that need only Octavia."""
 GROUPS = ("Neutron", "Octavia")
 LAST = (
     *OPENSTACK,
@@ -60,9 +60,9 @@ LAST = (
     "tests/e2e/",
     "tests/faults/",
 )
-"""Tests that start whole labs and take minutes. The longest come first, so that no process runs one
-of them while the others are idle."""
-AGAIN: dict[str, str] = {}
+"""Tests that start whole labs and take minutes. The longest tests come first, so that no process
+runs one of them at the end while the other processes are idle."""
+RETRIED: dict[str, str] = {}
 """The only tests that have a second attempt: the start of the test's id, and the cause of its
 failures, which lies outside of Fairlead."""
 ROWS = {
@@ -71,19 +71,19 @@ ROWS = {
     "tests/e2e/test_service_life.py": ("embedded", "real"),
     "tests/e2e/test_ten_thousand.py": ("ten thousand", "l2 and vxlan"),
 }
-"""Files with a lab for each row of a parameter: the rows may run side by side."""
+"""Files with a lab for each of these parameter values, whose tests may run in parallel."""
 NICE = 5
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
-MOST_PROCESSES = 6
+MAX_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
 HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
 """The number of random histories at Octavia; each takes 15 seconds on a busy machine."""
 
 _failed = pytest.StashKey[bool]()
-_left_out = pytest.StashKey[dict[str, int]]()
-"""The needs of the tests that --check leaves out, with the number of tests."""
+_excluded = pytest.StashKey[dict[str, int]]()
+"""The needs of the tests that --check excludes, with the number of tests."""
 _guard = needs.Guard()
 _quiet = pytest.StashKey[str]()
 """The id of the process with low priority."""
@@ -98,23 +98,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--check", action="store_true", help="only tests that need no more than `make base`"
     )
     parser.addoption(
-        "--histories", type=int, default=HISTORIES, help="so many random histories of class octavia"
+        "--histories", type=int, default=HISTORIES, help="number of random histories at Octavia"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         pytest.exit(
-            "the tests send real packets through namespaces that they make: run them as root",
+            "the tests create network namespaces and send real packets; run them as root",
             returncode=1,
         )
-    # A command that a shell starts in the background ignores Ctrl-C, and so would all its children;
-    # tests send Ctrl-C.
+    # A command that a shell starts in the background ignores Ctrl-C, and so do all its children.
+    # Tests send Ctrl-C to their children.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
-        # Ctrl-C in a terminal goes to the whole foreground process group. These processes are to
-        # receive it once, from the process that waits for them.
+        # Ctrl-C in a terminal reaches the whole foreground process group. These processes must
+        # receive it only once, from the process that waits for them.
         os.setpgrp()
     elif config.getvalue("numprocesses"):
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -123,8 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
-    """Interrupt the processes, so that they delete their labs and end, and with them the run.
-    pytest-xdist would give them only ten seconds."""
+    """Interrupt the processes, so that they delete their labs and end. Then the run ends, too.
+    pytest-xdist would give the processes only ten seconds."""
     if not _processes:
         raise KeyboardInterrupt
     for process in _processes.values():
@@ -132,15 +132,14 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """A scheduler that keeps the tests of one lab together and in order. With one process for each
-    processor there is one more, `quiet`, with low priority (NICE). It takes only files that need no
-    more than `make base`, and ends when none are left. The others take labs first: a lab mostly
-    waits, and meanwhile the tests without a lab use the processors."""
+    """A scheduler that keeps the tests of one lab together and in order. In addition to one process
+    for each processor, there is a process `quiet` with low priority (NICE). It takes only files
+    that need no more than `make base`, and ends when there are no more. The other processes take
+    labs first: a lab mostly waits, and meanwhile the tests without a lab use the processors."""
 
     def mark_test_pending(self, item: str) -> None:
-        """Do nothing. A test in which its process died gets its second attempt like any other,
-        because the unfinished tests of that process, including this one, are already assigned to
-        the next process."""
+        """Do nothing. The unfinished tests of a process that died, including the test during which
+        it died, are already assigned to the next process."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
@@ -167,8 +166,8 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
-        # A process needs to know only the test after the present one: a test that is assigned to it
-        # cannot be moved to another process that is idle.
+        # A process needs only one further test: a test that is assigned to it cannot be moved to
+        # another process that is idle.
         if self.workqueue and self._pending_of(self.assigned_work[node]) > 1:
             return
         super()._reschedule(node)
@@ -199,9 +198,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `-n auto`."""
-    # One for each processor. A lab consists of many processes; with three labs on two processors,
-    # processes did not answer in time.
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    # A lab consists of many processes. With three labs on two processors, processes did not respond
+    # in time.
+    processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     if config.getoption("check"):
         return processes
     config.stash[_quiet] = f"gw{processes}"
@@ -230,29 +229,28 @@ def pytest_testnodeready(node: WorkerController) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    left_out = session.config.stash.get(_left_out, None)
-    if left_out is not None and hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(left_out)
+    excluded = session.config.stash.get(_excluded, None)
+    if excluded is not None and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["excluded"] = dict(excluded)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
-    # it is called twice for an interrupted process
+    # This function is called twice for an interrupted process.
     _processes.pop(node, None)
-    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
-        # every process has collected all tests
-        node.config.stash[_left_out] = dict(left_out)
+    if excluded := getattr(node, "workeroutput", {}).get("excluded"):
+        # Every process has collected all tests, so one report is enough.
+        node.config.stash[_excluded] = dict(excluded)
 
 
 def _prefer_new_kubectl() -> None:
-    """Prefer the kubectl that `make tools` built if the installed one is too old; Debian 12's is of
-    2020."""
+    """Use the kubectl that `make tools` built if the installed one is too old, as in Debian 12."""
     with suppress(OSError, ValueError, KeyError):
         command = ["kubectl", "version", "--client", "-o", "json"]
-        told = json.loads(
+        version = json.loads(
             subprocess.run(command, capture_output=True, check=False, timeout=30).stdout
         )
-        if int(told["clientVersion"]["minor"].rstrip("+")) >= KUBECTL_MINOR:
+        if int(version["clientVersion"]["minor"].rstrip("+")) >= KUBECTL_MINOR:
             return
     with suppress(Refused):
         built = find_program("kubectl", {**os.environ, "PATH": ""})
@@ -274,12 +272,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    found = [(item, needs.of(item)) for item in items]
+    found = [(item, needs.need_of(item)) for item in items]
     if hasattr(config, "workerinput"):
         with_needs = [item.nodeid for item, need in found if need]
         Path(config.workerinput["needs"]).write_text("\n".join(with_needs))
     if config.getoption("check"):
-        config.stash[_left_out] = Counter([need for _, need in found if need])
+        config.stash[_excluded] = Counter([need for _, need in found if need])
         items[:] = [item for item, need in found if not need]
         config.hook.pytest_deselected(items=[item for item, need in found if need])
     items.sort(
@@ -288,7 +286,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     )
     for item in items:
-        if item.nodeid.startswith(tuple(AGAIN)):
+        if item.nodeid.startswith(tuple(RETRIED)):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
@@ -314,71 +312,73 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Do not use a lab in which a test has failed again, neither for a second attempt nor for the
-    next test: its state is unknown."""
+    """After a failed test, tear down its lab, so that neither a second attempt nor the next test
+    uses it: the state of the lab is unknown."""
     if item.stash.get(_failed, False):
         item.stash[_failed] = False
-        # This tears down everything except what the run shares.
+        # This tears down everything except the fixtures of the session.
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    _tell_without(terminalreporter)
-    _tell_left_out(terminalreporter)
-    _tell_second_attempts(terminalreporter)
-    _tell_stacks(terminalreporter)
+    _report_excluded(terminalreporter)
+    _report_skipped(terminalreporter)
+    _report_second_attempts(terminalreporter)
+    _report_stacks(terminalreporter)
 
 
-def _tell_stacks(terminalreporter: pytest.TerminalReporter) -> None:
+def _report_stacks(terminalreporter: pytest.TerminalReporter) -> None:
     folder = terminalreporter.config.stash.get(_stacks, None)
     if folder is None:
         return
     for each in sorted(folder.glob("gw*")):
         if text := each.read_text(errors="replace"):
             terminalreporter.write_line(
-                f"process {each.name} of the tests died, a defect wherever it is:\n{text}", red=True
+                f"process {each.name} of the tests died; this is always a defect:\n{text}", red=True
             )
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell_without(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report the tests that --check left out, by their needs."""
-    left_out = terminalreporter.config.stash.get(_left_out, None)
-    if left_out is None:
+def _report_excluded(terminalreporter: pytest.TerminalReporter) -> None:
+    """Report the tests that --check excluded, by their needs."""
+    excluded = terminalreporter.config.stash.get(_excluded, None)
+    if excluded is None:
         return
-    total = sum(left_out.values())
-    terminalreporter.write_line(f"--check left out {total} tests; make test runs them:")
-    for needed_by, number in sorted(left_out.items(), key=lambda item: -item[1]):
+    total = sum(excluded.values())
+    terminalreporter.write_line(f"--check excluded {total} tests; make test runs them:")
+    for needed_by, number in sorted(excluded.items(), key=lambda item: -item[1]):
         terminalreporter.write_line(f"  {number} need {needed_by}")
 
 
-def _tell_left_out(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = [
+def _report_skipped(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [
         report
         for report in terminalreporter.getreports("skipped")
         if needs.MISSING in str(report.longrepr)
     ]
     for why in sorted(
-        {str(report.longrepr).split(needs.MISSING, 1)[1].rstrip("')") for report in left_out}
+        {str(report.longrepr).split(needs.MISSING, 1)[1].rstrip("')") for report in skipped}
     ):
-        tests = [report.nodeid for report in left_out if why in str(report.longrepr)]
+        tests = [report.nodeid for report in skipped if why in str(report.longrepr)]
         terminalreporter.write_line(
-            f"{len(tests)} tests did not run, for they need a program that is not there{why}",
+            f"{len(tests)} tests did not run, because they need a program that is missing{why}",
             red=True,
         )
         for test in tests:
             terminalreporter.write_line(f"  {test}", red=True)
 
 
-def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
+def _report_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
     """Report the tests that passed at the second attempt: the first failure, and at the end the
     names."""
-    lost = {
+    failed = {
         report.nodeid
         for kind in ("failed", "error")
         for report in terminalreporter.getreports(kind)
     }
-    first = [report for report in terminalreporter.getreports("rerun") if report.nodeid not in lost]
+    first = [
+        report for report in terminalreporter.getreports("rerun") if report.nodeid not in failed
+    ]
     for report in first:
         terminalreporter.write_sep("_", f"first attempt of {report.nodeid}, {report.when}")
         terminalreporter.write_line(report.longreprtext)
@@ -387,7 +387,8 @@ def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(text)
     if first:
         terminalreporter.write_line(
-            f"{len(first)} tests passed only at their second attempt; the first ended so:", red=True
+            f"{len(first)} tests passed only at their second attempt; errors of the first:",
+            red=True,
         )
     for report in first:
         reason = [
@@ -396,7 +397,7 @@ def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
         known = next(
             (
                 f" (known cause: {cause})"
-                for test, cause in AGAIN.items()
+                for test, cause in RETRIED.items()
                 if report.nodeid.startswith(test)
             ),
             "",

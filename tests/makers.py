@@ -21,13 +21,13 @@ from fairlead.plan.balancer import confirmed, plan_unconfirmed
 from fairlead.plan.classes import ServiceClass
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.plan.members import VerdictOf
-from fairlead.plan.terms import Asked
+from fairlead.plan.terms import ServiceContext
 from fairlead.plan.view import Cluster
 
 EndpointRow = tuple[str, str, str]
-"""(address, node, state) with state one of ready, unready, serving (neither ready nor terminating),
-draining (serving, terminating), dying (terminating only), leaving (terminating; of serving nothing
-is said), unknown (nothing is said)."""
+"""(address, node, state). The state is one of ready, unready, serving (neither ready nor
+terminating), draining (serving and terminating), dying (only terminating), leaving (terminating,
+without the condition serving), unknown (without conditions)."""
 
 CONDITIONS = {
     "ready": EndpointConditions(ready=True, serving=True, terminating=False),
@@ -43,7 +43,7 @@ CONDITIONS = {
 def make_service(
     name: str = "web", *, annotations: dict[str, str] | None = None, **spec: object
 ) -> Service:
-    """Return a Service with policy Local and a port 80, unless fields of its spec differ."""
+    """Return a Service with policy Local and port 80. `spec` replaces fields of its spec."""
     fields: dict[str, object] = {
         "type": "LoadBalancer",
         "external_traffic_policy": "Local",
@@ -92,5 +92,5 @@ def plan_at_gateway(
     verdict_of: VerdictOf,
 ) -> LoadBalancer:
     """Return the plan of one Service at a gateway with these verdicts."""
-    asked = Asked(service, Config(), nodes, addresses)
-    return confirmed(plan_unconfirmed(asked, slices, class_, at_gateway=True), verdict_of)
+    context = ServiceContext(service, Config(), nodes, addresses)
+    return confirmed(plan_unconfirmed(context, slices, class_, at_gateway=True), verdict_of)

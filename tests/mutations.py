@@ -49,7 +49,7 @@ _PACKETS = (f"{_DIRECT}packets.py",)
 _FLOWS = (f"{_DIRECT}flows.py",)
 _MESSAGES = (f"{_DIRECT}messages.py",)
 _FRAGMENTS = (f"{_DIRECT}fragments.py",)
-_WAYS = (f"{_DIRECT}next_hops.py",)
+_NEXT_HOPS = (f"{_DIRECT}next_hops.py",)
 _MAGLEV = ("tests/net/test_maglev.py",)
 _TRANSITION = ("tests/net/test_transition.py",)
 _ENDPOINTS = ("tests/plan/test_endpoints.py",)
@@ -58,14 +58,18 @@ _MEMBERS = (
     "tests/plan/test_notes.py",
     "tests/plan/test_silent_nodes.py",
 )
-_NODE = ("tests/plan/test_node.py", "tests/plan/test_proxying.py", "tests/plan/test_near.py")
+_NODE = (
+    "tests/plan/test_node.py",
+    "tests/plan/test_proxying.py",
+    "tests/plan/test_topology_hints.py",
+)
 _ELEMENTS = ("tests/drivers/nodeproxy/test_elements.py",)
 _TRANSACTIONS = ("tests/drivers/nodeproxy/test_transactions.py",)
 _AFFINITY = ("tests/drivers/nodeproxy/test_affinity.py",)
 _LIVENESS = ("tests/drivers/test_liveness.py",)
 
 MUTATIONS = (
-    # Which packets are whose, and where they go.
+    # The choice of the node for a packet.
     Mutation("bpf/choose.h", "#define NEAR (1 << 17)", "#define NEAR (1 << 31)", _FLOWS),
     Mutation(
         "bpf/choose.h", "#define DATAGRAM_LIFETIME 280", "#define DATAGRAM_LIFETIME 1", _FLOWS
@@ -90,7 +94,7 @@ MUTATIONS = (
     ),
     Mutation(
         "bpf/choose.h",
-        "		if (noted && choice->entry)\n			choice->entry->challenged = true;\n",
+        "		if (inserted && choice->entry)\n			choice->entry->challenged = true;\n",
         "",
         _FLOWS,
     ),
@@ -128,14 +132,14 @@ MUTATIONS = (
         "bpf/address.h",
         "	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);",
         "	return address[2] == bpf_htonl(0xffff);",
-        (*_WAYS, *_PACKETS),
+        (*_NEXT_HOPS, *_PACKETS),
     ),
-    # Headers and messages of our own.
+    # Headers and messages that Fairlead writes.
     Mutation(
         "bpf/hops.h",
         "	ip->check = sum + (sum >= 0xffff);",
         "	ip->check = sum;",
-        (*_WAYS, *_PACKETS, f"{_DIRECT}blackhole.py"),
+        (*_NEXT_HOPS, *_PACKETS, f"{_DIRECT}blackhole.py"),
     ),
     Mutation(
         "bpf/fragments.h",
@@ -165,15 +169,15 @@ MUTATIONS = (
         "bpf/outer.h",
         "0x45 << 24 | packet->traffic_class << 16 |",
         "0x45 << 24 |",
-        ("tests/drivers/tunnel/test_decapsulator.py", *_WAYS),
+        ("tests/drivers/tunnel/test_decapsulator.py", *_NEXT_HOPS),
     ),
     Mutation(
         "bpf/outer.h",
         "	vxlan->vni = bpf_htonl(hop->vni << 8);",
         "	vxlan->vni = bpf_htonl(hop->vni);",
-        _WAYS,
+        _NEXT_HOPS,
     ),
-    # Tables.
+    # Maglev tables.
     Mutation(
         "bpf/maglev.c",
         "if (credit[i] < greatest || !left[i])",
@@ -191,7 +195,7 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/net/maglev.py",
-        "    if skip % SMALLEST == 0:\n        skip += 2\n",
+        "    if skip % MIN_SIZE == 0:\n        skip += 2\n",
         "",
         _MAGLEV,
     ),
@@ -203,8 +207,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/net/maglev.py",
-        "    if len(members) > MOST_NODES:",
-        "    if len(members) >= MOST_NODES:",
+        "    if len(members) > MAX_NODES:",
+        "    if len(members) >= MAX_NODES:",
         _MAGLEV,
     ),
     Mutation(
@@ -219,7 +223,7 @@ MUTATIONS = (
         "    crossed = False\n",
         (*_TRANSITION, f"{_DIRECT}peers.py"),
     ),
-    # Who gets traffic.
+    # The choice of endpoints and members.
     Mutation(
         "src/fairlead/plan/endpoints.py",
         "    return ready, not terminating, serving",
@@ -236,7 +240,7 @@ MUTATIONS = (
         "src/fairlead/plan/endpoints.py",
         "    if not all(each.ready and each.hints for each in chosen):",
         "    if not all(each.hints for each in chosen):",
-        (*_ENDPOINTS, "tests/plan/test_near.py"),
+        (*_ENDPOINTS, "tests/plan/test_topology_hints.py"),
     ),
     Mutation(
         "src/fairlead/plan/members.py",
@@ -274,7 +278,7 @@ MUTATIONS = (
         "each.port == port.port",
         _NODE,
     ),
-    # What the node's table holds, and which node is believed to be alive.
+    # The nftables elements of a node, and the liveness of nodes.
     Mutation(
         "src/fairlead/drivers/nodeproxy/elements.py",
         '    return "drop" if anywhere else "goto refuse"',
@@ -328,21 +332,21 @@ MUTATIONS = (
 
 
 class Refusal(Exception):
-    """The changes cannot be tried."""
+    """The mutations cannot be applied."""
 
 
 def check(mutations: Sequence[Mutation], root: Path) -> None:
-    """Raise Refusal unless each old text stands in its file once, and each test file is there."""
+    """Raise Refusal unless each old text occurs in its file once, and each test file exists."""
     wrong = []
     for each in mutations:
         file = root / each.file
         times = file.read_text().count(each.old) if file.exists() else 0
         if times != 1:
-            wrong.append(f"{each}\n  the old text stands there {times} times")
+            wrong.append(f"{each}\n  the old text occurs {times} times")
         if each.old == each.new:
             wrong.append(f"{each}\n  changes nothing")
         wrong += [
-            f"{each}\n  there is no {test}" for test in each.tests if not (root / test).exists()
+            f"{each}\n  {test} does not exist" for test in each.tests if not (root / test).exists()
         ]
     if wrong:
         raise Refusal("\n".join(wrong))
@@ -386,13 +390,13 @@ def passes(copy: Path, tests: Sequence[str]) -> bool:
         try:
             return running.wait(TIMEOUT_S) == 0
         except subprocess.TimeoutExpired:
-            # The first signal is the one after which the tests remove their namespaces.
+            # After SIGINT, the tests delete their namespaces.
             os.killpg(running.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 running.wait(GRACE_S)
             return False
         finally:
-            # Also if this program is interrupted.
+            # This is also necessary if this program is interrupted.
             if running.poll() is None:
                 os.killpg(running.pid, signal.SIGKILL)
 
@@ -404,7 +408,7 @@ def builds(copy: Path) -> bool:
 
 
 @contextmanager
-def made(mutation: Mutation, copy: Path) -> Iterator[bool]:
+def applied(mutation: Mutation, copy: Path) -> Iterator[bool]:
     """Make the change in the copy, and revert it at the end. Yield False if it does not build."""
     file = copy / mutation.file
     text = file.read_text()
@@ -415,12 +419,12 @@ def made(mutation: Mutation, copy: Path) -> Iterator[bool]:
     finally:
         file.write_text(text)
         if in_objects and not builds(copy):
-            raise Refusal("the objects cannot be built without a change either")
+            raise Refusal("the objects cannot be built without the change either")
 
 
-def tried(mutation: Mutation, copy: Path) -> Result:
+def result_of(mutation: Mutation, copy: Path) -> Result:
     """Return the result of the change."""
-    with made(mutation, copy) as whole:
+    with applied(mutation, copy) as whole:
         if not whole:
             return "does not build"
         for test in mutation.tests:
@@ -441,16 +445,16 @@ def run(mutations: Sequence[Mutation], root: Path) -> dict[Mutation, Result]:
         results = {}
         for each in mutations:
             begun = time.monotonic()
-            results[each] = tried(each, copy)
+            results[each] = result_of(each, copy)
             print(f"{results[each]} ({time.monotonic() - begun:.0f} s)  {each}", flush=True)
         return results
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.mutations")
-    asked.add_argument("words", nargs="*", help="only changes that contain one of these words")
-    asked.add_argument("--list", action="store_true", help="only list the changes")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    parser.add_argument("words", nargs="*", help="only changes that contain one of these words")
+    parser.add_argument("--list", action="store_true", help="only list the changes")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [
         each

@@ -1,11 +1,11 @@
-"""What a test needs beyond `make base`, and the proof that no other test needs more.
+"""The needs of tests: what they require beyond `make base`, and a guard that checks this.
 
-`make check` leaves out each test that brings up a lab, starts an API server of its own process,
-needs a program that `make tools` builds or installs, or takes long. A test has a need if it uses a
-fixture of FIXTURES, directly or through another fixture, or if its file is in LABS or in LONG.
+`make check` excludes each test that starts a lab or an API server as a process, needs a program
+that `make tools` builds or installs, or takes long. A test has a need if it uses a fixture of
+FIXTURES, directly or through another fixture, or if its file is in LABS or in LONG.
 
-In every run, `make test` too, a test without a need fails when it starts a process of a lab or one
-of the programs. A new test therefore cannot slip into `make check`."""
+In every run, also in `make test`, a test without a need fails when it starts a process of a lab or
+one of the programs. So `make check` never runs a test that needs more."""
 
 import itertools
 import os
@@ -30,9 +30,9 @@ FIXTURES = {
     "systemd_analyze": "systemd-analyze",
     "official_client": "the official Python client",
 }
-"""Fixtures, and what a test needs that uses one of them."""
+"""Fixtures, and the need of a test that uses them."""
 REAL = ("real", "older-etcd")
-"""Parameters for which a fixture takes kube-apiserver in place of the embedded API server."""
+"""Values of parameters for which a fixture uses kube-apiserver instead of the embedded server."""
 LABS = (
     *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia", "proxy")),
     "tests/bench/test_scale.py",
@@ -43,18 +43,18 @@ LABS = (
     *(f"tests/lab/test_{each}.py" for each in ("demo", "networks", "requirements", "roles")),
     *(f"tests/lab/test_{each}.py" for each in ("site", "teardown")),
 )
-"""Folders and files whose tests bring up labs."""
+"""Folders and files whose tests start labs."""
 WITHOUT = ("tests/e2e/test_oracle.py",)
 """Files of LABS whose tests need no lab."""
 LONG: tuple[str, ...] = ()
-"""Tests that need no more than `make base`, and take long."""
-REFUSED = (
+"""Tests that need no more than `make base`, but take long."""
+REFUSED_COMMANDS = (
     "tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",
     "tests/deploy/test_wheel.py::test_the_error_about_a_command_that_the_wheel_lacks_tells_where_it_is",
 )
-"""Tests that run `fairlead lab up` where it is refused at once."""
+"""Tests that run a `fairlead lab up` that is refused at once."""
 SERVERS = (server.SERVER_LABEL, kubeapiserver.LABEL, kubeapiserver.ETCD_LABEL)
-"""Labels of processes without which there is no lab."""
+"""Labels of processes that every lab has."""
 PROGRAMS = {
     "helm": "helm",
     "kube-apiserver": "kube-apiserver",
@@ -63,11 +63,11 @@ PROGRAMS = {
     "ovsdb-server": "OpenStack",
     "systemd-analyze": "systemd-analyze",
 }
-"""Names of programs, and the need that a test has which starts one of them."""
+"""Names of programs, and the need of a test that starts them."""
 
 
-def need(nodeid: str, fixtures: Iterable[str]) -> str | None:
-    """What the test needs beyond `make base`, or None."""
+def need_of_test(nodeid: str, fixtures: Iterable[str]) -> str | None:
+    """Return the need of a test with these fixtures; None if it has none."""
     used = set(fixtures)
     for name, needed in FIXTURES.items():
         if name in used:
@@ -77,17 +77,17 @@ def need(nodeid: str, fixtures: Iterable[str]) -> str | None:
     return LONG_NEED if nodeid.startswith(LONG) else None
 
 
-def of(item: pytest.Item) -> str | None:
-    """What the collected test needs beyond `make base`, or None."""
+def need_of(item: pytest.Item) -> str | None:
+    """Return the need of the collected test; None if it has none."""
     callspec = getattr(item, "callspec", None)
     values = callspec.params.values() if callspec is not None else ()
     if any(isinstance(value, str) and value in REAL for value in values):
         return FIXTURES["real_programs"]
-    return need(item.nodeid, getattr(item, "fixturenames", ()))
+    return need_of_test(item.nodeid, getattr(item, "fixturenames", ()))
 
 
-def started(argv: Sequence[Any], environment: Mapping[str, str] | None) -> str | None:
-    """The need of a test that starts this process, or None."""
+def need_of_process(argv: Sequence[Any], environment: Mapping[str, str] | None) -> str | None:
+    """Return the need of a test that starts this process; None if it has none."""
     if (environment or {}).get(process.LABEL) in SERVERS:
         return LAB
     words = [os.fsdecode(word) for word in argv if isinstance(word, str | bytes | os.PathLike)]
@@ -98,21 +98,21 @@ def started(argv: Sequence[Any], environment: Mapping[str, str] | None) -> str |
 
 
 class Guard:
-    """Ends a test that starts a process which its needs do not cover."""
+    """Fails a test that has no need and starts a process that requires one."""
 
     def __init__(self) -> None:
         self.test: pytest.Item | None = None
         """The test that runs, with its fixtures."""
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._on_audit_event)
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "subprocess.Popen" or self.test is None or of(self.test):
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "subprocess.Popen" or self.test is None or need_of(self.test):
             return
-        if self.test.nodeid.startswith(REFUSED):
+        if self.test.nodeid.startswith(REFUSED_COMMANDS):
             return
         _, argv, _, environment = arguments
-        if found := started([argv] if isinstance(argv, str) else argv, environment):
+        if found := need_of_process([argv] if isinstance(argv, str) else argv, environment):
             pytest.fail(
-                f"{self.test.nodeid} needs {found}, and make check would run it: "
-                f"use the fixture for it, or list the file in tests/needs.py"
+                f"{self.test.nodeid} needs {found}, but make check would run it; "
+                f"use the fixture for this need, or list the file in tests/needs.py"
             )

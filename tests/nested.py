@@ -1,4 +1,5 @@
-"""Tests of a test run: other tests under our settings and conftest, in a process of their own."""
+"""Nested test runs: other tests with the settings and the conftest of the project, in a process of
+their own."""
 
 import os
 import subprocess
@@ -15,20 +16,19 @@ def start(
     tests: dict[str, str],
     *,
     processes: int | str,
-    again: Mapping[str, str] | None = None,
+    retried: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     **popen: Any,
 ) -> "subprocess.Popen[str]":
     """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means
-    in the run's own process. `again` takes the place of AGAIN in the conftest. `options` are those
-    of pytest, `popen` those of Popen. Of pytest's plugins only xdist is loaded, and the one for
-    second attempts if there are any: all plugins together take longer to load than the run."""
-    ours = (
-        (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "needless = ")
-    )  # the fixtures of our own tests
-    ours += f"\nAGAIN.clear()\nAGAIN.update({dict(again or {})!r})\n"
+    that the run's own process runs the tests. `retried` replaces RETRIED of the conftest. `options`
+    are options of pytest, `popen` those of Popen. Of pytest's plugins only xdist is loaded, and the
+    one for second attempts if `retried` has any: all plugins take longer to load than the run."""
+    # The nested run does not load the plugins with fixtures.
+    conftest = (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "unused = ")
+    conftest += f"\nRETRIED.clear()\nRETRIED.update({dict(retried or {})!r})\n"
     needs = (ROOT / "tests/needs.py").read_text()
-    for path, text in {"conftest.py": ours, "needs.py": needs, **tests}.items():
+    for path, text in {"conftest.py": conftest, "needs.py": needs, **tests}.items():
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -40,7 +40,7 @@ def start(
         "-c",
         str(configuration),
         *("-p", "xdist"),
-        *(("-p", "pytest_rerunfailures") if again else ()),
+        *(("-p", "pytest_rerunfailures") if retried else ()),
         "--rootdir",
         str(folder),
         "-p",

@@ -17,7 +17,7 @@ from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")  # a busy machine proves nothing about an example
+settings.load_profile("unhurried")  # on a busy machine, the duration of an example has no meaning
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,8 @@ def real_programs() -> None:
 
 @pytest.fixture(scope="session")
 def older_etcd() -> Path:
-    """Debian's etcd, over which kube-apiserver has no streamed lists. A test with this fixture
-    needs that etcd."""
+    """Require Debian's etcd, over which kube-apiserver has no streamed lists, and return its
+    path."""
     return needed(find_older_etcd)
 
 
@@ -42,24 +42,24 @@ def kube_proxy() -> Path:
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
-    """The program, likewise."""
+    """Require helm, and return its path."""
     return needed(partial(find_program, "helm"))
 
 
 @pytest.fixture(scope="session")
 def systemd_analyze() -> Path:
-    """The program, likewise."""
+    """Require systemd-analyze, and return its path."""
     return needed(partial(find_program, "systemd-analyze"))
 
 
 @pytest.fixture(scope="session")
 def official_client() -> Path:
-    """The Python that has the official client, likewise."""
+    """Require the official Python client, and return the path of its Python interpreter."""
     return needed(scale.official_client)
 
 
 def needed(find: Callable[[], Path]) -> Path:
-    """Return the path of the program; without it, skip the test."""
+    """Return the path of the program. If it is missing, skip the test, or fail it in CI."""
     try:
         return find()
     except Refused as error:
@@ -72,8 +72,8 @@ def needed(find: Callable[[], Path]) -> Path:
 def real_apiserver(
     real_programs: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubeApiServer]:
-    """One real API server for all tests of this process. Tests avoid conflicts by their namespaces
-    and names, and delete objects without a namespace."""
+    """Yield the real API server of this process. Tests avoid conflicts by unique namespaces and
+    names, and delete objects that have no namespace."""
     server = KubeApiServer(tmp_path_factory.mktemp("kube-apiserver"), lab=f"tests{os.getpid()}")
     asyncio.run(server.up())
     yield server
@@ -84,8 +84,8 @@ def real_apiserver(
 def older_real_apiserver(
     real_programs: None, older_etcd: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubeApiServer]:
-    """A real API server over an etcd that is too old for streamed lists, as many clusters still
-    have it."""
+    """Yield a real API server over an etcd that is too old for streamed lists, as in many
+    clusters."""
     server = KubeApiServer(
         tmp_path_factory.mktemp("older-etcd"), lab=f"tests{os.getpid()}", etcd=older_etcd
     )
@@ -95,11 +95,12 @@ def older_real_apiserver(
 
 
 def find_older_etcd() -> Path:
-    """The path to which `make tools` unpacked Debian's etcd. Raises Refused if it is missing."""
+    """Return the path to which `make tools` unpacked Debian's etcd. Raise Refused if the program is
+    missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found = cache / "fairlead" / "debian-etcd" / "etcd"
     if not os.access(found, os.X_OK):
         raise Refused(
-            f"{found} is not there", fix="run `make tools`: it takes this etcd from Debian"
+            f"{found} does not exist", fix="run `make tools`, which gets this etcd from Debian"
         )
     return found

@@ -1,10 +1,11 @@
-"""SCTP without kernel support, because the test machine's kernel has no SCTP sockets: the first two
-packets of an association, on raw sockets.
+"""The first two packets of an SCTP association on raw sockets, because the kernel of a test machine
+may not support SCTP.
 
-In: sockets of kind SOCK_RAW and protocol 132. Out: `Answering`, which answers every INIT with an
-INIT ACK whose cookie names the answering pod and the source that it saw; `ask`, which sends an INIT
-and reads the answer. Follows RFC 9260, 3.3.2 and 3.3.3, and appendix A for the checksum. Conntrack
-and NAT see the first packets of any association; the association is never completed."""
+In: sockets of type SOCK_RAW and protocol 132. Out: `InitResponder`, which answers every INIT with
+an INIT ACK, whose cookie contains the name of the responding pod and the source address of the
+INIT; `send_init`, which sends an INIT and reads the INIT ACK. Follows RFC 9260, 3.3.2 and 3.3.3,
+and appendix A for the checksum. Conntrack and NAT process these packets as those of any
+association; the association is never completed."""
 
 import errno
 import json
@@ -23,16 +24,16 @@ _INIT, _INIT_ACK, _COOKIE = 1, 2, 7
 _WINDOW = 65_535
 
 
-class Told(NamedTuple):
+class InitAck(NamedTuple):
     """The content of an INIT ACK: the pod that sent it, and the source address of the INIT."""
 
     pod: str
     peer: str
 
 
-class Answering:
-    """Answers at these sockets, by name, as an SCTP server would. A context manager with a
-    thread."""
+class InitResponder:
+    """Responds at these sockets, whose keys are the names of pods, like an SCTP server. A context
+    manager with a thread."""
 
     def __init__(self, sockets: Mapping[str, socket.socket]) -> None:
         self._sockets = sockets
@@ -44,7 +45,7 @@ class Answering:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # a child process that was forked meanwhile may have it open, too
+        # Closing the pipe is not enough: a child process may have inherited it.
         os.write(self._ended, b".")
         self._thread.join()
         os.close(self._ended)
@@ -62,27 +63,25 @@ class Answering:
                 for key, _ in selector.select():
                     if not isinstance(key.fileobj, socket.socket):
                         return
-                    with suppress(
-                        OSError
-                        # an answer that cannot be sent must not keep other clients from theirs
-                    ):
-                        _answer(key.fileobj, str(key.data))
+                    # A response that cannot be sent must not affect other clients.
+                    with suppress(OSError):
+                        _respond(key.fileobj, str(key.data))
 
 
-def ask(
+def send_init(
     sock: socket.socket, address: str, port: int, *, source_port: int, timeout_s: float
-) -> Told | None:
-    """Send one INIT from this raw socket and return its INIT ACK; None without an answer. Raise
-    ConnectionRefusedError for an ICMP error that means that no server listens, PermissionError for
-    a packet that the host's own rules reject. The kernel reports an error to all raw sockets of a
-    host that are connected to the address, whatever the port."""
-    with nobody_listens():
+) -> InitAck | None:
+    """Send one INIT from this raw socket, and return the INIT ACK; None if none arrives in time.
+    Raise ConnectionRefusedError for an ICMP error that means that no server listens, and
+    PermissionError for a packet that the host's own rules reject. The kernel reports an error to
+    all raw sockets of a host that are connected to the address, whatever the port."""
+    with unsupported_as_refused():
         start(sock, address, port, source_port=source_port)
-        return _awaited(sock, source_port, timeout_s)
+        return _await_init_ack(sock, source_port, timeout_s)
 
 
 @contextmanager
-def nobody_listens() -> Iterator[None]:
+def unsupported_as_refused() -> Iterator[None]:
     """Convert the error that a host does not support SCTP into ConnectionRefusedError, as a client
     sees it."""
     try:
@@ -93,13 +92,13 @@ def nobody_listens() -> Iterator[None]:
         raise
 
 
-def _awaited(sock: socket.socket, source_port: int, timeout_s: float) -> Told | None:
+def _await_init_ack(sock: socket.socket, source_port: int, timeout_s: float) -> InitAck | None:
     end_s = time.monotonic() + timeout_s
     while (left_s := end_s - time.monotonic()) > 0:
         sock.settimeout(left_s)
         with suppress(TimeoutError):
-            if (told := read(sock.recv(4096), sock.family, source_port)) is not None:
-                return told
+            if (cookie := read(sock.recv(4096), sock.family, source_port)) is not None:
+                return cookie
     return None
 
 
@@ -110,7 +109,7 @@ def start(sock: socket.socket, address: str, port: int, *, source_port: int) -> 
     sock.send(packet(source_port, port, 0, chunk(_INIT, tag)))
 
 
-def read(received: bytes, family: int, source_port: int) -> Told | None:
+def read(received: bytes, family: int, source_port: int) -> InitAck | None:
     """Return the content of an INIT ACK to this port; None for another packet. A raw socket
     receives the packets of all ports."""
     found = _parsed(received, family)
@@ -119,8 +118,8 @@ def read(received: bytes, family: int, source_port: int) -> Told | None:
     content = found[3]
     kind, length = struct.unpack_from("!HH", content, 16)
     assert kind == _COOKIE
-    told = json.loads(content[20 : 16 + length])
-    return Told(told["pod"], told["peer"])
+    cookie = json.loads(content[20 : 16 + length])
+    return InitAck(cookie["pod"], cookie["peer"])
 
 
 def packet(source_port: int, port: int, tag: int, content: bytes) -> bytes:
@@ -166,7 +165,7 @@ def _parsed(received: bytes, family: int) -> tuple[int, int, int, bytes] | None:
     return source, port, kind, sent[16 : 12 + length]
 
 
-def _answer(sock: socket.socket, name: str) -> None:
+def _respond(sock: socket.socket, name: str) -> None:
     received, (peer, *_) = sock.recvfrom(4096)
     found = _parsed(received, sock.family)
     if found is None or found[2] != _INIT:

@@ -8,7 +8,7 @@ from fairlead.config import load
 from fairlead.errors import Refused
 from fairlead.plan.classes import CLASSES
 
-GOOD = """
+VALID = """
 defaultClass: fairlead.io/direct
 cluster: {podCIDRs: [10.244.0.0/16, "2001:db8:244::/48"]}
 pools:
@@ -22,8 +22,8 @@ tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 """
 
 
-def test_a_good_file_is_read(tmp_path: Path) -> None:
-    (path := tmp_path / "fairlead.yaml").write_text(GOOD)
+def test_a_valid_file_is_read(tmp_path: Path) -> None:
+    (path := tmp_path / "fairlead.yaml").write_text(VALID)
     config = load(path, CLASSES)
     assert config.default_class == "fairlead.io/direct"
     assert [pool.auto_assign for pool in config.pools] == [True, False]
@@ -32,7 +32,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     assert config.gateway.api_server.port == 6443
 
 
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
     (path := tmp_path / "fairlead.yaml").write_text("")
     assert load(path, CLASSES).default_class is None
 

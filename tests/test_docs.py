@@ -22,11 +22,11 @@ PLAN = ROOT / "src" / "fairlead" / "plan"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def codes(*others: str) -> Iterator[str]:
+def codes(*excluded: str) -> Iterator[str]:
     """Return the code of every Finding of the plan, without those of the excluded modules. A code
     is a literal or a constant of the module."""
     for path in PLAN.glob("*.py"):
-        if path.stem in others:
+        if path.stem in excluded:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not (
@@ -45,11 +45,11 @@ def codes(*others: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("reason", sorted({*codes("migration"), "AddressesHeld"}))
-def test_every_reason_is_in_the_table_of_events(reason: str) -> None:
+def test_every_reason_has_a_row_in_the_table_of_events(reason: str) -> None:
     assert f"`{reason}`" in (ROOT / "docs" / "status.md").read_text().partition("## Events")[2]
 
 
-def test_the_reasons_are_found() -> None:
+def test_the_search_finds_the_reasons_of_every_kind() -> None:
     assert {"AddressStranded", "NodeAddressMissing", "UnAvailableLoadBalancer"} <= set(codes())
     assert {pools.INVALID, pools.OVERLAPS, pools.DELETED, migration.NO_CLASS} <= set(codes())
     assert '"AddressesHeld"' in Path(pool_status.__file__).read_text()
@@ -61,8 +61,8 @@ def test_links_have_targets(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_every_field_of_the_configuration_has_its_row() -> None:
-    """A name of fields in several sections has a row for each section."""
+def test_every_field_of_the_configuration_has_a_row() -> None:
+    """A field that several sections have has a row for each of them."""
     rows = re.findall(
         r"^\| `(\w+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE
     )
@@ -94,7 +94,7 @@ def test_every_option_of_cloud_conf_is_documented() -> None:
             )
 
 
-def test_the_example_of_a_configuration_can_be_used() -> None:
+def test_the_documented_example_of_a_configuration_is_valid() -> None:
     (example,) = re.findall(
         r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL
     )

@@ -1,5 +1,5 @@
-"""Imports go in one direction: each part may import the parts before it in the list, but not the
-parts after it."""
+"""Each part of the program imports only parts before it in a list. Pure code reaches neither a
+clock nor I/O through its imports."""
 
 import ast
 import subprocess
@@ -84,7 +84,7 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def test_imports_go_in_one_direction() -> None:
+def test_each_part_imports_only_parts_before_it() -> None:
     wrong = []
     for path in ROOT.rglob("*.py"):
         if (part := part_of(path)) in {"__init__", "__main__"}:
@@ -106,19 +106,19 @@ def is_pure(path: Path) -> bool:
     )
 
 
-def way_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, ...]:
+def path_to_forbidden(module: str, named: Mapping[str, Set[str]]) -> tuple[str, ...]:
     """Return the shortest chain of imports from the module to a module that pure code must not use;
     empty if there is none."""
-    ways: list[tuple[str, ...]] = [(module,)]
+    paths: list[tuple[str, ...]] = [(module,)]
     seen = {module}
     # The list grows during the iteration.
-    for way in ways:
-        for name in sorted(named[way[-1]]):
+    for chain in paths:
+        for name in sorted(named[chain[-1]]):
             if name.split(".")[0] in FORBIDDEN_IN_PURE_CODE:
-                return (*way, name)
+                return (*chain, name)
             if name in named and name not in seen:
                 seen.add(name)
-                ways.append((*way, name))
+                paths.append((*chain, name))
     return ()
 
 
@@ -128,21 +128,21 @@ def test_pure_code_reaches_no_clock_and_no_io_through_any_import() -> None:
     named = {module: imports(path) for module, path in MODULES.items()}
     pure = [module for module, path in MODULES.items() if is_pure(path)]
     assert len(pure) > 20
-    ways = {
-        module.removeprefix("fairlead."): way
+    paths = {
+        module.removeprefix("fairlead."): chain
         for module in pure
-        if (way := way_to_forbidden(module, named))
+        if (chain := path_to_forbidden(module, named))
     }
-    assert not ways, [" > ".join(way) for way in ways.values()]
+    assert not paths, [" > ".join(chain) for chain in paths.values()]
 
 
 def test_the_wheel_imports_only_modules_that_it_contains() -> None:
     settings = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
-    left_out = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    excluded = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
     absent = {
         module
         for module, path in MODULES.items()
-        if f"/{path.relative_to(ROOT.parents[1])}".startswith(tuple(left_out))
+        if f"/{path.relative_to(ROOT.parents[1])}".startswith(tuple(excluded))
     }
     assert {"fairlead.lab", "fairlead.lab.site", "fairlead.cli.lab"} <= absent
     wrong = {

@@ -15,10 +15,10 @@ import pytest
 
 @pytest.fixture
 def lab():
-    here = Path(__file__)
-    here.with_suffix(".up").touch()
+    file = Path(__file__)
+    file.with_suffix(".up").touch()
     yield
-    here.with_suffix(".down").touch()
+    file.with_suffix(".down").touch()
 
 def test_it(lab):
     time.sleep(60)
@@ -26,7 +26,7 @@ def test_it(lab):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_every_process_cleans_up(tmp_path: Path, signum: signal.Signals) -> None:
+def test_every_process_deletes_its_labs(tmp_path: Path, signum: signal.Signals) -> None:
     modules = [tmp_path / "tests/lab" / f"test_{name}.py" for name in ("one", "two")]
     running = nested.start(
         tmp_path, {f"lab/{module.name}": TESTS for module in modules}, processes=len(modules)

@@ -43,8 +43,8 @@ def told(
     print(f"{error!r}")
     print(f"{(text, number)}")
 """
-SEEN = ["Sequence", "None", "Pair", "bytes", "OSError", "tuple"]
-"""Return the errors about the last lines of the sample, in order."""
+UNREADABLE_TYPES = ["Sequence", "None", "Pair", "bytes", "OSError", "tuple"]
+"""The types that the errors about the last lines of the sample name, in order."""
 
 
 def test_mypy_finds_python_representations_in_texts(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_mypy_finds_python_representations_in_texts(tmp_path: Path) -> None:
         for line in done.stdout.splitlines()
         if "error" in line and line.endswith("[unreadable]")
     ]
-    last = len(SAMPLE.splitlines()) - len(SEEN)
+    last = len(SAMPLE.splitlines()) - len(UNREADABLE_TYPES)
     assert [int(line.split(":")[1]) for line in found] == list(
-        range(last + 1, last + 1 + len(SEEN))
+        range(last + 1, last + 1 + len(UNREADABLE_TYPES))
     )
-    assert all(what in line for what, line in zip(SEEN, found, strict=True))
+    assert all(what in line for what, line in zip(UNREADABLE_TYPES, found, strict=True))
 
 
-def test_the_project_is_checked_so() -> None:
+def test_mypy_checks_the_sources_with_the_plugin() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     assert "tools/readable.py" in settings["plugins"]
     assert "src" in settings["files"]

@@ -43,14 +43,14 @@ def text_of(call: ast.Call) -> str:
     return name
 
 
-def test_metrics_are_declared_by_their_owners_and_each_once() -> None:
+def test_metrics_are_declared_once_in_modules_named_metrics() -> None:
     found = sorted(path for path in ROOT.rglob("*.py") if "MetricFamily" in path.read_text())
     assert found == OWNERS
     names = list(declared())
     assert len(names) == len(set(names))
 
 
-def test_every_metric_has_its_row_and_every_row_its_metric() -> None:
+def test_every_metric_has_a_documented_row_and_every_row_a_metric() -> None:
     rows = re.findall(r"^\| `(fairlead_\w+)` \|", TEXT, re.MULTILINE)
     assert len(rows) == len(set(rows))
     assert set(rows) == set(declared())

@@ -1,4 +1,4 @@
-"""The text of a Finding, and its subject."""
+"""The text and the subject of a Finding."""
 
 import pytest
 
@@ -17,11 +17,11 @@ from fairlead.model import Finding, about
         ),
     ],
 )
-def test_the_text_has_evidence_and_remedy(finding: Finding, text: str) -> None:
+def test_the_text_contains_evidence_and_remedy(finding: Finding, text: str) -> None:
     assert str(finding) == text
 
 
-def test_a_subject_is_given_to_findings_that_have_none() -> None:
+def test_about_sets_the_subject_of_findings_without_one() -> None:
     general, own = Finding("Late", "it is late"), Finding("Full", "it is full", subject="Node n")
     assert [each.subject for each in about("Service default/web", (general, own))] == [
         "Service default/web",

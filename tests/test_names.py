@@ -1,6 +1,8 @@
 """Resources that tests create on the machine have names that neither a user's lab nor another test
-run has. Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab that has a
-namespace. So a resource that a test creates outside of a lab begins with `flt-`, and the name of a
+run has.
+
+Namespaces of labs begin with `fl-NAME-`, and `fairlead lab` lists every lab that has a namespace.
+So the name of a resource that a test creates outside of a lab begins with `flt-`, and the name of a
 lab contains the number of the process."""
 
 import ast
@@ -21,7 +23,7 @@ def sources() -> Iterator[tuple[Path, ast.AST]]:
 
 
 def wrong_in(tree: ast.AST) -> Iterator[str]:
-    """Return the names in this source that a user's lab, or another test run, may have as well."""
+    """Yield the names in this source that a user's lab, or another test run, may have as well."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and node.values:
             first, *rest = node.values
@@ -44,7 +46,7 @@ def _named_by(call: ast.Call) -> Iterator[str]:
     yield from (ast.unparse(each) for each in given if isinstance(each, ast.Constant))
 
 
-def test_no_name_can_be_of_a_user() -> None:
+def test_no_name_in_the_tests_may_belong_to_a_lab_of_a_user() -> None:
     found = [f"{path}: {name}" for path, tree in sources() for name in wrong_in(tree)]
     assert not found
 
@@ -57,5 +59,5 @@ def test_no_name_can_be_of_a_user() -> None:
         'name = f"fl-ovn{pid}-outside"',
     ],
 )
-def test_a_name_that_can_be_of_a_user_is_found(text: str) -> None:
+def test_a_name_that_may_belong_to_a_lab_of_a_user_is_found(text: str) -> None:
     assert len(list(wrong_in(ast.parse(text)))) == 1

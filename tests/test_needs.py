@@ -1,4 +1,5 @@
-"""`make check` excludes tests that need a lab or a built program; no other test can start one."""
+"""`make check` excludes tests that need a lab or a built program. Any other test that starts one
+fails."""
 
 import subprocess
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_a_server_of_a_lab():
     mark = {{"{process.LABEL}": "{server.SERVER_LABEL}"}}
     subprocess.run([sys.executable, "-c", "pass"], env=os.environ | mark, check=True)
 """
-HIDES_IT = """
+CATCHES_THE_ERROR = """
 import subprocess
 from contextlib import suppress
 
@@ -50,7 +51,7 @@ def run(folder: Path, tests: dict[str, str], *options: str, processes: int = 0) 
 
 
 def test_a_test_with_undeclared_needs_fails(tmp_path: Path) -> None:
-    wrong = {"helm": STARTS_HELM, "lab": STARTS_A_LAB, "hidden": HIDES_IT}
+    wrong = {"helm": STARTS_HELM, "lab": STARTS_A_LAB, "hidden": CATCHES_THE_ERROR}
     tests = {f"plan/test_{name}.py": text for name, text in wrong.items()}
     printed = run(tmp_path, {**tests, "plan/test_right.py": NEEDS_NOTHING})
     assert "3 failed, 1 passed" in printed
@@ -58,7 +59,7 @@ def test_a_test_with_undeclared_needs_fails(tmp_path: Path) -> None:
     assert "tests/plan/test_lab.py::test_a_server_of_a_lab needs a lab" in printed
 
 
-def test_a_test_of_labs_may_start_one(tmp_path: Path) -> None:
+def test_a_test_in_a_folder_of_labs_may_start_a_lab(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, {"e2e/test_lab.py": STARTS_A_LAB})
 
 
@@ -67,13 +68,13 @@ def test_check_excludes_the_test_and_reports_it(tmp_path: Path, processes: int) 
     tests = {"e2e/test_lab.py": STARTS_A_LAB, "plan/test_right.py": NEEDS_NOTHING}
     printed = run(tmp_path, tests, "--check", processes=processes)
     assert "1 passed" in printed
-    assert "--check left out 1 tests; make test runs them:\n  1 need a lab" in printed
+    assert "--check excluded 1 tests; make test runs them:\n  1 need a lab" in printed
 
 
-def test_a_fixture_passes_its_need_to_every_user() -> None:
+def test_a_test_has_the_need_of_each_of_its_fixtures() -> None:
     used = ("tmp_path", "real_apiserver", "real_programs")
-    assert needs.need("tests/kube/test_x.py::test_y", used) == "kube-apiserver"
-    assert needs.need("tests/kube/test_x.py::test_y", ("tmp_path",)) is None
+    assert needs.need_of_test("tests/kube/test_x.py::test_y", used) == "kube-apiserver"
+    assert needs.need_of_test("tests/kube/test_x.py::test_y", ("tmp_path",)) is None
 
 
 def test_every_named_file_and_fixture_exists() -> None:

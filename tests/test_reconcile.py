@@ -1,4 +1,4 @@
-"""The loop with a store that accepts writes like a kernel, or like a slow cloud."""
+"""The loop with a store to which writes are fast, as to a kernel, or slow, as to a cloud."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -24,27 +24,26 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Store(Component):
-    """A load balancer that stores one text for each Service. It refuses texts that start with
-    `bad`, and cannot place texts that start with `far`, whatever else is in the call. `away`: the
-    number of calls that fail. `changed`: the number of calls that raise Conflict. `diary`: a list
-    to which several stores append. `meanwhile`: called once during a read of everything."""
+    """A load balancer that stores one text for each Service. A call with a text that starts with
+    `bad` is refused, and a call with a text that starts with `far` is unavailable. `failures`: the
+    number of further calls that are unavailable. `conflicts`: the number of further calls that
+    raise Conflict. `failing_reads`: the number of further reads of everything that fail. `log`: a
+    list to which several stores append. `during_read`: called once during a read of everything."""
 
     name = "store"
 
-    def __init__(
-        self, takes_s: float = 0.0, diary: list[str] | None = None, title: str = ""
-    ) -> None:
+    def __init__(self, delay_s: float = 0.0, log: list[str] | None = None, title: str = "") -> None:
         self.title = title
-        self.diary = diary if diary is not None else []
-        self.unreadable = 0
-        self.meanwhile: Callable[[], Awaitable[None]] | None = None
-        self.changed = 0
+        self.log = log if log is not None else []
+        self.failing_reads = 0
+        self.during_read: Callable[[], Awaitable[None]] | None = None
+        self.conflicts = 0
         self.held: dict[ServiceKey, str] = {}
         self.calls: list[tuple[ServiceKey, ...]] = []
-        self.away = 0
+        self.failures = 0
         self.running: list[ServiceKey] = []
-        self.most_at_once = 0
-        self.takes_s = takes_s
+        self.max_concurrent = 0
+        self.delay_s = delay_s
 
     def render(self, intents: Mapping[ServiceKey, str]) -> Mapping[ServiceKey, str]:
         return intents
@@ -56,13 +55,13 @@ class Store(Component):
         return [Put(key, desired.get(key)) for key in keys if desired.get(key) != actual.get(key)]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, str]:
-        if keys is None and self.unreadable:
-            self.unreadable -= 1
+        if keys is None and self.failing_reads:
+            self.failing_reads -= 1
             raise Unavailable("the store cannot be read")
         found = {key: value for key, value in self.held.items() if keys is None or key in keys}
-        if keys is None and (meanwhile := self.meanwhile) is not None:
-            self.meanwhile = None
-            await meanwhile()
+        if keys is None and (during_read := self.during_read) is not None:
+            self.during_read = None
+            await during_read()
         return found
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
@@ -70,15 +69,15 @@ class Store(Component):
         assert not set(services) & set(self.running), "two writers on one Service"
         self.calls.append(services)
         self.running += services
-        self.most_at_once = max(self.most_at_once, len(self.running))
+        self.max_concurrent = max(self.max_concurrent, len(self.running))
         try:
-            await asyncio.sleep(self.takes_s)
-            if self.away:
-                self.away -= 1
+            await asyncio.sleep(self.delay_s)
+            if self.failures:
+                self.failures -= 1
                 raise Unavailable("the store is away")
-            if self.changed:
-                self.changed -= 1
-                raise Conflict("somebody else was quicker")
+            if self.conflicts:
+                self.conflicts -= 1
+                raise Conflict("another writer was faster")
             if any(
                 change.value is not None and change.value.startswith("far") for change in changes
             ):
@@ -87,7 +86,7 @@ class Store(Component):
                 if change.value is not None and change.value.startswith("bad"):
                     raise Refused(f"{change.value} is bad", fix="send something good")
             for change in changes:
-                self.diary.append(f"{self.title} {change.service.name} {change.value}")
+                self.log.append(f"{self.title} {change.service.name} {change.value}")
                 if change.value is None:
                     self.held.pop(change.service, None)
                 else:
@@ -98,10 +97,10 @@ class Store(Component):
         return {}
 
 
-class Bench:
+class Setup:
     """A loop under test. In: `state`. Out: `store.held`. The intent of a Service is the text of its
-    `intent` annotation. `parallel`: 0: each store takes all Services at once; n: a store takes one
-    Service at a time, and n calls run in parallel."""
+    `intent` annotation. `parallel`: with 0, each call of a store contains all Services; with n,
+    each call contains one Service, and n calls run in parallel."""
 
     def __init__(
         self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = ""
@@ -109,7 +108,7 @@ class Bench:
         self.parallel = parallel
         self.large = ServiceKey("default", large)
         self.plan_slice = plan_slice
-        self.touched: dict[ServiceKey, str] = {}
+        self.also_planned: dict[ServiceKey, str] = {}
         self.plans: list[int] = []
         """The number of Services in each call of the plan."""
         self.planned = 0
@@ -129,7 +128,7 @@ class Bench:
             if (service := self.state.services.get(key)) is not None:
                 text = service.metadata.annotations["intent"]
                 planned[key] = Refused("the annotation is nonsense") if text == "nonsense" else text
-        return planned | self.touched
+        return planned | self.also_planned
 
     def put(self, **intents: str | None) -> None:
         changed: dict[ObjectKey, Service | None] = {}
@@ -185,35 +184,35 @@ class Bench:
         return found[0]
 
 
-async def test_ten_thousand_services_are_one_transaction_and_one_change_is_one_more() -> None:
-    bench = Bench(store := Store())
-    bench.put(**{f"s{i}": "a" for i in range(10_000)})
-    async with bench.running():
+async def test_ten_thousand_services_are_applied_in_one_call_and_one_change_in_another() -> None:
+    setup = Setup(store := Store())
+    setup.put(**{f"s{i}": "a" for i in range(10_000)})
+    async with setup.running():
         assert [len(call) for call in store.calls] == [10_000]
-        assert bench.planned == 10_000, "each was planned once"
-        bench.put(s7="b")
-        await bench.until(store, **({f"s{i}": "a" for i in range(10_000)} | {"s7": "b"}))
+        assert setup.planned == 10_000, "each was planned once"
+        setup.put(s7="b")
+        await setup.until(store, **({f"s{i}": "a" for i in range(10_000)} | {"s7": "b"}))
         assert [len(call) for call in store.calls] == [10_000, 1]
-        assert bench.planned == 10_001
+        assert setup.planned == 10_001
 
 
-async def test_many_changes_are_planned_in_slices_and_applied_as_one() -> None:
-    bench = Bench(store := Store(), plan_slice=10)
-    bench.put(**{f"s{i}": "a" for i in range(1000)})
-    async with bench.running():
-        assert max(bench.plans) == 10
-        bench.plans.clear()
-        bench.put(**{f"s{i}": "b" for i in range(1000)})
-        seen = list[int]()
-        while len(bench.plans) < 100:
+async def test_many_changes_are_planned_in_slices_and_applied_in_one_call() -> None:
+    setup = Setup(store := Store(), plan_slice=10)
+    setup.put(**{f"s{i}": "a" for i in range(1000)})
+    async with setup.running():
+        assert max(setup.plans) == 10
+        setup.plans.clear()
+        setup.put(**{f"s{i}": "b" for i in range(1000)})
+        plan_counts = list[int]()
+        while len(setup.plans) < 100:
             await asyncio.sleep(0)
-            seen.append(len(bench.plans))
-        assert set(seen) - {0} == set(range(1, 101)), "others had a turn after each slice"
-        await bench.until(store, **{f"s{i}": "b" for i in range(1000)})
+            plan_counts.append(len(setup.plans))
+        assert set(plan_counts) - {0} == set(range(1, 101)), "other tasks run after each slice"
+        await setup.until(store, **{f"s{i}": "b" for i in range(1000)})
         assert [len(call) for call in store.calls] == [1000, 1000]
 
 
-class Gated(Store):
+class BlockingStore(Store):
     """A store that blocks on the Service `huge` until the gate is open."""
 
     def __init__(self) -> None:
@@ -227,42 +226,42 @@ class Gated(Store):
         return await super().apply(changes)
 
 
-async def test_others_do_not_wait_for_a_large_service() -> None:
-    bench = Bench(store := Gated(), plan_slice=10, large="huge")
+async def test_other_services_do_not_wait_for_a_large_one() -> None:
+    setup = Setup(store := BlockingStore(), plan_slice=10, large="huge")
     store.gate.set()
-    bench.put(huge="a", web="0")
-    async with bench.running():
+    setup.put(huge="a", web="0")
+    async with setup.running():
         for turn, (huge, before) in enumerate((("b", "a"), (None, "b"), ("c", None)), 1):
             store.gate.clear()
             store.waiting.clear()
-            bench.put(huge=huge)
+            setup.put(huge=huge)
             async with asyncio.timeout(10):
                 await store.waiting.wait()
-            bench.put(web=str(turn))
-            # It is marked again while its pass runs.
-            bench.put(huge=huge)
-            await bench.until(store, web=str(turn), **({"huge": before} if before else {}))
+            setup.put(web=str(turn))
+            # The large Service becomes dirty again while its pass runs.
+            setup.put(huge=huge)
+            await setup.until(store, web=str(turn), **({"huge": before} if before else {}))
             store.gate.set()
-            await bench.until(store, web=str(turn), **({"huge": huge} if huge else {}))
+            await setup.until(store, web=str(turn), **({"huge": huge} if huge else {}))
 
 
-async def test_a_change_after_an_idle_time_lets_other_tasks_mark_it_too() -> None:
-    bench = Bench(Store(), plan_slice=10)
-    bench.put(web="a")
-    async with bench.running():
-        bench.plans.clear()
-        bench.put(web="b")
+async def test_after_an_idle_time_other_tasks_may_mark_services_before_the_pass() -> None:
+    setup = Setup(Store(), plan_slice=10)
+    setup.put(web="a")
+    async with setup.running():
+        setup.plans.clear()
+        setup.put(web="b")
         await asyncio.sleep(0)
-        assert bench.plans == []
+        assert setup.plans == []
         await asyncio.sleep(0)
-        assert bench.plans == [1]
+        assert setup.plans == [1]
 
 
-async def test_a_loop_with_patience_lets_other_loops_run_first_after_an_idle_time() -> None:
+async def test_after_an_idle_time_a_loop_with_patience_starts_after_other_loops() -> None:
     state = State(("services",))
     with state.subscribers.subscription() as prompt, state.subscribers.subscription() as patient:
         first, second = ServiceKey("default", "a"), ServiceKey("default", "b")
-        later = asyncio.ensure_future(patient.take(0.0, patience_s=0.02))
+        later = asyncio.ensure_future(patient.take(0.0, idle_delay_s=0.02))
         state.subscribers.mark((first,))
         assert await prompt.take(0.0) == {first}
         assert not later.done()
@@ -271,80 +270,80 @@ async def test_a_loop_with_patience_lets_other_loops_run_first_after_an_idle_tim
 
 
 async def test_an_audit_in_slices_equals_a_whole_audit() -> None:
-    bench = Bench(store := Store(), plan_slice=3)
-    bench.put(**{f"s{number}": "x" for number in range(10)})
-    async with bench.running(audit_interval_s=0.02):
+    setup = Setup(store := Store(), plan_slice=3)
+    setup.put(**{f"s{number}": "x" for number in range(10)})
+    async with setup.running(audit_interval_s=0.02):
         for _ in range(3):
             store.held[ServiceKey("default", "s4")] = "edited"
             store.held[ServiceKey("default", "stray")] = "x"
-            await bench.until(store, **{f"s{number}": "x" for number in range(10)})
-            bench.outcomes.clear()
+            await setup.until(store, **{f"s{number}": "x" for number in range(10)})
+            setup.outcomes.clear()
             async with asyncio.timeout(5):
-                while len(bench.outcomes.keys() & bench.state.services.keys()) < 10:
+                while len(setup.outcomes.keys() & setup.state.services.keys()) < 10:
                     await asyncio.sleep(0.001)
-        assert bench.loop.drift >= 3
+        assert setup.loop.drift >= 3
 
 
 @pytest.mark.parametrize("parallel", [0, 4])
-async def test_no_change_is_lost_while_all_is_read_at_the_start(parallel: int) -> None:
-    """A plan from before the change must not be applied after it. The first pass carries all
-    differences, because a driver may treat it as complete, and replace what its predecessor left.
-    """
-    bench = Bench(store := Store(), parallel=parallel)
-    bench.put(same="a", other="a", going="a")
+async def test_a_change_during_the_first_read_of_everything_is_not_lost(parallel: int) -> None:
+    """A plan that is older than the change must not be applied. The first pass contains all
+    differences, because a driver may treat it as complete, and replace everything that a previous
+    process left."""
+    setup = Setup(store := Store(), parallel=parallel)
+    setup.put(same="a", other="a", deleted="a")
     store.held[ServiceKey("default", "stray")] = "x"
 
     async def change() -> None:
-        bench.put(other="b", going=None, new="a")
-        # Enough time for passes that must not happen.
+        setup.put(other="b", deleted=None, new="a")
+        # Passes with the old plan would happen in this time.
         await asyncio.sleep(0.1)
 
-    store.meanwhile = change
-    async with bench.running():
-        await bench.until(store, same="a", other="b", new="a")
-        assert bench.planned <= 3 + 2 * 3 + 1, "`same` was planned once, the others again"
-    passes = [text for text in store.diary if text.startswith((" other", " going"))]
+    store.during_read = change
+    async with setup.running():
+        await setup.until(store, same="a", other="b", new="a")
+        assert setup.planned <= 3 + 2 * 3 + 1, "`same` was planned once, the other Services twice"
+    passes = [text for text in store.log if text.startswith((" other", " deleted"))]
     assert " other a" not in passes
-    assert " going a" not in passes
+    assert " deleted a" not in passes
     if not parallel:
         first = {service.name for service in store.calls[0]}
         assert first >= {"same", "other", "new"}
 
 
 @pytest.mark.parametrize("parallel", [0, 4])
-async def test_an_audit_does_not_repeat_a_refusal_that_has_ended_since_it_planned(
+async def test_an_audit_does_not_report_a_refusal_that_ended_during_the_audit(
     parallel: int,
 ) -> None:
-    bench = Bench(store := Store(), parallel=parallel)
-    bench.put(web="nonsense")
+    setup = Setup(store := Store(), parallel=parallel)
+    setup.put(web="nonsense")
     later_audit = asyncio.Event()
 
-    async def mend() -> None:
-        bench.put(web="a")
-        await bench.outcome("web", "done")
-        store.meanwhile = read_again
+    async def correct() -> None:
+        setup.put(web="a")
+        await setup.outcome("web", "done")
+        store.during_read = note_audit
 
-    async def read_again() -> None:
+    async def note_audit() -> None:
         later_audit.set()
 
-    async with bench.running(audit_interval_s=0.02), asyncio.timeout(10):
-        await bench.outcome("web", "refused")
-        store.meanwhile = mend
+    async with setup.running(audit_interval_s=0.02), asyncio.timeout(10):
+        await setup.outcome("web", "refused")
+        store.during_read = correct
         await later_audit.wait()
-    states = [each.state for each in bench.history["web"]]
+    states = [each.state for each in setup.history["web"]]
     assert "refused" not in states[states.index("done") :]
 
 
 async def test_unknown_services_of_the_store_are_removed_at_start() -> None:
-    bench = Bench(store := Store())
+    setup = Setup(store := Store())
     store.held[ServiceKey("default", "gone")] = "a"
-    bench.put(kept="a")
-    async with bench.running():
-        await bench.until(store, kept="a")
+    setup.put(kept="a")
+    async with setup.running():
+        await setup.until(store, kept="a")
 
 
-class Hourglass(Store):
-    """A store that applies texts at once, and in which they expire by themselves."""
+class ExpiringStore(Store):
+    """A store in which the text of a new Service is `runs` until the Service is requeued."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         new = {change.service for change in changes if change.service not in self.held}
@@ -354,76 +353,76 @@ class Hourglass(Store):
 
 
 async def test_a_driver_can_requeue_a_service_that_is_done() -> None:
-    bench = Bench(first := Hourglass(), second := Store())
-    async with bench.running():
-        bench.put(web="over")
-        await bench.until(first, web="runs")
-        await bench.until(second, web="over")
-        # A pass in between does not delay it.
-        bench.put(other="x")
-        await bench.until(first, web="over", other="x")
-        assert {outcome.state for outcome in bench.outcomes.values()} == {"done"}
+    setup = Setup(first := ExpiringStore(), second := Store())
+    async with setup.running():
+        setup.put(web="over")
+        await setup.until(first, web="runs")
+        await setup.until(second, web="over")
+        # A pass of another Service does not delay it.
+        setup.put(other="x")
+        await setup.until(first, web="over", other="x")
+        assert {outcome.state for outcome in setup.outcomes.values()} == {"done"}
         calls = len(first.calls)
         await asyncio.sleep(0.3)
-        assert len(first.calls) == calls, "it is asked once"
+        assert len(first.calls) == calls, "the Service is requeued once"
 
 
-async def test_a_slow_cloud_gets_single_services_in_parallel_and_none_twice() -> None:
-    bench = Bench(store := Store(takes_s=0.02), parallel=4)
-    async with bench.running():
+async def test_a_slow_store_gets_single_services_in_parallel_and_none_twice_at_a_time() -> None:
+    setup = Setup(store := Store(delay_s=0.02), parallel=4)
+    async with setup.running():
         for text in "abc":
-            bench.put(**{f"s{i}": text for i in range(20)})
+            setup.put(**{f"s{i}": text for i in range(20)})
             await asyncio.sleep(0.03)
-        await bench.until(store, **{f"s{i}": "c" for i in range(20)})
+        await setup.until(store, **{f"s{i}": "c" for i in range(20)})
     assert {len(call) for call in store.calls} == {1}
-    assert 1 < store.most_at_once <= 4
+    assert 1 < store.max_concurrent <= 4
 
 
-async def test_one_bad_service_fails_alone_and_costs_few_calls() -> None:
-    bench = Bench(store := Store())
-    async with bench.running():
-        bench.put(**({f"s{i}": "a" for i in range(100)} | {"s50": "bad"}))
-        await bench.until(store, **{f"s{i}": "a" for i in range(100) if i != 50})
-        assert bench.outcomes[ServiceKey("default", "s50")].state == "refused"
-        assert bench.outcomes[ServiceKey("default", "s51")].state == "done"
+async def test_one_refused_service_does_not_affect_the_others_and_takes_few_calls() -> None:
+    setup = Setup(store := Store())
+    async with setup.running():
+        setup.put(**({f"s{i}": "a" for i in range(100)} | {"s50": "bad"}))
+        await setup.until(store, **{f"s{i}": "a" for i in range(100) if i != 50})
+        assert setup.outcomes[ServiceKey("default", "s50")].state == "refused"
+        assert setup.outcomes[ServiceKey("default", "s51")].state == "done"
         assert len(store.calls) <= 15
-        bench.put(s50="good")
-        await bench.until(store, **({f"s{i}": "a" for i in range(100)} | {"s50": "good"}))
+        setup.put(s50="good")
+        await setup.until(store, **({f"s{i}": "a" for i in range(100)} | {"s50": "good"}))
 
 
 async def test_an_unavailable_service_is_retried() -> None:
-    bench = Bench(store := Store())
-    store.away = 2
-    bench.put(web="a")
-    async with bench.running():
-        await bench.until(store, web="a")
+    setup = Setup(store := Store())
+    store.failures = 2
+    setup.put(web="a")
+    async with setup.running():
+        await setup.until(store, web="a")
     assert len(store.calls) == 3
 
 
-async def test_a_refused_service_keeps_what_it_has() -> None:
-    bench = Bench(store := Store())
-    bench.put(web="a", other="a")
-    async with bench.running():
-        bench.put(web="nonsense", other="b")
-        await bench.until(store, web="a", other="b")
-        assert bench.outcomes[ServiceKey("default", "web")] == Outcome(
+async def test_a_refused_service_keeps_its_previous_state() -> None:
+    setup = Setup(store := Store())
+    setup.put(web="a", other="a")
+    async with setup.running():
+        setup.put(web="nonsense", other="b")
+        await setup.until(store, web="a", other="b")
+        assert setup.outcomes[ServiceKey("default", "web")] == Outcome(
             "refused", "the annotation is nonsense"
         )
 
 
 async def test_a_service_that_fails_in_one_driver_is_withheld_from_the_next() -> None:
     rules, announcement = Store(), Store()
-    bench = Bench(rules, announcement)
-    async with bench.running():
-        bench.put(web="a")
-        await bench.until(announcement, web="a")
-        bench.put(web="bad", other="a")
-        await bench.until(announcement, web="a", other="a")
+    setup = Setup(rules, announcement)
+    async with setup.running():
+        setup.put(web="a")
+        await setup.until(announcement, web="a")
+        setup.put(web="bad", other="a")
+        await setup.until(announcement, web="a", other="a")
         assert rules.held[ServiceKey("default", "web")] == "a"
 
 
-class Rationed(Store):
-    """A store that holds its texts, and reports a part that it cannot serve."""
+class LimitedStore(Store):
+    """A store that stores its texts, and reports that it serves every Service only in part."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
@@ -434,15 +433,15 @@ class Rationed(Store):
 
 
 async def test_a_service_that_is_served_in_part_is_passed_to_the_next_driver() -> None:
-    rules, announcement = Rationed(), Store()
-    bench = Bench(rules, announcement)
-    async with bench.running():
-        bench.put(web="a")
-        await bench.until(announcement, web="a")
-        assert bench.outcomes[ServiceKey("default", "web")].message == "there is no more"
+    rules, announcement = LimitedStore(), Store()
+    setup = Setup(rules, announcement)
+    async with setup.running():
+        setup.put(web="a")
+        await setup.until(announcement, web="a")
+        assert setup.outcomes[ServiceKey("default", "web")].message == "there is no more"
 
 
-class Partly(Store):
+class PartialStore(Store):
     """A store that serves each Service, but `web` only in part: one of its nodes is unreachable,
     and is retried in each pass."""
 
@@ -459,22 +458,22 @@ class Partly(Store):
 
 
 async def test_a_service_that_one_driver_serves_in_part_is_not_withheld_from_the_next() -> None:
-    forwarding, announcement = Partly(), Store()
-    bench = Bench(forwarding, announcement)
-    bench.put(web="a", other="a", third="far away")
-    async with bench.running():
+    forwarding, announcement = PartialStore(), Store()
+    setup = Setup(forwarding, announcement)
+    setup.put(web="a", other="a", third="far failures")
+    async with setup.running():
         # No change of `third` was applied.
-        await bench.until(announcement, web="a", other="a")
-        assert (await bench.outcome("web", "unavailable")).message == "no way to node1"
-        assert (await bench.outcome("third", "unavailable")).message == "too far"
+        await setup.until(announcement, web="a", other="a")
+        assert (await setup.outcome("web", "unavailable")).message == "no way to node1"
+        assert (await setup.outcome("third", "unavailable")).message == "too far"
 
 
-class Reluctant(Store):
-    """A store that serves in part what it removes late."""
+class SlowRemovalStore(Store):
+    """A store that reports a removal in part as unavailable while `failures` is not 0."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
-        if self.away and any(change.value is None for change in changes):
-            self.away -= 1
+        if self.failures and any(change.value is None for change in changes):
+            self.failures -= 1
             return {
                 change.service: Outcome("unavailable", "not yet", in_part=True)
                 for change in changes
@@ -482,40 +481,40 @@ class Reluctant(Store):
         return await super().apply(changes)
 
 
-async def test_a_partial_removal_keeps_the_service_in_the_drivers_before() -> None:
-    diary: list[str] = []
-    first, last = Store(diary=diary, title="claim"), Reluctant(diary=diary, title="cloud")
-    bench = Bench(first, last)
-    async with bench.running():
-        bench.put(web="a")
-        await bench.until(last, web="a")
-        last.away = 1
-        bench.put(web=None)
-        await bench.until(first)
-    assert diary == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
+async def test_an_incomplete_removal_keeps_the_service_in_the_previous_drivers() -> None:
+    log: list[str] = []
+    first, last = Store(log=log, title="claim"), SlowRemovalStore(log=log, title="cloud")
+    setup = Setup(first, last)
+    async with setup.running():
+        setup.put(web="a")
+        await setup.until(last, web="a")
+        last.failures = 1
+        setup.put(web=None)
+        await setup.until(first)
+    assert log == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
 
 
-class Waiting(Store):
-    """A cloud whose load balancers take some time, so nothing is served yet."""
+class PendingStore(Store):
+    """A cloud whose load balancers take some time, so that no Service is served yet."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
         await super().apply(changes)
         return {
-            change.service: Outcome("waiting", "it is being made", again_s=60.0)
+            change.service: Outcome("waiting", "it is being created", again_s=60.0)
             for change in changes
         }
 
 
 async def test_a_service_that_is_not_served_yet_is_not_published() -> None:
-    claim, cloud, publication = Store(), Waiting(), Store()
-    bench = Bench(claim, cloud, publication)
-    async with bench.running():
-        bench.put(web="a")
-        await bench.outcome("web", "waiting")
+    claim, cloud, publication = Store(), PendingStore(), Store()
+    setup = Setup(claim, cloud, publication)
+    async with setup.running():
+        setup.put(web="a")
+        await setup.outcome("web", "waiting")
         assert publication.held == {}
 
 
-class Refusing(Store):
+class RefusingStore(Store):
     """A store that serves every Service, but refuses one port of it."""
 
     async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
@@ -526,40 +525,42 @@ class Refusing(Store):
 async def test_outcomes_of_two_drivers_are_reported_together_and_retried_if_one_requests_it() -> (
     None
 ):
-    rules, announcement = Refusing(), Store()
-    bench = Bench(rules, announcement)
-    announcement.away = 1
-    async with bench.running():
-        bench.put(web="a")
-        outcome = await bench.outcome("web", "unavailable")
+    rules, announcement = RefusingStore(), Store()
+    setup = Setup(rules, announcement)
+    announcement.failures = 1
+    async with setup.running():
+        setup.put(web="a")
+        outcome = await setup.outcome("web", "unavailable")
         assert (outcome.message, outcome.in_part) == ("no room; the store is away", False)
-        await bench.until(announcement, web="a")
+        await setup.until(announcement, web="a")
 
 
-async def test_a_driver_of_one_transaction_stands_between_drivers_of_single_writes() -> None:
-    claim, network, publication = Store(takes_s=0.001), Store(), Store(takes_s=0.001)
-    bench = Bench(claim, network, publication, parallel=4)
+async def test_a_driver_with_one_call_for_all_services_works_between_others_with_single_calls() -> (
+    None
+):
+    claim, network, publication = Store(delay_s=0.001), Store(), Store(delay_s=0.001)
+    setup = Setup(claim, network, publication, parallel=4)
     network.batch = 0
     names = [f"s{i}" for i in range(40)]
-    bench.put(**dict.fromkeys(names, "a"))
-    async with bench.running():
+    setup.put(**dict.fromkeys(names, "a"))
+    async with setup.running():
         assert [len(call) for call in network.calls] == [40]
         for store in (claim, publication):
             assert [len(call) for call in store.calls] == [1] * 40
-            assert 1 < store.most_at_once <= 4
+            assert 1 < store.max_concurrent <= 4
             assert len(store.held) == 40
-        publication.away = 1
-        bench.put(s0="b", s1="b")
+        publication.failures = 1
+        setup.put(s0="b", s1="b")
         wanted = dict.fromkeys(names, "a") | {"s0": "b", "s1": "b"}
-        await bench.until(publication, **wanted)
+        await setup.until(publication, **wanted)
         assert max(len(call) for call in network.calls[1:]) <= 2
 
 
 async def test_a_driver_gets_no_more_services_at_once_than_its_batch() -> None:
-    bench = Bench(store := Store(), parallel=1)
+    setup = Setup(store := Store(), parallel=1)
     store.batch = 3
-    bench.put(**{f"s{i}": "a" for i in range(10)})
-    async with bench.running():
+    setup.put(**{f"s{i}": "a" for i in range(10)})
+    async with setup.running():
         assert [len(call) for call in store.calls] == [3, 3, 3, 1]
 
 
@@ -575,127 +576,123 @@ async def test_an_incomplete_read_is_repeated_soon() -> None:
             self.reads += keys is None
             return await super().read(keys)
 
-    bench = Bench(store := Behind())
-    async with bench.running(), asyncio.timeout(10):
+    setup = Setup(store := Behind())
+    async with setup.running(), asyncio.timeout(10):
         while store.reads < 3:
             await asyncio.sleep(0.005)
 
 
 async def test_the_audit_repairs_changes_by_others() -> None:
-    bench = Bench(store := Store())
-    bench.put(web="a")
-    async with bench.running(audit_interval_s=0.02):
+    setup = Setup(store := Store())
+    setup.put(web="a")
+    async with setup.running(audit_interval_s=0.02):
         store.held.clear()
         store.held[ServiceKey("default", "stray")] = "x"
-        await bench.until(store, web="a")
-        assert bench.loop.drift >= 2
+        await setup.until(store, web="a")
+        assert setup.loop.drift >= 2
 
 
 async def test_changes_in_progress_do_not_count_as_drift() -> None:
-    """Audits run one after the other, beside changes that take longer than any of them."""
-    bench = Bench(store := Store())
-    bench.put(web="a", other="a")
-    async with bench.running(audit_interval_s=0.002):
-        store.takes_s = 0.02
+    """Changes take longer than an audit, and audits run continuously."""
+    setup = Setup(store := Store())
+    setup.put(web="a", other="a")
+    async with setup.running(audit_interval_s=0.002):
+        store.delay_s = 0.02
         for number in range(10):
-            bench.put(web=str(number), other=f"far {number}")
-            await bench.until(store, web=str(number), other="a")
-        assert bench.loop.drift == 0
+            setup.put(web=str(number), other=f"far {number}")
+            await setup.until(store, web=str(number), other="a")
+        assert setup.loop.drift == 0
 
 
-async def test_deleted_services_go() -> None:
-    bench = Bench(store := Store())
-    bench.put(web="a")
-    async with bench.running():
-        bench.put(web=None)
-        await bench.until(store)
+async def test_deleted_services_are_removed() -> None:
+    setup = Setup(store := Store())
+    setup.put(web="a")
+    async with setup.running():
+        setup.put(web=None)
+        await setup.until(store)
 
 
 async def test_removals_run_in_the_opposite_order() -> None:
-    diary: list[str] = []
-    bench = Bench(
-        Store(diary=diary, title="rules"), last := Store(diary=diary, title="announcement")
-    )
-    async with bench.running():
-        bench.put(web="a")
-        await bench.until(last, web="a")
-        bench.put(web=None)
-        await bench.until(bench.stores[0])
-    assert diary == ["rules web a", "announcement web a", "announcement web None", "rules web None"]
+    log: list[str] = []
+    setup = Setup(Store(log=log, title="rules"), last := Store(log=log, title="announcement"))
+    async with setup.running():
+        setup.put(web="a")
+        await setup.until(last, web="a")
+        setup.put(web=None)
+        await setup.until(setup.stores[0])
+    assert log == ["rules web a", "announcement web a", "announcement web None", "rules web None"]
 
 
-async def test_a_failed_removal_keeps_the_service_in_the_drivers_before() -> None:
-    diary: list[str] = []
-    bench = Bench(
-        first := Store(diary=diary, title="claim"), last := Store(diary=diary, title="cloud")
-    )
-    async with bench.running():
-        bench.put(web="a")
-        await bench.until(last, web="a")
-        last.away = 1
-        bench.put(web=None)
-        await bench.until(first)
-    assert diary == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
+async def test_a_failed_removal_keeps_the_service_in_the_previous_drivers() -> None:
+    log: list[str] = []
+    setup = Setup(first := Store(log=log, title="claim"), last := Store(log=log, title="cloud"))
+    async with setup.running():
+        setup.put(web="a")
+        await setup.until(last, web="a")
+        last.failures = 1
+        setup.put(web=None)
+        await setup.until(first)
+    assert log == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
 
 
-async def test_a_start_in_parallel_is_parallel() -> None:
-    bench = Bench(store := Store(takes_s=0.02), parallel=4)
-    bench.put(**{f"s{i}": "a" for i in range(20)})
-    async with bench.running():
-        await bench.until(store, **{f"s{i}": "a" for i in range(20)})
+async def test_services_are_applied_in_parallel_at_the_start() -> None:
+    setup = Setup(store := Store(delay_s=0.02), parallel=4)
+    setup.put(**{f"s{i}": "a" for i in range(20)})
+    async with setup.running():
+        await setup.until(store, **{f"s{i}": "a" for i in range(20)})
     assert {len(call) for call in store.calls} == {1}
-    assert store.most_at_once == 4
+    assert store.max_concurrent == 4
 
 
-async def test_services_that_the_plan_affects_get_their_own_pass() -> None:
-    bench = Bench(store := Store(takes_s=0.01), parallel=4)
-    bench.put(web="a", other="a")
-    async with bench.running():
-        await bench.until(store, web="a", other="a")
-        bench.touched = {ServiceKey("default", "other"): "b"}
+async def test_other_services_whose_plan_changes_get_their_own_pass() -> None:
+    setup = Setup(store := Store(delay_s=0.01), parallel=4)
+    setup.put(web="a", other="a")
+    async with setup.running():
+        await setup.until(store, web="a", other="a")
+        setup.also_planned = {ServiceKey("default", "other"): "b"}
         for text in "cdefg":
-            bench.put(web=text)
+            setup.put(web=text)
             await asyncio.sleep(0.005)
-        await bench.until(store, web="g", other="b")
+        await setup.until(store, web="g", other="b")
     assert {len(call) for call in store.calls} == {1}, (
-        "the store itself sees to it that no Service has two writers"
+        "no call contains two Services; the store checks that no Service has two writers"
     )
 
 
 async def test_a_failed_audit_does_not_end_the_loop() -> None:
-    bench = Bench(store := Store())
-    store.unreadable = 2
-    bench.put(web="a")
-    async with bench.running(audit_interval_s=0.02):
-        await bench.until(store, web="a")
-        store.unreadable = 2
+    setup = Setup(store := Store())
+    store.failing_reads = 2
+    setup.put(web="a")
+    async with setup.running(audit_interval_s=0.02):
+        await setup.until(store, web="a")
+        store.failing_reads = 2
         store.held.clear()
-        await bench.until(store, web="a")
-    assert bench.loop.drift == 1
+        await setup.until(store, web="a")
+    assert setup.loop.drift == 1
 
 
-async def test_a_conflict_is_read_again_and_not_reported() -> None:
-    bench = Bench(store := Store())
-    store.changed = 1
-    bench.put(web="a")
-    async with bench.running():
-        await bench.until(store, web="a")
-    assert bench.outcomes[ServiceKey("default", "web")].state == "done"
+async def test_after_a_conflict_the_service_is_read_again_and_no_failure_is_reported() -> None:
+    setup = Setup(store := Store())
+    store.conflicts = 1
+    setup.put(web="a")
+    async with setup.running():
+        await setup.until(store, web="a")
+    assert setup.outcomes[ServiceKey("default", "web")].state == "done"
 
 
 async def test_unavailable_services_do_not_delay_the_others() -> None:
-    bench = Bench(store := Store())
-    async with bench.running():
-        bench.put(**({f"s{i:03}": "a" for i in range(1000)} | {"s123": "far", "s777": "far"}))
+    setup = Setup(store := Store())
+    async with setup.running():
+        setup.put(**({f"s{i:03}": "a" for i in range(1000)} | {"s123": "far", "s777": "far"}))
         good = {f"s{i:03}": "a" for i in range(1000) if i not in (123, 777)}
-        await bench.until(store, **good)
+        await setup.until(store, **good)
         assert len(store.calls) <= 2 * 2 * 11
-        assert bench.outcomes[ServiceKey("default", "s123")].state == "unavailable"
+        assert setup.outcomes[ServiceKey("default", "s123")].state == "unavailable"
 
 
-async def test_a_loop_that_ends_leaves_nothing_behind() -> None:
-    bench = Bench(Store())
-    async with bench.running():
+async def test_a_loop_that_ends_leaves_no_subscription() -> None:
+    setup = Setup(Store())
+    async with setup.running():
         pass
-    async with bench.running():
-        assert len(bench.state.subscribers) == 1
+    async with setup.running():
+        assert len(setup.state.subscribers) == 1

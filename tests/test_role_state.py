@@ -1,5 +1,5 @@
-"""The states of roles: each state is decoded to an equal value, and an answer that could be
-misinterpreted is rejected with an error that names its role."""
+"""The states of roles: each state is decoded to an equal value. A response that could be
+misinterpreted is refused with an error that names its role."""
 
 from typing import Any, get_args
 
@@ -58,7 +58,9 @@ from fairlead.role_state import (
 from fairlead.web import View
 
 KEY = ServiceKey("default", "web")
-LATE = Finding("NoReadyEndpoints", "it has no endpoint", "error", blocks="Ready", at_start=True)
+NO_ENDPOINT = Finding(
+    "NoReadyEndpoints", "it has no endpoint", "error", blocks="Ready", at_start=True
+)
 BALANCER = LoadBalancer(
     KEY,
     "uid",
@@ -66,7 +68,7 @@ BALANCER = LoadBalancer(
     ("203.0.113.1", "2001:db8::1"),
     (Listener("IPv4", 80, "TCP", "Local", 30080, (Member("node1", "192.0.2.21", 2),)),),
     settings=ProxySettings(header="v2"),
-    notes=(LATE,),
+    notes=(NO_ENDPOINT,),
     unserved_ports=(UnservedPort(53, "UDP", "fairlead.io/ProtocolNotSupported"),),
 )
 NODE_SERVICE = NodeService(
@@ -90,11 +92,13 @@ NODE_SERVICE = NodeService(
     ),
     health_check=HealthCheck(30090, 1),
 )
-HARM = Finding("HostSettingHarmful", "x is 1", subject="sysctl x", remedy="sysctl -w x=2")
+HARMFUL_SETTING = Finding(
+    "HostSettingHarmful", "x is 1", subject="sysctl x", remedy="sysctl -w x=2"
+)
 COMMON: dict[str, Any] = {
     "version": VERSION,
     "ready": True,
-    "host": (HARM,),
+    "host": (HARMFUL_SETTING,),
     "current": False,
     "api_server": ApiServerContact(41.5),
     "watches": {"services": WatchState(3.0, stale=False), "nodes": WatchState(43.0, stale=True)},
@@ -128,7 +132,7 @@ NODE = NodeState(
     **COMMON,
     node="node1",
     services={"default/web": ServiceState(NODE_SERVICE, Outcome("done"))},
-    tunnel=TunnelState("ipip", {"taken_out": 5}),
+    tunnel=TunnelState("ipip", {"decapsulated": 5}),
 )
 CONTROLLER = ControllerState(
     **COMMON,
@@ -152,7 +156,7 @@ CONTROLLER = ControllerState(
 
 
 @pytest.mark.parametrize("state", [GATEWAY, NODE, CONTROLLER], ids=lambda each: type(each).__name__)
-def test_a_state_is_read_back_as_it_was(state: RoleState) -> None:
+def test_a_state_is_decoded_to_an_equal_value(state: RoleState) -> None:
     assert decode(msgspec.json.encode(state), "GET /state") == state
     plain = msgspec.to_builtins(state)
     empty = [
@@ -160,11 +164,11 @@ def test_a_state_is_read_back_as_it_was(state: RoleState) -> None:
         for name in type(state).__struct_fields__
         if not plain[name] and name not in ("node", "current")
     ]
-    assert empty == [], "every field of it is tried here"
+    assert empty == [], "the test has a value for every field"
 
 
 @pytest.mark.parametrize("role", STATES)
-def test_an_answer_without_the_later_fields_is_read(role: str) -> None:
+def test_a_response_without_optional_fields_is_read(role: str) -> None:
     state = decode(
         msgspec.json.encode({"role": role, "version": VERSION, "node": "n", "ready": False}), ""
     )
@@ -189,7 +193,7 @@ def test_unknown_fields_are_ignored() -> None:
         ({"ready": "yes"}, "Expected `bool`, got `str` - at `$.ready`"),
     ],
 )
-def test_an_answer_that_could_be_misread_is_refused_by_name(
+def test_a_response_that_could_be_misinterpreted_is_refused_with_the_name_of_the_role(
     changes: dict[str, object], words: str
 ) -> None:
     body = msgspec.json.decode(msgspec.json.encode(GATEWAY)) | changes
@@ -199,25 +203,25 @@ def test_an_answer_that_could_be_misread_is_refused_by_name(
     assert words in str(refusal.value)
 
 
-def test_an_answer_from_before_versions_is_refused_by_name() -> None:
+def test_a_response_without_a_version_is_refused_with_the_name_of_the_role() -> None:
     body = b'{"role": "node", "node": "node1", "ready": true, "services": {}, "traffic": {}}'
     with pytest.raises(Refused, match=f"node node1 answered with version 0 .* version {VERSION}"):
         decode(body, "GET /state")
 
 
 @pytest.mark.parametrize("body", [b"ok\n", b"", b"[1]"])
-def test_an_answer_of_another_program_is_refused(body: bytes) -> None:
+def test_a_response_of_another_program_is_refused(body: bytes) -> None:
     with pytest.raises(Refused, match="is not the state of a role"):
         decode(body, "GET /state")
 
 
-def test_every_part_has_its_field() -> None:
+def test_every_part_has_a_field_in_a_state() -> None:
     assert set(PART_FIELDS) == set(get_args(Part))
     places = {name for type_ in STATES.values() for name in type_.__struct_fields__}
     assert set(PART_FIELDS.values()) <= places
 
 
-class Shows(Component):
+class ComponentWithStatus(Component):
     """A component with this status."""
 
     def __init__(self, part: Part | None) -> None:
@@ -227,20 +231,20 @@ class Shows(Component):
         return self._part
 
 
-def test_a_view_shows_what_its_components_add() -> None:
+def test_a_view_contains_the_status_of_its_components() -> None:
     view = View("gateway", "gw1")
     assert GATEWAY.peers is not None
     peers = GATEWAY.peers
-    view.host = lambda: (HARM,)
+    view.host = lambda: (HARMFUL_SETTING,)
     view.record({KEY: BALANCER}, {KEY: Outcome("done")})
     alone = GatewayState(
         version=VERSION,
         node="gw1",
         ready=False,
-        host=(HARM,),
+        host=(HARMFUL_SETTING,),
         services={"default/web": ServiceState(BALANCER, Outcome("done"))},
     )
-    with view.showing(Shows(None)), view.showing(Shows(peers)):
+    with view.showing(ComponentWithStatus(None)), view.showing(ComponentWithStatus(peers)):
         together = msgspec.structs.replace(alone, peers=peers)
         assert decode(msgspec.json.encode(view.state()), "") == together
     assert decode(msgspec.json.encode(view.state()), "") == alone

@@ -1,5 +1,5 @@
-"""The distribution of tests over processes, with one process for each processor and an additional
-quiet one."""
+"""The distribution of tests over processes: one process for each processor, and a quiet one with
+low priority."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests import nested
 
-SAYS_WHERE = """
+REPORTS_ITS_PROCESS = """
 import os
 import time
 from pathlib import Path
@@ -17,26 +17,26 @@ import pytest
 
 @pytest.mark.parametrize("number", range(3))
 def test_it(number):
-    with Path({told!r}).open("a") as told:
+    with Path({report!r}).open("a") as report:
         process, nice = os.environ["PYTEST_XDIST_WORKER"], os.nice(0)
-        told.write(f"{{process}} {{nice}} {{Path(__file__).name}}\\n")
+        report.write(f"{{process}} {{nice}} {{Path(__file__).name}}\\n")
     time.sleep(0.2)
 """
 
 
 def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_labs(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    text = SAYS_WHERE.format(told=str(told))
+    report = tmp_path / "report"
+    text = REPORTS_ITS_PROCESS.format(report=str(report))
     labs = {f"e2e/test_lab{number}.py": text for number in range(4)}
     others = {f"plan/test_plan{number}.py": text for number in range(8)}
     with nested.start(tmp_path, labs | others, processes="auto", stdout=subprocess.PIPE) as running:
         printed, _ = running.communicate(timeout=120)
     assert running.returncode == 0, printed
-    ran = [line.split() for line in told.read_text().splitlines()]
-    assert len(ran) == 3 * (len(labs) + len(others))
+    executed = [line.split() for line in report.read_text().splitlines()]
+    assert len(executed) == 3 * (len(labs) + len(others))
     by_process: dict[str, list[str]] = defaultdict(list)
     nice = {}
-    for process, own, file in ran:
+    for process, own, file in executed:
         by_process[process].append(file)
         nice[process] = int(own)
     quiet = max(nice, key=lambda process: nice[process])
@@ -49,14 +49,14 @@ def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_labs(tmp_path: 
     assert sum(map(len, by_process.values())) >= 3 * len(labs)
 
 
-def test_each_file_is_whole_in_one_process(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    text = SAYS_WHERE.format(told=str(told))
+def test_all_tests_of_a_file_run_in_one_process(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    text = REPORTS_ITS_PROCESS.format(report=str(report))
     files = {f"plan/test_plan{number}.py": text for number in range(4)}
     with nested.start(tmp_path, files, processes=2, stdout=subprocess.PIPE) as running:
         printed, _ = running.communicate(timeout=120)
     assert running.returncode == 0, printed
-    places = {tuple(line.split()[::2]) for line in told.read_text().splitlines()}
+    places = {tuple(line.split()[::2]) for line in report.read_text().splitlines()}
     assert len(places) == len(files)
     assert {process for process, _ in places} == {"gw0", "gw1"}
-    assert os.nice(0) == int(told.read_text().split()[1])
+    assert os.nice(0) == int(report.read_text().split()[1])

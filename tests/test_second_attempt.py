@@ -1,4 +1,4 @@
-"""The tests that get a second attempt. The first failure is always printed."""
+"""Tests with a second attempt. The first failure is always printed."""
 
 import subprocess
 from pathlib import Path
@@ -32,12 +32,12 @@ def test_never():
 
 
 def run(
-    folder: Path, tests: dict[str, str], *, processes: int, again: dict[str, str] | None = None
+    folder: Path, tests: dict[str, str], *, processes: int, retried: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run `tests` (path below tests/: source), with `again` as AGAIN. Return the exit code and the
-    output."""
+    """Run `tests` (path below tests/: source), with `retried` as RETRIED. Return the exit code and
+    the output."""
     with nested.start(
-        folder, tests, processes=processes, again=again, stdout=subprocess.PIPE
+        folder, tests, processes=processes, retried=retried, stdout=subprocess.PIPE
     ) as running:
         printed, _ = running.communicate(timeout=120)
     return running.returncode, printed
@@ -52,7 +52,7 @@ def test_a_test_that_passes_at_the_second_attempt_is_reported_with_its_first_fai
         tmp_path,
         {f"{folder}/test_it.py": TESTS},
         processes=processes,
-        again={test: "the router forgets"},
+        retried={test: "the router forgets"},
     )
     assert code == 0, printed
     assert f"first attempt of {test}" in printed
@@ -67,21 +67,21 @@ def test_a_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
         tmp_path,
         {"lab/test_it.py": TESTS + DEFECT},
         processes=2,
-        again={f"tests/lab/test_it.py::{test}": cause for test, cause in causes.items()},
+        retried={f"tests/lab/test_it.py::{test}": cause for test, cause in causes.items()},
     )
     assert code == 1
     assert "FAILED tests/lab/test_it.py::test_never - AssertionError: a defect" in printed
     assert "1 tests passed only at their second attempt" in printed
 
 
-def test_no_folder_has_a_second_attempt(tmp_path: Path) -> None:
-    """The tests after the failure still get a new lab."""
+def test_a_test_that_is_not_listed_has_no_second_attempt_in_any_folder(tmp_path: Path) -> None:
+    """The tests after the failure nevertheless get a new lab."""
     folders = ("drivers", "e2e", "faults", "kube", "lab", "net")
     code, printed = run(
         tmp_path,
         {f"{folder}/test_it.py": TESTS for folder in folders},
         processes=0,
-        again={"tests/lab/test_another.py": "it makes the run load the plugin"},
+        retried={"tests/lab/test_another.py": "it makes the run load the plugin"},
     )
     assert code == 1
     for folder in folders:

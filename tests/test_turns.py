@@ -1,4 +1,4 @@
-"""Work in parts lets other tasks run after each part, and for longer if it is background work."""
+"""Work that is done in parts: other tasks run after each part."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -8,13 +8,13 @@ import pytest
 from fairlead.turns import in_background, in_turns, parts
 
 
-def test_parts_are_complete_and_in_order() -> None:
+def test_the_parts_contain_all_items_in_order() -> None:
     assert list(parts((1, 2, 3, 4, 5), 2)) == [(1, 2), (3, 4), (5,)]
     assert list(parts((), 2)) == []
 
 
 @pytest.mark.parametrize("turns", [in_turns, in_background])
-def test_others_have_their_turn_between_parts(
+def test_other_tasks_run_between_parts(
     turns: Callable[[Iterable[int]], AsyncIterator[int]],
 ) -> None:
     async def scenario() -> None:

@@ -64,7 +64,7 @@ def check(context: MethodContext) -> Type:
 
 
 def _unreadable(shown: ProperType, *, quoted: bool) -> Iterator[str]:
-    """The types among those of the value whose `str` is not meant for users."""
+    """Yield the types of the value whose `str` is not meant for users."""
     match shown:
         case UnionType(items=items):
             for item in items:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run one step of the set-up: sh tools/step.sh NAME COMMAND...
-# The whole output goes to build/setup.log. Of it only the lines of progress are shown. If the step
+# The whole output goes to build/setup.log; only the lines of progress are also shown. If the step
 # fails, its error is shown: the log's name and last lines. The exit code is that of the command.
 set -eu
 cd "$(dirname "$0")/.."

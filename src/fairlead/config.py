@@ -19,7 +19,7 @@ from fairlead.net.address import numeric_host, split_host_port
 from fairlead.sections import OctaviaConfig, Section
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-LONGEST_SUFFIX = 253 - 40
+MAX_SUFFIX_LENGTH = 253 - 40
 """A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
 
 RENAMED = {"gateway.way": "gateway.forwarding"}
@@ -456,7 +456,7 @@ def read_suffix(text: str) -> str | None:
     name = text.strip().strip(".").lower()
     return (
         name
-        if len(name) <= LONGEST_SUFFIX and all(map(_LABEL.fullmatch, name.split(".")))
+        if len(name) <= MAX_SUFFIX_LENGTH and all(map(_LABEL.fullmatch, name.split(".")))
         else None
     )
 

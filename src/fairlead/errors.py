@@ -6,8 +6,8 @@ FairleadError
 └── Conflict      the object has changed meanwhile: read it again and retry at once
 
 Any other exception is a bug: it propagates and ends the process, and the next process starts from
-what it reads. A message says what was attempted, on which object, and what the other side answered;
-`fix` says what the user should do."""
+the state that it reads. A message names the attempted operation, its object, and the answer of the
+other side; `fix` tells the user what to do."""
 
 
 class FairleadError(Exception):

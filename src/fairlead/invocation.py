@@ -24,7 +24,7 @@ def _program(path: str) -> str:
     if Path(path).name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m fairlead"
     found = shutil.which(PROGRAM)
-    # Another program uses this package, for example a test.
+    # If the name differs, another program uses this package, for example a test.
     if Path(path).name != PROGRAM or (found and os.path.realpath(found) == os.path.realpath(path)):
         return PROGRAM
     return shlex.quote(path)

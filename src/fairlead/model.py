@@ -29,8 +29,8 @@ Verdict = Literal["up", "unready", "down", "flapping", "probe_failed", "assumed_
 """The result of the probes of a node's health port. `up`: the node serves. `unready`: the host
 answers, but the node does not serve. `down`: the host does not answer. `flapping`: the node serves,
 but stopped serving more than once recently. `probe_failed`: this gateway could not send the probe.
-`assumed_up`: there is no result, and a starting gateway trusts the API server until it has probed
-all nodes. None: the node is not probed, or there is no result yet."""
+`assumed_up`: there is no result yet, and a starting gateway relies on the API server until it has
+probed all nodes. None: the node is not probed, or there is no result yet."""
 
 
 class ServiceKey(NamedTuple):
@@ -64,7 +64,7 @@ class Member(Value, frozen=True):
 
 
 class Listener(Value, frozen=True):
-    """One port and protocol on which a load balancer takes traffic, on each of its addresses of one
+    """One port and protocol on which a load balancer takes traffic, on all its addresses of one
     family. Members are sorted by node; their addresses are of the same family."""
 
     family: Family
@@ -107,8 +107,8 @@ class Finding(Value, frozen=True):
     it. `remedy`: what the user should do. `str` is the whole text without the subject, as an Event
     or a condition shows it.
 
-    Invariant: a Finding stays equal while its cause is the same. So its text contains no numbers
-    that vary meanwhile."""
+    Invariant: a Finding does not change while its cause is the same, so its text contains no number
+    that varies meanwhile."""
 
     code: str
     message: str
@@ -211,7 +211,7 @@ class ProxySettings(Value, frozen=True, tag="proxy"):
 Provider = Literal["amphora", "ovn"]
 """The Octavia provider that runs a load balancer: a virtual machine with HAProxy, or OVN."""
 OctaviaMethod = Literal["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"]
-OctaviaAsking = Literal["HTTP", "TCP", "UDP-CONNECT"]
+OctaviaMonitorType = Literal["HTTP", "TCP", "UDP-CONNECT"]
 
 
 class OctaviaChecks(Value, frozen=True):
@@ -240,8 +240,8 @@ class OctaviaPlace(Value, frozen=True):
 
 
 class ExistingLoadBalancer(Value, frozen=True):
-    """The load balancer of the Service with this uid in the cloud, as the driver last saw it. Its
-    provider and its own addresses never change."""
+    """The load balancer in the cloud of the Service with this uid, as the driver last read it. The
+    provider and the own addresses of a load balancer never change."""
 
     uid: str
     provider: Provider | None
@@ -274,11 +274,11 @@ class SharedOrAdopted(Value, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class FloatingWish(Value, frozen=True):
+class FloatingIpRequest(Value, frozen=True):
     """The request for a floating IP, the external address of a load balancer. `network_id`: the
-    external network. `address`: the specific address that the Service requests. `again`: an address
-    to reuse if it is free. `keep`: the floating IP is kept in the project when the Service is
-    deleted.
+    external network. `address`: the specific address that the Service requests. `reuse_address`: an
+    address to reuse if it is free. `keep`: the floating IP is kept in the project when the Service
+    is deleted.
 
     The subnet of a new floating IP is `subnet_id`, or a subnet whose name matches `subnet`, or a
     subnet with the tags `subnet_tags`, or any subnet of the network. The semantics are those of the
@@ -286,7 +286,7 @@ class FloatingWish(Value, frozen=True):
 
     network_id: str
     address: str = ""
-    again: str = ""
+    reuse_address: str = ""
     keep: bool = False
     subnet_id: str = ""
     subnet: str = ""
@@ -314,16 +314,16 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     inspect_ms: int | None = None
     connection_limit: int = -1
     checks: OctaviaChecks | None = None
-    asking: tuple[tuple[Protocol, OctaviaAsking], ...] = ()
+    monitor_types: tuple[tuple[Protocol, OctaviaMonitorType], ...] = ()
     """The type of the health monitor by the protocol of the port. Ports of other protocols have no
     health monitor."""
     member_subnet_id: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     node_selector: str = ""
     """The label selector of the nodes that may be members."""
     all_nodes: tuple[Protocol, ...] = ()
     """For listeners of these protocols, all nodes are members, also nodes without ready pods."""
-    floating: FloatingWish | None = None
+    floating: FloatingIpRequest | None = None
     """None: the load balancer is reachable only at its own address."""
     secured: bool = False
     """Whether a security group on the nodes' ports admits the traffic of the load balancer."""
@@ -342,7 +342,7 @@ class LoadBalancer(Value, frozen=True):
     uid: str
     class_name: str
     addresses: tuple[str, ...]
-    """The addresses where it listens, in the order of the Service's families."""
+    """The addresses where the load balancer listens, in the order of the Service's families."""
     listeners: tuple[Listener, ...]
     health_monitor: HealthMonitor | None = None
     affinity_timeout_s: int = 0
@@ -367,6 +367,12 @@ class LoadBalancer(Value, frozen=True):
     grants: tuple[Grant, ...] = ()
     """The grants by which the Service holds the addresses, in their order. Only in the plan of the
     controller."""
+
+    @property
+    def terminates_connections(self) -> bool:
+        """Whether connections end at the gateway, which then connects to members by the routes of
+        its host. So members are probed on these routes, not on the path of forwarded packets."""
+        return isinstance(self.settings, ProxySettings)
 
     def listening(self, listener: Listener) -> tuple[str, ...]:
         """Return the addresses on which the listener takes traffic: the addresses of its family."""
@@ -439,13 +445,13 @@ OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
 class Outcome(Value, frozen=True):
     """The result of one driver for one Service. `message`: the text for the user; empty on success.
     `reason`: the reason of the Event, if the driver knows a more specific one than the default of
-    its role. `again_s`: the minimum delay until the next attempt; of a Service that is done, the
-    delay until the driver has work to do for it. `in_part`: the driver serves a Service that is not
-    done nevertheless, in part or in its previous form. Only a Service that is not served at all is
+    its role. `again_s`: the minimum delay until the next attempt; if the Service is done, the delay
+    until the driver has work to do for it again. `in_part`: although the Service is not done, the
+    driver serves it in part or in its previous form. Only a Service that is not served at all is
     withheld from the drivers that follow. `missing`: the listeners (`address:port/protocol`) that
-    the driver should serve and does not serve. `coarse`: of a Service that is unavailable:
-    everything is served, but less exactly than the Service requests. `notes`: what happened to the
-    Service in this pass; each is reported once."""
+    the driver should serve and does not serve. `coarse`: the state is unavailable, but everything
+    is served, only less exactly than the Service requests. `notes`: what happened to the Service in
+    this pass; each is reported once."""
 
     state: OutcomeState
     message: str = ""

@@ -3,17 +3,19 @@
 In: a State that marks Services as dirty, a pure plan, a chain of drivers. Out: reports of the
 outcome of each Service. A Service with an intent passes the chain in its order (for example rules
 before the health port that announces them). A Service without an intent passes it in reverse order:
-a driver removes it only after the next driver of the chain has removed everything of it.
+a driver removes the Service only after the next driver of the chain has removed everything of the
+Service.
 
-The loop is level-triggered: a key says only where to look, and every step may run twice. Failures
-of different Services are kept apart: a batch that a driver refuses is split in halves until the
-faulty Service is alone, and a Service that is unavailable is retried with back-off.
+The loop is level-triggered: a key names a Service, but not what happened to it, and every step may
+run twice. Failures of different Services are kept apart: a batch that a driver refuses is split in
+halves until the faulty Service is alone, and a Service that is unavailable is retried with
+back-off.
 
 At its start and every `audit_interval_s` the loop plans and reads everything again, and applies the
-differences. So it repairs what others have changed, and finds what no Service needs any more. The
-first pass carries all differences of the start together, so that a driver can replace everything
-that its predecessor left in one step. Any exception other than FairleadError is a bug and ends the
-process."""
+differences. So it repairs what others have changed, and finds objects that no Service needs any
+more. The first pass carries all differences of the start together, so that a driver can replace in
+one step everything that a previous process left. Any exception other than FairleadError is a bug
+and ends the process."""
 
 import asyncio
 import random
@@ -37,8 +39,8 @@ KeyT = TypeVar("KeyT", bound=Key)
 IntentT = TypeVar("IntentT")
 
 Plan = Callable[[Collection[KeyT]], Mapping[KeyT, IntentT | Refused]]
-"""Return the intents of these Services, without Services that need nothing. The result may include
-other Services that the plan affects."""
+"""Return the intents of these Services. A Service that needs nothing is absent from the result. The
+result may include other Services that the plan affects."""
 
 Report = Callable[[Mapping[KeyT, IntentT], Mapping[KeyT, Outcome]], None]
 """Called with the intents and outcomes of Services that were processed. A Service that is done and
@@ -53,8 +55,8 @@ THREAD_THRESHOLD = 100
 """The changes of more Services than this are computed in a thread, because other tasks would wait
 for 10 ms or more."""
 MAX_SPLITS = 32
-"""How many times the parts of one batch are halved because the other side is unavailable. It may be
-unavailable for some Services or for all."""
+"""How many times the parts of one batch are halved while the other side is unavailable: the failure
+may concern some Services or all."""
 
 
 class Pace(NamedTuple):
@@ -62,7 +64,7 @@ class Pace(NamedTuple):
 
     parallel: the number of concurrent passes, never two on the same Service; and the number of
     concurrent `apply` calls of a driver that takes fewer Services than a pass carries. coalesce_s:
-    how long after the previous pass a change waits for further changes. patience_s: the delay
+    how long after the previous pass a change waits for further changes. idle_delay_s: the delay
     before a pass after an idle time, for a loop that must not delay other loops. plan_slice: the
     number of Services that are planned, or compared by an audit, before other tasks run. It is only
     for plans in which the result for a Service does not depend on the others in the call. 0: all of
@@ -70,7 +72,7 @@ class Pace(NamedTuple):
 
     parallel: int = 1
     coalesce_s: float = 0.01
-    patience_s: float = 0.0
+    idle_delay_s: float = 0.0
     audit_interval_s: float = 60.0
     plan_slice: int = 0
 
@@ -128,13 +130,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._pace = pace
         batches = [driver.batch for driver in drivers]
         self._batch = max(batches) if batches and all(batches) else 0
-        """The number of Services that one pass carries; 0: all that are ready."""
+        """The number of Services that one pass carries; 0: all Services that are ready."""
         self._ready: dict[KeyT, IntentT | Refused | None] = {}
         self._large = large
         self._ready_large: dict[KeyT, None] = {}
-        """The large Services to plan and apply, in their order, and the Services that were large
-        when they were last applied."""
+        """The large Services to plan and apply, in their order."""
         self._were_large: set[KeyT] = set()
+        """The Services that were large when they were last applied."""
         self._some_ready = asyncio.Event()
         self._busy: set[KeyT] = set()
         self._planned_since: set[KeyT] = set()
@@ -165,7 +167,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _plan_forever(self, dirty: DirtyKeys[KeyT]) -> None:
         """Plan dirty Services. A Service that is still waiting for its pass gets the new intent."""
         while True:
-            keys = await dirty.take(self._pace.coalesce_s, self._pace.patience_s)
+            keys = await dirty.take(self._pace.coalesce_s, self._pace.idle_delay_s)
             self._planned_since |= keys
             if alone := sorted(key for key in keys if self._is_large(key)):
                 self._queue_alone(alone)
@@ -178,12 +180,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
             self._some_ready.set()
 
     def _is_large(self, key: KeyT) -> bool:
-        """Return whether the Service is large, or was: removing what it had takes as long."""
+        """Return whether the Service is large, or was when it was last applied: removing its former
+        state takes as long."""
         return self._large(key) or key in self._were_large
 
     def _queue_alone(self, keys: Iterable[KeyT]) -> None:
         for key in keys:
-            # It may have been planned before it became large.
+            # The Service may have been planned before it became large.
             self._ready.pop(key, None)
             self._ready_large[key] = None
         self._some_ready.set()
@@ -254,7 +257,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         everything = list(self._state.services)
         # The role is not ready before the first audit, so only later audits run in the background.
         turns = in_background if self._compared.is_set() else in_turns
-        # What this audit reads about these Services may be from before their pass.
+        # For these Services, this audit may read the state from before their pass.
         self._planned_since = {*self._busy, *self._ready, *self._ready_large}
         planned = await self._plan_all(everything, turns)
         intents = {
@@ -296,8 +299,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
         alone = {key for key in unchanged if self._compared.is_set() and self._is_large(key)}
         self._queue_alone(sorted(alone))
         self._ready |= {key: planned.get(key) for key in unchanged - alone}
-        # A Service that has changed meanwhile, or whose last pass failed, differs as well. Neither
-        # is a change that others made to the data plane.
+        # A Service that has changed meanwhile, or whose last pass failed, differs as well, but in
+        # neither case have others changed the data plane.
         drifted = {
             key for key in differ - self._planned_since - self._retries.keys() if key not in dirty
         }
@@ -328,8 +331,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _plan_all(
         self, keys: Sequence[KeyT], turns: Turns[KeyT]
     ) -> dict[KeyT, IntentT | Refused]:
-        """Return the plan of many Services. It is made in slices, between which other tasks run, if
-        the plan allows that: 10,000 Services take a second."""
+        """Return the plan of many Services. If the plan allows it, the Services are planned in
+        slices, between which other tasks run: 10,000 Services take a second."""
         if not self._pace.plan_slice:
             return dict(self._plan(keys))
         planned: dict[KeyT, IntentT | Refused] = {}
@@ -361,13 +364,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
         keys = intents.keys() | actual.keys()
         large = set(filter(self._is_large, keys))
         async for some in turns(parts([*keys - large, *large], self._pace.plan_slice)):
-            wanted, there = (
+            wanted, present = (
                 {key: each[key] for key in some if key in each} for each in (intents, actual)
             )
             if large.isdisjoint(some):
-                changes = _changes(driver, wanted, there)
+                changes = _changes(driver, wanted, present)
             else:
-                changes = await asyncio.to_thread(_changes, driver, wanted, there)
+                changes = await asyncio.to_thread(_changes, driver, wanted, present)
             differ.update(change.service for change in changes)
         return differ
 
@@ -388,8 +391,8 @@ class Loop(Component, Generic[KeyT, IntentT]):
     async def _pass(
         self, batch: Mapping[KeyT, IntentT | Refused | None], dirty: DirtyKeys[KeyT]
     ) -> None:
-        """Apply the plan of these Services. A refused Service keeps what it has, because a mistake
-        in an object must not take its traffic away."""
+        """Apply the plan of these Services. A refused Service keeps its present state, because a
+        mistake in an object must not interrupt its traffic."""
         outcomes = {
             key: _outcome_of(each) for key, each in batch.items() if isinstance(each, Refused)
         }
@@ -417,9 +420,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         outcomes: dict[KeyT, Outcome],
         dirty: DirtyKeys[KeyT],
     ) -> None:
-        """Apply one driver, for the Services that the drivers before it serve at least in part.
-        What is to be removed stays in a driver until the drivers after it have removed all of it.
-        """
+        """Apply one driver, for the Services that the drivers before it serve at least in part. A
+        driver removes a Service only after the drivers that follow it in the chain have removed
+        everything of the Service."""
         keys = [key for key in keys if _passes(outcomes.get(key, DONE), wanted=key in intents)]
         waiting = parts(keys, driver.batch or len(keys) or 1)
 
@@ -545,12 +548,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
 
 
 def _passes(outcome: Outcome, *, wanted: bool) -> bool:
-    """Return whether the next driver gets a Service with this outcome of the drivers before."""
+    """Return whether the next driver gets a Service that has this outcome from the previous
+    drivers."""
     return outcome.state == "done" or (wanted and outcome.in_part)
 
 
 def _join(outcomes: dict[KeyT, Outcome], later: Mapping[KeyT, Outcome]) -> None:
-    """Combine the outcomes with those of the next driver."""
+    """Combine the outcomes with the outcomes of the next driver."""
     for key, outcome in later.items():
         outcomes[key] = outcomes[key].joined(outcome) if key in outcomes else outcome
 

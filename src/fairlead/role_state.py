@@ -50,7 +50,7 @@ class ResourceState(Value, frozen=True):
     """The usage of a resource, and its limit."""
 
     used: int
-    most: int
+    limit: int
 
 
 class DrainState(Value, frozen=True):
@@ -64,7 +64,7 @@ class DrainState(Value, frozen=True):
 
 
 class InterfaceState(Value, frozen=True):
-    """Where the data plane is attached at an interface, and the reason."""
+    """The hook at which the data plane is attached to an interface, and the reason."""
 
     name: str
     attach: str
@@ -72,9 +72,9 @@ class InterfaceState(Value, frozen=True):
 
 
 class TrafficState(Value, frozen=True):
-    """The part of the eBPF data plane. `untracked`: new flows without a flow entry, because the
-    rate limit was reached. `unsent`: new entries that were not sent to peers, because there were
-    too many in a short time."""
+    """The part of `/state` about the eBPF data plane. `untracked`: new flows without a flow entry,
+    because the rate limit was reached. `unsent`: new entries that were not sent to peers, because
+    there were too many in a short time."""
 
     services: Mapping[str, ServiceTraffic] = {}
     nodes: Mapping[str, NodeTraffic] = {}
@@ -109,7 +109,7 @@ class WorkerState(Value, frozen=True):
 
 
 class ProxyState(Value, frozen=True):
-    """The part of the HAProxy process that serves Services."""
+    """The part of `/state` about the HAProxy process that serves Services."""
 
     services: Mapping[str, ProxiedTraffic] = {}
     worker: WorkerState = WorkerState()
@@ -125,8 +125,8 @@ class ApiServerState(Value, frozen=True):
 
 
 class ApiServersState(Value, frozen=True):
-    """The part of the load balancer for the API server: the addresses where it accepts connections,
-    and the API servers behind it, by `address:port`."""
+    """The part of `/state` about the load balancer for the API server: the addresses where it
+    accepts connections, and the API servers behind it, by `address:port`."""
 
     addresses: tuple[str, ...] = ()
     servers: Mapping[str, ApiServerState] = {}
@@ -142,8 +142,8 @@ class PeerState(Value, frozen=True):
 
 
 class PeersState(Value, frozen=True):
-    """The part of the exchange with other gateways. `followers`: the number of gateways that read
-    the entries of this one."""
+    """The part of `/state` about the exchange with other gateways. `followers`: the number of
+    gateways that read the flow entries of this one."""
 
     gateways: tuple[PeerState, ...] = ()
     followers: int = 0
@@ -160,13 +160,14 @@ class ProbedNode(Value, frozen=True):
 
 
 class ProbesState(Value, frozen=True):
-    """The part of the probes of nodes."""
+    """The part of `/state` about the probes of nodes."""
 
     nodes: tuple[ProbedNode, ...] = ()
 
 
 class TunnelState(Value, frozen=True):
-    """The part of the node's end of the tunnels. `packets`: the number of packets by result."""
+    """The part of `/state` about the node's end of the tunnels. `packets`: the number of packets by
+    result."""
 
     kind: str
     packets: Mapping[str, int] = {}
@@ -199,7 +200,7 @@ class LoadBalancerHealth(Value, frozen=True):
 
 
 class OctaviaState(Value, frozen=True):
-    """The part of the load balancers in OpenStack."""
+    """The part of `/state` about the load balancers in OpenStack."""
 
     load_balancers: tuple[LoadBalancerHealth, ...] = ()
 
@@ -213,7 +214,7 @@ Part = (
     | TunnelState
     | OctaviaState
 )
-"""The part of one component."""
+"""The part of `/state` that one component provides."""
 
 PART_FIELDS: Mapping[type[Part], str] = {
     TrafficState: "traffic",

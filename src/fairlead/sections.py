@@ -88,7 +88,7 @@ class OctaviaConfig(Section, frozen=True):
     monitor: OctaviaMonitorConfig = msgspec.field(default_factory=OctaviaMonitorConfig)
     ip_mode: Literal["auto", "Proxy"] = "auto"
     """`Proxy`: traffic from inside the cluster passes through every load balancer of provider
-    amphora. `auto`: it does so only if pods expect a header that the load balancer adds."""
+    amphora. `auto`: only if pods expect a header that the load balancer adds."""
     adopt_from: str = ""
     """The --cluster-name of cloud-provider-openstack. Load balancers that it created for Services
     are adopted unchanged. Empty: no load balancer is adopted."""
@@ -96,8 +96,8 @@ class OctaviaConfig(Section, frozen=True):
     """Maximum rate of API calls to the cloud, whatever the number of Services."""
 
     @property
-    def floats(self) -> bool:
-        """Whether any load balancer has a floating IP."""
+    def uses_floating_ips(self) -> bool:
+        """Whether any load balancer may have a floating IP."""
         return bool(self.floating_network_id) or any(
             each.floating_network_id for each in self.classes.values()
         )

@@ -1,11 +1,11 @@
 """The one mutable index of the cluster: objects in, dirty keys out.
 
 Reflectors and probes store what they observe. Each loop has its own `DirtyKeys`, from which it
-takes the Services to look at again. A key says only *where* to look and not *what* happened: only
-the present state counts. Invariants: after any change that the plan of a Service can depend on, the
+takes the Services to process again. A key names a Service, but not what happened to it: only the
+present state counts. Invariants: after any change that the plan of a Service can depend on, the
 Service is dirty for every subscriber. `has_synced` is set only after every source has delivered a
 complete list, and nothing may be planned before, because a plan from a part of the cluster would
-take traffic away. `State` implements the `Cluster` of `plan.cluster`."""
+remove nodes that serve. `State` implements the `Cluster` of `plan.cluster`."""
 
 import asyncio
 import math
@@ -41,16 +41,16 @@ class DirtyKeys(Generic[KeyT]):
         if self._keys:
             self._some.set()
 
-    async def take(self, coalesce_s: float, patience_s: float = 0.0) -> set[KeyT]:
+    async def take(self, coalesce_s: float, idle_delay_s: float = 0.0) -> set[KeyT]:
         """Wait for a dirty key; then return and clear all dirty keys. The first key after an idle
-        time is returned after `patience_s`. A key that follows the previous call sooner than
+        time is returned after `idle_delay_s`. A key that follows the previous call sooner than
         `coalesce_s` waits until that time is over, so that further keys are returned together with
         it."""
         await self._some.wait()
         clock = asyncio.get_running_loop().time
         # Even a delay of 0 lets the tasks run that are about to mark the same keys for another
         # reason.
-        await asyncio.sleep(max(patience_s, self._taken_s + coalesce_s - clock()))
+        await asyncio.sleep(max(idle_delay_s, self._taken_s + coalesce_s - clock()))
         self._taken_s = clock()
         keys, self._keys = self._keys, set()
         self._some.clear()
@@ -123,7 +123,8 @@ class State:
         self.services: dict[ServiceKey, Service] = {}
         self.nodes: dict[str, Node] = {}
         self.pools: dict[str, AddressPool] = {}
-        """A new dictionary whenever the spec of a pool changes, and with it what plans read."""
+        """Replaced by a new dictionary whenever a field of a pool changes that plans read
+        (`_offers`)."""
         self.pools_changed = asyncio.Event()
         """Set when `pools` changes, for observers of pools that must act even if there is no
         Service."""
@@ -208,13 +209,13 @@ class State:
         return self._verdicts.get((address, port, True), "assumed_up" if self.trust_api else None)
 
     def probed(self) -> Mapping[str, Mapping[str, Verdict]]:
-        """Return the worst of the last verdicts for each path of probes, by the node's address and
-        then by path."""
+        """Return the worst of the last verdicts for each probe path, by the node's address and then
+        by path."""
         shown: dict[str, dict[str, Verdict]] = {}
         for (address, _, routed), verdict in sorted(self._verdicts.items()):
-            ways = shown.setdefault(address, {})
-            way = "route" if routed else self.tunnels.get(address, "route")
-            ways[way] = max(verdict, ways.get(way, verdict), key=_WORSE.index)
+            paths = shown.setdefault(address, {})
+            path = "route" if routed else self.tunnels.get(address, "route")
+            paths[path] = max(verdict, paths.get(path, verdict), key=_WORSE.index)
         return shown
 
     def update_services(self, changed: Mapping[ObjectKey, Service | None]) -> None:
@@ -281,8 +282,9 @@ class State:
         self._mark(keys)
 
     def update_gateways(self, gateways: Gateways) -> None:
-        """Store the gateways that are alive. Services are marked if the first gateway has appeared,
-        if the last one is gone, or if their refusals have changed."""
+        """Store the gateways that are alive. All Services of type LoadBalancer are marked if the
+        first gateway has appeared or the last one is gone; otherwise the Services for which
+        refusals of gateways have changed."""
         before, self.gateways = self.gateways, gateways
         if before is None or bool(before.alive) != bool(gateways.alive):
             self._mark(self._balanced())
@@ -291,9 +293,9 @@ class State:
         self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
-        """Store changed namespaces. Mark their Services if their labels have changed, because pools
-        can select namespaces by label. Mark the Services whose addresses are kept for a namespace
-        that is deleted, because these addresses become free."""
+        """Store changed namespaces. Mark the Services of a namespace whose labels have changed,
+        because pools can select namespaces by label. Mark the Services whose addresses are kept for
+        a namespace that is deleted, because these addresses become free."""
         differ, going = set(), set()
         for name, namespace in changed.items():
             before = self.namespace_labels(name.name)
@@ -329,7 +331,8 @@ class State:
     def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
         """Store changed nodes. A Service of type LoadBalancer may have pods on a node that is new,
         deleted or has other addresses or labels; a Service of type NodePort answers at the
-        addresses of nodes. So all of them are marked, if a node changed in a relevant field."""
+        addresses of nodes. So all Services of these types are marked if a field of a node changed
+        that plans read."""
         differs = False
         for name, node in changed.items():
             before = self.nodes.get(name.name)
@@ -362,8 +365,8 @@ class State:
             self._verdicts.pop((address, port, routed), None)
         else:
             self._verdicts[address, port, routed] = verdict
-        # Plans treat both verdicts alike, and after a start there may be a hundred thousand such
-        # results.
+        # Plans treat both verdicts alike, so this change marks no Service. After a start there may
+        # be a hundred thousand such changes.
         if (before, verdict) != ("assumed_up", "up"):
             self.subscribers.mark(tuple(services))
 

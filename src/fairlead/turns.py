@@ -1,7 +1,7 @@
-"""Long work of an event loop in parts, between which other tasks run.
+"""Splits long work in an event loop into parts, so that other tasks run between two parts.
 
-In: the parts. Out: the same parts, one after another. `in_turns` is for work on which other tasks
-wait; `in_background` is for work that is not urgent, such as an audit. Neither uses a thread: a
+In: the parts. Out: the same parts, one after another. `in_turns` is for work that other tasks wait
+for; `in_background` is for work that is not urgent, such as an audit. Neither uses a thread: a
 thread would hold the interpreter lock for as long, and at moments that the event loop does not
 control."""
 

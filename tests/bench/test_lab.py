@@ -18,13 +18,15 @@ async def test_every_path_is_measured_and_keeps_the_client_address_or_not() -> N
         ("direct", "routed", "tc", "cluster", "haproxy", "proxy", "by hand"),
         {"light": "-t1 -c4"},
     )
-    assert {report.seen[way] for way in (DIRECT, "routed", "tc", "haproxy")} == {report.client}
-    assert len({report.seen[way] for way in ("cluster", "proxy", "by hand")} - {report.client}) == 3
+    assert {report.seen[path] for path in (DIRECT, "routed", "tc", "haproxy")} == {report.client}
+    assert (
+        len({report.seen[path] for path in ("cluster", "proxy", "by hand")} - {report.client}) == 3
+    )
     (figures,) = report.rounds
     assert all(
         figure.per_s > 0 and figure.cpu_us > 0
-        for way in figures.values()
-        for figure in way.values()
+        for path in figures.values()
+        for figure in path.values()
     )
     assert {len(row) for row in (*rate_rows(report), *cpu_rows(report))} == {len(headings(report))}
     assert [line.partition(":")[0] for line in summary(report).splitlines()] == [
@@ -33,8 +35,8 @@ async def test_every_path_is_measured_and_keeps_the_client_address_or_not() -> N
     assert set(plots(report)) == {"rates", "cpu"}
     assert all(
         0 < each.p50_ms <= each.p99_ms
-        for way in figures.values()
-        for kind, each in way.items()
+        for path in figures.values()
+        for kind, each in path.items()
         if "load" not in kind
     )
     assert report.ratios(DIRECT, "upload") == [1.0]

@@ -22,7 +22,7 @@ def test_every_case_forwards_as_its_name_tells(kind: Kind) -> None:
         a - b
         for a, b in zip(
             by_name["established, IPIP, IPv4"],
-            by_name["the frame, taking outer headers away"],
+            by_name["the frame, removing outer headers"],
             strict=True,
         )
     )

@@ -47,8 +47,8 @@ def lab_report() -> lab.Report:
     twice the CPU time."""
     others, ours = Figure(1000.0, 10.0, 1.0, 3.0), Figure(500.0, 20.0, 2.0, 6.0)
     one = {
-        way: dict.fromkeys(("requests", "upload"), ours if way == "proxy" else others)
-        for way in THROUGH_HAPROXY
+        path: dict.fromkeys(("requests", "upload"), ours if path == "proxy" else others)
+        for path in THROUGH_HAPROXY
     }
     return lab.Report("198.51.100.10", {}, (one, one))
 

@@ -145,13 +145,13 @@ def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # no
     async def scenario() -> None:
         view = View("node", "node1")
         packets = {"taken": 5, "strangers": 0, "broken": 2}
-        need = SysctlRequirement(
+        requirement = SysctlRequirement(
             "net/ipv4/conf/eth0/rp_filter",
             lambda value: value == "1",
             "2",
             "clients are not answered through it",
         )
-        found = (HarmfulSetting(need, "1"), HarmfulSetting(need, "1", adjusted=True))
+        found = (HarmfulSetting(requirement, "1"), HarmfulSetting(requirement, "1", adjusted=True))
         view.host = lambda: [each.finding for each in found]
         with view.showing(ComponentWithStatus(TunnelState("ipip", packets))):
             async with serve(view, "127.0.0.1:9441"):

@@ -26,7 +26,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import NAMESPACES, SERVICES, Resource
 from fairlead.kube.watch_events import Item, read_item
 from fairlead.lab.apiserver import ApiServer
@@ -108,26 +108,26 @@ class Watch:
         self._server = server
         self._decoder = msgspec.json.Decoder(resource.type)
         self._update = update
-        self._mirror: Mirror[Any] = Mirror()
+        self._cache: ObjectCache[Any] = ObjectCache()
         self._kind = kind
         self._version = server.store.version
-        self._mirror.begin_list()
+        self._cache.begin_list()
         for stored in server.store.all_of(kind):
             self._process(stored.encoded, gone=False)
-        self._mirror.complete_list()
-        update(self._mirror.take())
+        self._cache.complete_list()
+        update(self._cache.take())
 
     def receive(self, limit: int) -> None:
         """Receive the next changes, at most `limit`."""
         for change in self._server.store.since(self._kind, self._version)[:limit]:
             self._process(change.stored.encoded, gone=change.event == "DELETED")
             self._version = change.version
-        self._update(self._mirror.take())
+        self._update(self._cache.take())
 
     def _process(self, encoded: bytes, *, gone: bool) -> None:
         item = read_item(self._decoder, msgspec.Raw(encoded), gone=gone)
         assert isinstance(item, Item), item
-        self._mirror.process(item)
+        self._cache.process(item)
 
 
 class SteppedController:

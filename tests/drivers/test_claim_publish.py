@@ -24,7 +24,7 @@ from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.model import Grant, Listener, LoadBalancer, ServiceKey
 from fairlead.plan.classes import CLASSES, LoopName
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.service import CLAIM_MANAGER
 from fairlead.state import State
 
@@ -50,7 +50,7 @@ class Bench:
         self.writer = writer = ServiceWriter(client, self.newest)
         self.claim = ClaimDriver(writer, self.newest, self)
         grants = GrantCache(self.state)
-        keeping = KeptAddresses(client, self.state, grants, self, KeepLimits(10, 30))
+        keeping = KeptAddresses(client, self.state, grants, self, KeptAddressLimits(10, 30))
         self.grants = GrantDriver(client, writer, self.newest, grants, keeping)
         self.publish = PublishDriver(
             writer, self.newest, self, self.grants.publish_precondition, self.grants.granted

@@ -38,7 +38,7 @@ ENDINGS: st.SearchStrategy[Ending] = st.sampled_from(
     ("well", "well", "well", "lost before", "lost after")
 )
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-MOST_STEPS = 1_000
+MAX_STEPS = 1_000
 
 
 @st.composite
@@ -256,7 +256,7 @@ class Race(RuleBasedStateMachine):
     async def _settle(self) -> None:
         for controller in self.controllers:
             controller.audit()
-        for number in range(MOST_STEPS):
+        for number in range(MAX_STEPS):
             controller = self.controllers[number % 2]
             await controller.receive(1_000)
             await controller.step("well", number)

@@ -25,7 +25,7 @@ from fairlead.drivers.monitor import Monitor
 from fairlead.errors import Refused
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Verdict
 from fairlead.net.httprequest import Request
-from fairlead.roles.answering import command
+from fairlead.roles.health_check_server import command
 
 DEADLINE_S = 60.0
 WEB, SHOP = ServiceKey("default", "web"), ServiceKey("shop", "front")
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Switches:
-    """The state that the driver reads and sends to the answering process."""
+    """The state that the driver reads and sends to the health check server."""
 
     healthy = True
     eligible = True
@@ -95,13 +95,13 @@ def free_port() -> int:
 
 
 def children() -> list[int]:
-    """Return the ids of the answering processes of this process."""
+    """Return the ids of the health check servers of this process."""
     found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return [
         int(pid)
         for pids in found
         for pid in pids
-        if b"fairlead.roles.answering" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"fairlead.roles.health_check_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -514,7 +514,7 @@ async def takes_connections(*ports: int) -> bool:
 async def test_the_answering_process_exits_when_its_role_is_killed() -> None:
     script = (
         "import asyncio, os\nfrom fairlead.drivers.healthport import HealthPortDriver\n"
-        "from fairlead.roles.answering import command\n"
+        "from fairlead.roles.health_check_server import command\n"
         "async def main():\n"
         "    driver = HealthPortDriver(node_name='n', healthy=lambda: True, command=command(), "
         "proxy_port=0)\n"

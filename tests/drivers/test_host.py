@@ -34,10 +34,10 @@ def here() -> Iterator[None]:
 
 def test_only_harmful_values_of_existing_settings_are_found() -> None:
     values = {"a": "1", "b": "0"}
-    needs = [
+    requirements = [
         SysctlRequirement(name, lambda value: value == "1", "2", f"why {name}") for name in "abc"
     ]
-    assert harmful_settings(needs, values.get) == (HarmfulSetting(needs[0], "1"),)
+    assert harmful_settings(requirements, values.get) == (HarmfulSetting(requirements[0], "1"),)
 
 
 def test_without_permission_no_value_is_changed_and_the_remedy_is_named(tmp_path: Path) -> None:

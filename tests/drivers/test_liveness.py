@@ -29,7 +29,7 @@ class Node:
 
     def record_answer(self, target: Target, answer: Answer) -> dict[Target, Verdict]:
         self.liveness.probe_started(target)
-        return dict(self.liveness.judge(target, answer, self.now_s))
+        return dict(self.liveness.evaluate(target, answer, self.now_s))
 
     def turn(self, answers: dict[Target, Answer]) -> tuple[Target, dict[Target, Verdict]]:
         """Send the next probe to the target that the node chooses. A silent target takes 0.2 s."""
@@ -185,7 +185,7 @@ def test_the_answer_of_a_removed_target_is_ignored() -> None:
     node = Node(A, B)
     node.liveness.probe_started(A)
     node.liveness.remove(A)
-    assert dict(node.liveness.judge(A, GOOD, 0.0)) == {}
+    assert dict(node.liveness.evaluate(A, GOOD, 0.0)) == {}
     assert node.liveness.next(0.0) is not None
     node.liveness.remove(B)
     assert node.liveness.next(0.0) is None

@@ -15,7 +15,7 @@ from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, Verdict
 from fairlead.drivers.prober import Prober
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer
-from fairlead.roles.probing import NICENESS, command
+from fairlead.roles.prober_process import NICENESS, command
 
 COMMAND = command(0.02, 0.2)
 
@@ -26,7 +26,7 @@ def children() -> list[int]:
         int(pid)
         for pids in found
         for pid in pids
-        if b"fairlead.roles.probing" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"fairlead.roles.prober_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -102,7 +102,7 @@ async def test_a_gateway_exits_when_its_prober_dies() -> None:
 async def test_a_prober_exits_when_its_gateway_dies() -> None:
     script = (
         "import asyncio, os\nfrom fairlead.drivers.prober import Prober\nfrom "
-        "fairlead.roles.probing import NICENESS, command\n"
+        "fairlead.roles.prober_process import NICENESS, command\n"
         "async def main():\n"
         "    driver = Prober(lambda *_: None, command(0.02, 0.2))\n"
         "    task = asyncio.create_task(driver.run())\n"

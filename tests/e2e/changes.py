@@ -18,7 +18,7 @@ Manifest = dict[str, Any]
 
 APPS = ("red", "blue")
 NODES = ("node1", "node2", "node3")
-MOST_PODS, MOST_SERVICES = 8, 5
+MAX_PODS, MAX_SERVICES = 8, 5
 NUMBERS = (8080, 9090), (5353, 5354)
 PORTS: Mapping[str, tuple[int, str, tuple[int | str, ...]]] = {
     "web": (80, "TCP", ("web", 8080, 9090)),
@@ -81,7 +81,7 @@ class DesiredState:
                 return change
 
     def add_pod(self) -> Change | None:
-        if len(self.pods) >= MOST_PODS:
+        if len(self.pods) >= MAX_PODS:
             return None
         manifest, text = self._new_pod()
         return Change(f"add {text}", apply=(manifest,))
@@ -121,7 +121,7 @@ class DesiredState:
         )
 
     def add_service(self) -> Change | None:
-        if len(self.services) >= MOST_SERVICES:
+        if len(self.services) >= MAX_SERVICES:
             return None
         name = f"s{self._count()}"
         return self._put(name, self._new_service(name), "create")

@@ -168,7 +168,7 @@ def check_unharmed(period: Period, gone: Collection[str] = ()) -> None:
 
 def without_moved_flows(period: Period, few: int) -> Period:
     """Return the counts without flows that broke because they moved to another gateway that did not
-    know them yet: at most `few` UDP flows of which only one packet was seen, and at most
+    know them yet: at most `few` UDP flows with only one packet so far, and at most
     ALLOWED_RESETS connections that were being opened."""
     broken = {name: count.broken for name, count in period.items() if not name.startswith("tcp")}
     assert sum(sum(why.values()) for each in broken.values() for why in each.values()) <= few, (
@@ -194,7 +194,7 @@ def failures_of(name: str, count: Count, gone: Collection[str]) -> Mapping[str, 
         gone = ()
     found: dict[str, object] = {
         "failed": failed,
-        "late": [pod for _, pod in count.trouble] if late > LATE + count.new / LATE_OF else [],
+        "late": [pod for _, pod in count.problems] if late > LATE + count.new / LATE_OF else [],
         "broken": {pod: why for pod, why in count.broken.items() if pod not in gone},
         "lost": {pod: number for pod, number in count.lost.items() if pod not in gone},
     }

@@ -30,7 +30,7 @@ CLIENT, GATEWAY = "client1", "gw1"
 NAME = "web"
 OPEN_CONNECTIONS = 30
 DEADLINE_S = 60.0
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 
 _numbers = itertools.count(1)
 
@@ -45,7 +45,7 @@ async def until(
             raise AssertionError(
                 f"waited {deadline_s:g} s in vain for {what}; last result: {answer!r}"
             )
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 class Load:

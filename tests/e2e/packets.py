@@ -35,7 +35,7 @@ from fairlead.lab.site import Site
 FIRST_ANSWER_S, LAST_ANSWER_S = 0.3, 1.5
 """The first and the last timeout for an answer. After a timeout a new packet is sent."""
 SILENCE_S = 0.2
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 AT_ONCE = 48
 _sctp_ports = itertools.cycle(range(20_000, 60_000))
 
@@ -141,7 +141,7 @@ class Prober:
                     "\n\n".join(problems[:5]) + f"\n\n({len(problems)} disagreements in total)"
                 )
             patience_s = min(2 * patience_s, LAST_ANSWER_S)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _observe(self, probe: Probe, expected: Expected, patience_s: float) -> list[Observed]:
         expects_answer = (
@@ -226,7 +226,7 @@ async def associate(site: Site, source: Source, target: Target, *, timeout_s: fl
         sock.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):
-                with sctp.nobody_listens():
+                with sctp.unsupported_as_refused():
                     # A refused INIT also fails with EPERM; the ICMP error follows.
                     with suppress(PermissionError):
                         sctp.start(sock, target.address, target.port, source_port=port)

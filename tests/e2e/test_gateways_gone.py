@@ -16,7 +16,7 @@ from tests.e2e.load import Load, Web, until
 from tests.faults.test_real_server import check_unharmed
 
 from fairlead.lab import process
-from fairlead.lab.site import Site, demolish
+from fairlead.lab.site import Site, tear_down
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -173,4 +173,4 @@ async def test_missing_gateways_are_reported() -> None:
         await await_described(site, "Warning", "NoGateway", "no gateway is alive")
         assert "no gateway is alive" in await status(site)
     finally:
-        await demolish(name)
+        await tear_down(name)

@@ -421,7 +421,7 @@ async def test_only_flows_of_a_dead_node_break(stage: Stage) -> None:
             pods | stage.gone if name.startswith("tcp") else pods | stage.gone | pods_of_down_nodes
         )
         assert count.broken.keys() | count.lost.keys() <= lost, name
-        later = [what for begun_s, what in count.trouble if begun_s > seen_s]
+        later = [what for begun_s, what in count.problems if begun_s > seen_s]
         failed = {what for what in later if what not in there}
         assert not failed, name
         assert len(later) <= LATE + count.new / LATE_OF, f"{name}: {later}"

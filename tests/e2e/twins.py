@@ -91,7 +91,7 @@ class Twin:
             for name in PODS
             for family in families
         }
-        with sctp.Answering(sockets):
+        with sctp.InitResponder(sockets):
             yield
 
     async def label(self, zones: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from fairlead.lab.process import Process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import CONTROL
 
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 DEADLINE_S = 60.0
 
 
@@ -45,7 +45,7 @@ class RealServer:
                     await client.request("GET", "/readyz")
                     return
                 except Unavailable:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def save(self) -> None:
         """Take a backup of etcd."""

@@ -29,7 +29,7 @@ MOST = 150
 """The maximum number of requests while the server fails, without those for the Lease. Back-off
 begins at 0.2 s and doubles, so that in 3 s each of nine reflectors, and each Service, makes about
 eight attempts; a few of these make two requests."""
-MOST_ANNOTATION_BYTES = 256 << 10
+MAX_ANNOTATION_BYTES = 256 << 10
 """The limit of a real server for all annotations of an object."""
 ENDPOINTS = 1000
 
@@ -227,7 +227,7 @@ async def test_objects_of_the_maximum_size_and_with_unknown_fields_are_handled(
     async with trial(tmp_path) as one:
         one.start()
         await one.make_endpoints()
-        history = "x" * (MOST_ANNOTATION_BYTES - 1024)
+        history = "x" * (MAX_ANNOTATION_BYTES - 1024)
         big = service("big", 80, **{"example.com/history": history})
         await one.client.create(SERVICES, big, namespace="default")
         pods = [

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.faults.forwarder import Call, Moment
-from tests.faults.trial import DEADLINE_S, LOOK_S, Trial, trial
+from tests.faults.trial import CHECK_INTERVAL_S, DEADLINE_S, Trial, trial
 
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
@@ -284,7 +284,7 @@ async def one_lease(folder: Path, moment: Moment) -> None:
         before = (await one.client.get(LEASES, lease)).spec.holder_identity
         async with asyncio.timeout(DEADLINE_S):
             while (await one.client.get(LEASES, lease)).spec.holder_identity == before:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_INTERVAL_S)
         assert one.controller is not None
         one.controller.send(signal.SIGTERM)
         one.forwarder.arm(1, moment, lambda call: call.writes_lease)

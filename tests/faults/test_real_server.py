@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 PLACEMENT = ("node1", "node1", "node2")
 ROLES = {"control": "controller", GATEWAY: "gateway", "node1": "node", "node2": "node"}
-MIRRORED: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, PODS)
+CACHED: tuple[Resource[Any], ...] = (SERVICES, ENDPOINT_SLICES, PODS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,11 +48,11 @@ async def web(site: Site) -> Web:
 
 
 @asynccontextmanager
-async def mirrors(site: Site) -> AsyncIterator[Mapping[str, Reflector[Any]]]:
+async def caches(site: Site) -> AsyncIterator[Mapping[str, Reflector[Any]]]:
     """Return reflectors that receive every change within the block."""
     async with site.client() as client, asyncio.TaskGroup() as group:
         reflectors = {
-            resource.plural: Reflector(client, resource, ceiling_s=2.0) for resource in MIRRORED
+            resource.plural: Reflector(client, resource, ceiling_s=2.0) for resource in CACHED
         }
 
         async def follow(reflector: Reflector[Any]) -> None:
@@ -68,9 +68,9 @@ async def mirrors(site: Site) -> AsyncIterator[Mapping[str, Reflector[Any]]]:
 
 
 async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
-    """Wait until every mirror shows exactly what the server has."""
+    """Wait until every cache shows exactly what the server has."""
     async with site.client() as client:
-        for resource in MIRRORED:
+        for resource in CACHED:
             reflector = reflectors[resource.plural]
 
             async def equal(
@@ -82,7 +82,7 @@ async def agree(site: Site, reflectors: Mapping[str, Reflector[Any]]) -> None:
                 }
                 return dict(reflector.objects) == there
 
-            await until(equal, f"equality of the mirror of {resource.plural} and the server")
+            await until(equal, f"equality of the cache of {resource.plural} and the server")
 
 
 def check_unharmed(period: Period) -> None:
@@ -169,7 +169,7 @@ async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_et
         await all_served(web.site, {"web"} | set(await addresses(web.site)))
         await web.await_weights(PLACEMENT)
 
-    async with mirrors(web.site) as reflectors, Load(web.site, web.address) as load:
+    async with caches(web.site) as reflectors, Load(web.site, web.address) as load:
         check_unharmed(await load.counts_during(die_and_return()))
         await agree(web.site, reflectors)
         assert names <= (await addresses(web.site)).keys()
@@ -205,7 +205,7 @@ async def test_roles_follow_an_etcd_that_is_restored_from_an_older_backup(web: W
         assert await all_served(site, {"web", "back-again"}) == before
         await web.await_weights(PLACEMENT)
 
-    async with mirrors(site) as reflectors:
+    async with caches(site) as reflectors:
         await agree(site, reflectors)
         async with Load(site, web.address) as load:
             check_unharmed(await load.counts_during(go_back()))

@@ -23,7 +23,15 @@ from fairlead.net.bpf import Map
 TRACER = Path(__file__).with_name("tracer.py")
 QUIET_S = 0.5
 DEADLINE_S = 60.0
-COUNTED = ("listeners", "owners", "addresses", "ranges", "retained_nodes", "ways", "node_names")
+COUNTED = (
+    "listeners",
+    "owners",
+    "addresses",
+    "ranges",
+    "retained_nodes",
+    "next_hops",
+    "node_names",
+)
 """The maps of a gateway whose entries are not compared: flow entries depend on packets."""
 BLACKHOLES = "7471100"
 """The routing table of a gateway's blackhole routes, of each family."""

@@ -35,7 +35,7 @@ POOL = "192.0.2.1-192.0.2.2"
 DEADLINE_S = 60.0
 LEASE_S = 1
 PRESENCE = PresenceConfig(lease_duration_s=3.0)
-LOOK_S = 0.02
+CHECK_INTERVAL_S = 0.02
 OF_CHANCE = frozenset(
     [
         *(
@@ -164,7 +164,7 @@ class Trial:
         """Wait until the forwarder has killed the process as armed."""
         async with asyncio.timeout(DEADLINE_S):
             while self.forwarder.struck is None:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_INTERVAL_S)
         await self.kill()
         return self.forwarder.struck
 
@@ -214,7 +214,7 @@ class Trial:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not await condition():
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_INTERVAL_S)
         except TimeoutError:
             there, words = "\n".join(self.shown()), self.log.read_text()[-3000:]
             raise AssertionError(

@@ -1,5 +1,5 @@
-"""The evaluation of answers, in the cases that the lab with real servers
-(tests/e2e/test_ingress.py) does not produce."""
+"""The findings that the ingress check derives from responses, in the cases that the lab with real
+servers (tests/e2e/test_ingress.py) does not produce."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from fairlead.ingress.header import version_1, version_2
 from fairlead.ingress.settings import Controller, Header, config
 from fairlead.model import Finding
 
-PATIENCE_S = 10
-US, BALANCER = "198.51.100.11", "192.0.2.11"
-OK = Answer("answered", "answered 200", 200, own=US)
-NO = Answer("rejected", "answered 400 Bad Request", 400, own=US)
-AWAY = Answer("unreachable", "no connection in time")
+TIMEOUT_S = 10
+CHECKER, BALANCER = "198.51.100.11", "192.0.2.11"
+OK = Answer("answered", "answered 200", 200, own=CHECKER)
+REJECTED = Answer("rejected", "answered 400 Bad Request", 400, own=CHECKER)
+UNREACHABLE = Answer("unreachable", "no connection in time")
 
 
-def saw(*addresses: str) -> Answer:
-    return Answer("answered", "answered 200", 200, addresses, US)
+def echoing(*addresses: str) -> Answer:
+    return Answer("answered", "answered 200", 200, addresses, CHECKER)
 
 
-def at(
+def checked(
     name: str, plain: Answer, v1: Answer, v2: Answer, forwarded: Answer | None = None
 ) -> CheckedEntryPoint:
     answers: Mapping[Variant, Answer] = {
@@ -45,68 +45,124 @@ def codes(case: Case) -> list[tuple[str, str]]:
     return [(each.severity, each.code) for each in findings(case)]
 
 
-def forgery(variant: Variant) -> Answer:
-    return saw(FORGED[variant][0])
+def forged(variant: Variant) -> Answer:
+    return echoing(FORGED[variant][0])
 
 
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        (Case("none", at("front", AWAY, AWAY, AWAY)), [("error", "NoAnswer")]),
-        (Case("none", at("front", NO, NO, NO)), [("error", "Rejected")]),
-        (Case("none", at("front", AWAY, AWAY, AWAY), ready=False), [("error", "NoPod")]),
-        (Case("v2", at("front", NO, NO, NO), ready=False), [("error", "NoPod")]),
-        # A pod became ready after the EndpointSlices were read.
-        (Case("v2", at("front", OK, NO, NO), ready=False), [("ok", "Answered")]),
         (
-            Case("none", at("front", NO, NO, OK)),
+            Case("none", checked("front", UNREACHABLE, UNREACHABLE, UNREACHABLE)),
+            [("error", "NoAnswer")],
+        ),
+        (Case("none", checked("front", REJECTED, REJECTED, REJECTED)), [("error", "Rejected")]),
+        (
+            Case("none", checked("front", UNREACHABLE, UNREACHABLE, UNREACHABLE), ready=False),
+            [("error", "NoPod")],
+        ),
+        (
+            Case("v2", checked("front", REJECTED, REJECTED, REJECTED), ready=False),
+            [("error", "NoPod")],
+        ),
+        # A pod became ready after the EndpointSlices were read.
+        (Case("v2", checked("front", OK, REJECTED, REJECTED), ready=False), [("ok", "Answered")]),
+        (
+            Case("none", checked("front", REJECTED, REJECTED, OK)),
             [("error", "HeaderMissing"), ("warning", "HeaderAccepted")],
         ),
-        (Case(None, at("front", NO, NO, NO)), [("error", "HeaderNotExpected")]),
         (
-            Case("v2", at("front", NO, NO, NO), (at("pod", AWAY, AWAY, AWAY),)),
-            [("error", "HeaderNotExpected"), ("info", "OutOfReach")],
-        ),
-        (
-            Case("v2", at("front", NO, NO, NO), (at("pod", NO, OK, NO),)),
-            [("error", "HeaderVersionMismatch"), ("warning", "HeaderAccepted")],
-        ),
-        (
-            Case("v2", at("front", NO, NO, NO), (at("pod", NO, NO, NO),)),
-            [("error", "Rejected"), ("ok", "ForgeryRejected")],
-        ),
-        (Case("none", at("front", OK, NO, NO)), [("ok", "Answered")]),
-        (
-            Case("none", at("front", OK, OK, OK)),
-            [("ok", "Answered"), ("warning", "HeaderAccepted")],
-        ),
-        (Case("none", at("front", OK, NO, NO), echo=True), [("warning", "NoEcho")]),
-        (Case("v2", at("front", saw(BALANCER), NO, NO), echo=True), [("error", "AddressLost")]),
-        (
-            Case("v2", at("front", saw(BALANCER), NO, NO), echo=True, client=BALANCER),
-            [("ok", "AddressSeen")],
-        ),
-        (
-            Case("v2", at("front", saw(US), NO, NO, forgery("forwarded-for")), echo=True),
-            [("ok", "AddressSeen"), ("security", "ForwardedForTrusted")],
+            Case(None, checked("front", REJECTED, REJECTED, REJECTED)),
+            [("error", "HeaderNotExpected")],
         ),
         (
             Case(
-                "v2", at("front", saw(US), NO, NO, saw(FORGED["forwarded-for"][0], US)), echo=True
+                "v2",
+                checked("front", REJECTED, REJECTED, REJECTED),
+                (checked("pod", UNREACHABLE, UNREACHABLE, UNREACHABLE),),
+            ),
+            [("error", "HeaderNotExpected"), ("info", "OutOfReach")],
+        ),
+        (
+            Case(
+                "v2",
+                checked("front", REJECTED, REJECTED, REJECTED),
+                (checked("pod", REJECTED, OK, REJECTED),),
+            ),
+            [("error", "HeaderVersionMismatch"), ("warning", "HeaderAccepted")],
+        ),
+        (
+            Case(
+                "v2",
+                checked("front", REJECTED, REJECTED, REJECTED),
+                (checked("pod", REJECTED, REJECTED, REJECTED),),
+            ),
+            [("error", "Rejected"), ("ok", "ForgeryRejected")],
+        ),
+        (Case("none", checked("front", OK, REJECTED, REJECTED)), [("ok", "Answered")]),
+        (
+            Case("none", checked("front", OK, OK, OK)),
+            [("ok", "Answered"), ("warning", "HeaderAccepted")],
+        ),
+        (
+            Case("none", checked("front", OK, REJECTED, REJECTED), echo=True),
+            [("warning", "NoEcho")],
+        ),
+        (
+            Case("v2", checked("front", echoing(BALANCER), REJECTED, REJECTED), echo=True),
+            [("error", "AddressLost")],
+        ),
+        (
+            Case(
+                "v2",
+                checked("front", echoing(BALANCER), REJECTED, REJECTED),
+                echo=True,
+                client=BALANCER,
             ),
             [("ok", "AddressSeen")],
         ),
         (
-            Case("v2", at("front", OK, NO, NO), (at("pod", NO, forgery("v1"), NO),)),
+            Case(
+                "v2",
+                checked("front", echoing(CHECKER), REJECTED, REJECTED, forged("forwarded-for")),
+                echo=True,
+            ),
+            [("ok", "AddressSeen"), ("security", "ForwardedForTrusted")],
+        ),
+        (
+            Case(
+                "v2",
+                checked(
+                    "front",
+                    echoing(CHECKER),
+                    REJECTED,
+                    REJECTED,
+                    echoing(FORGED["forwarded-for"][0], CHECKER),
+                ),
+                echo=True,
+            ),
+            [("ok", "AddressSeen")],
+        ),
+        (
+            Case(
+                "v2",
+                checked("front", OK, REJECTED, REJECTED),
+                (checked("pod", REJECTED, forged("v1"), REJECTED),),
+            ),
             [("ok", "Answered"), ("security", "ClientMayForge")],
         ),
         (
-            Case("v2", at("front", saw(US), NO, NO), (at("pod", NO, saw(US), saw(US)),), echo=True),
+            Case(
+                "v2",
+                checked("front", echoing(CHECKER), REJECTED, REJECTED),
+                (checked("pod", REJECTED, echoing(CHECKER), echoing(CHECKER)),),
+                echo=True,
+            ),
             [("ok", "AddressSeen"), ("ok", "ForgeryWithoutEffect")],
         ),
     ],
 )
-def test_findings_of_answers(case: Case, expected: list[tuple[str, str]]) -> None:
+def test_findings_about_responses(case: Case, expected: list[tuple[str, str]]) -> None:
     assert codes(case) == expected
     for each in findings(case):
         assert (each.remedy != "") == (each.severity in ("security", "error", "warning")), each
@@ -114,13 +170,13 @@ def test_findings_of_answers(case: Case, expected: list[tuple[str, str]]) -> Non
 
 def test_a_controller_may_accept_headers_that_it_does_not_trust() -> None:
     """Traefik reads a header from every source, and uses it only from trusted sources."""
-    both = saw(US)
-    case = Case("none", at("front", both, both, both), echo=True)
+    both = echoing(CHECKER)
+    case = Case("none", checked("front", both, both, both), echo=True)
     assert codes(case) == [("ok", "AddressSeen")]
 
 
-async def test_an_answer_contains_the_claimed_address() -> None:
-    """It has the family of the connection, which a DNS name does not tell."""
+async def test_a_response_contains_the_claimed_address() -> None:
+    """The claimed address has the family of the connection, which a DNS name does not determine."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Respond with the source address of a header of version 1."""
@@ -135,7 +191,7 @@ async def test_an_answer_contains_the_claimed_address() -> None:
         async with await asyncio.start_server(serve, "::1" if family else "127.0.0.1", 0) as server:
             entry_point = EntryPoint(name, server.sockets[0].getsockname()[1], tls=False)
             answers: dict[Variant, Answer] = {
-                variant: await call(entry_point, variant, PATIENCE_S) for variant in ("plain", "v1")
+                variant: await call(entry_point, variant, TIMEOUT_S) for variant in ("plain", "v1")
             }
         assert [answers[variant].claimed for variant in answers] == ["", FORGED["v1"][family]]
         assert [
@@ -146,16 +202,16 @@ async def test_an_answer_contains_the_claimed_address() -> None:
 async def test_an_invalid_dns_name_is_unreachable() -> None:
     """The API server accepts such a name in a status: it limits the length of the name, but not of
     each label as DNS does."""
-    answer = await call(EntryPoint(f"{'a' * 64}.example.com", 80, tls=False), "plain", PATIENCE_S)
+    answer = await call(EntryPoint(f"{'a' * 64}.example.com", 80, tls=False), "plain", TIMEOUT_S)
     assert answer == Answer("unreachable", "not a valid DNS name")
 
 
 def test_a_forged_address_is_recognized_behind_a_hostname() -> None:
     """The hostname resolves to an IPv6 address, so the claimed address is IPv6 too."""
-    answers: dict[Variant, Answer] = {"plain": NO, "forwarded-for": NO}
+    answers: dict[Variant, Answer] = {"plain": REJECTED, "forwarded-for": REJECTED}
     for variant in HEADERS:
         answers[variant] = msgspec.structs.replace(
-            saw(FORGED[variant][1]), claimed=FORGED[variant][1]
+            echoing(FORGED[variant][1]), claimed=FORGED[variant][1]
         )
     front = CheckedEntryPoint("front", EntryPoint("2001-db8--7.nip.io", 80, tls=False), answers)
     found = findings(Case("none", front, echo=True))
@@ -225,12 +281,12 @@ def test_findings_of_a_config_map(
         (b"220 mail ESMTP\r\n", "rejected", "answered, but not with HTTP"),
     ],
 )
-def test_answers_of_received_bytes(received: bytes, outcome: str, how: str) -> None:
+def test_received_bytes_are_classified(received: bytes, outcome: str, how: str) -> None:
     answer = read_answer(received)
     assert (answer.outcome, answer.how) == (outcome, how)
 
 
-def test_addresses_are_found_in_any_text() -> None:
+def test_all_addresses_in_a_text_are_found() -> None:
     text = (
         '{"a": "::ffff:198.51.100.11", "b": ["2001:DB8:0::1"], "c": "10.0.0.1:8080"} '
         "[2001:db8::2]:80 at 12:30:45, 192.0.2.1."
@@ -245,7 +301,7 @@ def test_addresses_are_found_in_any_text() -> None:
     assert shown_addresses("version 1.2.3.4.5, std::string, ::, x1.2.3.4, 1.2.3") == ()
 
 
-def test_headers_follow_the_specification() -> None:
+def test_proxy_headers_follow_the_specification() -> None:
     """HAProxy's doc/proxy-protocol.txt, sections 2.1 and 2.2."""
     assert (
         version_1("192.0.2.1", 56324, "192.0.2.2", 443)
@@ -255,8 +311,8 @@ def test_headers_follow_the_specification() -> None:
         version_1("2001:db8::1", 1, "2001:db8::2", 2)
         == b"PROXY TCP6 2001:db8::1 2001:db8::2 1 2\r\n"
     )
-    four = version_2("192.0.2.1", 56324, "192.0.2.2", 443)
-    assert four == bytes.fromhex("0d0a0d0a000d0a515549540a 21 11 000c c0000201 c0000202 dc04 01bb")
-    six = version_2("2001:db8::1", 1, "2001:db8::2", 2)
-    assert six[12:16] == bytes.fromhex("21 21 0024")
-    assert len(six) == 52
+    ipv4 = version_2("192.0.2.1", 56324, "192.0.2.2", 443)
+    assert ipv4 == bytes.fromhex("0d0a0d0a000d0a515549540a 21 11 000c c0000201 c0000202 dc04 01bb")
+    ipv6 = version_2("2001:db8::1", 1, "2001:db8::2", 2)
+    assert ipv6[12:16] == bytes.fromhex("21 21 0024")
+    assert len(ipv6) == 52

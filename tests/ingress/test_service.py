@@ -77,7 +77,7 @@ def service(
     )
 
 
-def found(*entries: LoadBalancerIngress, **fields: Any) -> ServiceObjects:
+def objects_of(*entries: LoadBalancerIngress, **fields: Any) -> ServiceObjects:
     ports = (EndpointPort("http", 8080), EndpointPort("https", 8443))
     slices = tuple(
         EndpointSlice(
@@ -109,9 +109,9 @@ VIP, PROXY = (
 )
 
 
-def test_each_tcp_port_has_entry_points() -> None:
-    made = targets(found(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
-    seen = [
+def test_each_tcp_port_and_address_has_its_entry_points() -> None:
+    made = targets(objects_of(VIP, LoadBalancerIngress("2001:db8:f::9")), "a.example.com", "/who")
+    entry_points = [
         (
             front.address,
             front.port,
@@ -123,7 +123,7 @@ def test_each_tcp_port_has_entry_points() -> None:
         )
         for front, behind in ((each.front, each.behind) for each in made)
     ]
-    assert seen == [
+    assert entry_points == [
         (
             "203.0.113.9",
             80,
@@ -140,7 +140,9 @@ def test_each_tcp_port_has_entry_points() -> None:
         ("2001:db8:f::9", 443, True, [("pod", "2001:db8:a::2", 8443, True)]),
     ]
     assert {each.front.path for each in made} == {"/who"}
-    hostname = targets(found(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never")
+    hostname = targets(
+        objects_of(LoadBalancerIngress(hostname="203.0.113.9.nip.io")), "", "/", "never"
+    )
     assert {(each.front.address, each.front.tls) for each in hostname} == {
         ("203.0.113.9.nip.io", False)
     }
@@ -162,7 +164,7 @@ def test_entry_points_behind_a_hostname_have_its_address_families(
     """The families come from the address in the hostname, or from DNS. If neither is known, both
     families are used."""
     known = msgspec.structs.replace(
-        found(LoadBalancerIngress(hostname=hostname)), families=families
+        objects_of(LoadBalancerIngress(hostname=hostname)), families=families
     )
     for target in targets(known, "", "/"):
         assert [entry_point.address for name, entry_point in target.behind if name == "pod"] == pods
@@ -171,11 +173,13 @@ def test_entry_points_behind_a_hostname_have_its_address_families(
 @pytest.mark.parametrize(
     ("state", "ready"), [("unready", False), ("dying", False), ("draining", True), ("ready", True)]
 )
-def test_each_family_has_its_own_readiness(state: str, ready: bool) -> None:
+def test_readiness_is_determined_for_each_address_family(state: str, ready: bool) -> None:
     """A pod counts as ready if it gets new connections. If no pod is ready, terminating pods that
     still serve get them."""
     slices = (make_slice([("10.0.1.1", "node1", state)], ports=[("http", 8080), ("https", 8443)]),)
-    known = msgspec.structs.replace(found(VIP, LoadBalancerIngress("2001:db8:f::9")), slices=slices)
+    known = msgspec.structs.replace(
+        objects_of(VIP, LoadBalancerIngress("2001:db8:f::9")), slices=slices
+    )
     assert [each.ready for each in targets(known, "", "/")] == [ready, False] * 2
 
 
@@ -186,7 +190,7 @@ async def test_a_hostname_has_the_families_that_this_host_resolves() -> None:
 
 def test_a_service_without_an_address_is_refused() -> None:
     with pytest.raises(Refused, match="has no address"):
-        targets(found(), "", "/")
+        targets(objects_of(), "", "/")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_a_service_without_an_address_is_refused() -> None:
         ("example.com/other", {}, None),
     ],
 )
-def test_header_that_the_load_balancer_sends(
+def test_the_header_that_the_load_balancer_sends(
     name: str | None, annotations: dict[str, str], expected: str | None
 ) -> None:
     assert sends(service(load_balancer_class=name, **annotations)) == expected
@@ -223,7 +227,9 @@ def test_header_that_the_load_balancer_sends(
         ("fairlead.io/octavia", {"loadbalancer.openstack.org__proxy_protocol": "v2"}, "v2"),
     ],
 )
-def test_header_of_the_default_class(mark: str, annotations: dict[str, str], expected: str) -> None:
+def test_the_header_of_a_service_of_the_default_class(
+    mark: str, annotations: dict[str, str], expected: str
+) -> None:
     """The Service has no class; the controller's claim names the class that serves it."""
     fields: dict[str, Any] = {
         "load_balancer_class": None,
@@ -241,7 +247,9 @@ def test_a_correct_setup_behind_the_default_class_has_no_findings() -> None:
         "fairlead.io__class": "fairlead.io/direct",
         "loadbalancer.openstack.org__proxy_protocol": "true",
     }
-    right = msgspec.structs.replace(found(VIP, **fields), config={"use-proxy-protocol": "false"})
+    right = msgspec.structs.replace(
+        objects_of(VIP, **fields), config={"use-proxy-protocol": "false"}
+    )
     assert not list(findings(right))
 
 
@@ -256,13 +264,15 @@ def test_a_correct_setup_behind_the_default_class_has_no_findings() -> None:
         ),
     ],
 )
-def test_findings_of_objects(fields: dict[str, Any], expected: list[str]) -> None:
-    assert [each.code for each in findings(found(VIP, **fields))] == expected
+def test_findings_about_the_objects_of_a_service(
+    fields: dict[str, Any], expected: list[str]
+) -> None:
+    assert [each.code for each in findings(objects_of(VIP, **fields))] == expected
 
 
 def test_ip_mode_proxy_has_no_hairpin_finding() -> None:
     fields = {"load_balancer_class": "fairlead.io/proxy", "fairlead.io__proxy_protocol": "v1"}
-    assert not list(findings(found(PROXY, **fields)))
+    assert not list(findings(objects_of(PROXY, **fields)))
 
 
 def test_the_controller_is_recognized_by_its_chart_or_its_settings() -> None:
@@ -285,7 +295,9 @@ def test_the_controller_is_recognized_by_its_chart_or_its_settings() -> None:
         ("web", None),
     ],
 )
-def test_targets(text: str, expected: tuple[str, int] | None) -> None:
+def test_addresses_and_names_of_services_are_distinguished(
+    text: str, expected: tuple[str, int] | None
+) -> None:
     assert _address(text) == expected
 
 
@@ -311,11 +323,12 @@ def test_targets(text: str, expected: tuple[str, int] | None) -> None:
         (("192.0.2.1", "--host", "a b"), "--host 'a b'"),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...], named: str) -> None:
-    """The error names the wrong value, and no request is sent."""
-    done = CliRunner().invoke(cli, ["ingress", "check", *arguments])
-    assert done.exit_code == 2
-    assert named in done.stderr
+def test_a_wrong_argument_is_named_and_no_request_is_sent(
+    arguments: tuple[str, ...], named: str
+) -> None:
+    result = CliRunner().invoke(cli, ["ingress", "check", *arguments])
+    assert result.exit_code == 2
+    assert named in result.stderr
 
 
 @pytest.mark.parametrize(

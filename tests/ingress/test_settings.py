@@ -62,7 +62,7 @@ def test_class_direct_needs_no_setting(controller: Controller) -> None:
         ("haproxy", {"proxy-protocol": "192.0.2.8/29, 2001:db8:1::/64"}),
     ],
 )
-def test_service_and_config_map_match(controller: Controller, data: dict[str, str]) -> None:
+def test_the_service_and_the_config_map_match(controller: Controller, data: dict[str, str]) -> None:
     """The Service requests a header, and the ConfigMap expects it and names its sources. The values
     of the chart are the same."""
     options = make_options(controller, "proxy", header="v1")
@@ -121,7 +121,7 @@ def test_pods_must_be_on_different_nodes_if_nodes_get_equal_shares(
         assert "DaemonSet" in yaml.safe_dump(everywhere)
 
 
-def test_octavia_with_and_without_a_header() -> None:
+def test_class_octavia_has_the_provider_that_can_send_the_header() -> None:
     with_header = settings(make_options("nginx", "octavia", addresses=("203.0.113.9",)))
     assert with_header.service_spec["loadBalancerClass"] == "fairlead.io/octavia"
     assert with_header.annotations == {
@@ -173,9 +173,9 @@ def test_class_octavia_accepts_the_printed_service(
     ), planned.notes
 
 
-def test_service_of_openstacks_cloud_controller() -> None:
-    """The Service has no class, because that controller ignores Services with a class. It has a
-    health monitor, and for provider ovn no header."""
+def test_a_service_of_openstacks_cloud_controller_has_no_class() -> None:
+    """OpenStack's cloud controller ignores Services with a class. The Service has a health monitor,
+    and for provider ovn no header."""
     options = make_options("nginx", "occm", header="v2", addresses=("203.0.113.9",))
     service, _ = objects(options, settings(options))
     assert service["metadata"]["annotations"] == {

@@ -1,4 +1,4 @@
-"""Fixtures: both API servers in turn; a scripted HTTP server whose responses a test determines,
+"""Fixtures: both API servers in turn; a scripted HTTP server, whose responses a test determines,
 byte by byte if necessary; and a follower of a reflector."""
 
 import asyncio
@@ -22,8 +22,8 @@ DEADLINE_S = 60.0
 
 
 class ScriptedServer:
-    """Send the given replies in order, and the last one repeatedly. `requests` holds the received
-    requests, each with its time."""
+    """A server that sends the given replies in order, and the last one repeatedly. `requests`
+    contains the received requests, each with its time."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -91,8 +91,9 @@ class Replies:
 
     @staticmethod
     def watch(*pieces: object, then: str = "stay") -> Reply:
-        """A watch that sends pieces (events; raw bytes; a number is a pause in seconds), then stays
-        open, ends, or breaks off."""
+        """Return a watch that sends `pieces`: events, raw bytes, or numbers, which are pauses in
+        seconds. `then`: the watch stays open (`stay`), ends (`end`), or its connection breaks
+        (`break`)."""
 
         async def reply(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -108,7 +109,7 @@ class Replies:
                 await asyncio.sleep(DEADLINE_S)
             elif then == "break":
                 assert request.transport is not None
-                await asyncio.sleep(0.05)  # what was written must have left
+                await asyncio.sleep(0.05)  # the data must be sent before the connection breaks
                 request.transport.abort()
             return response
 
@@ -116,7 +117,7 @@ class Replies:
 
 
 class Follower:
-    """Run a reflector and record its change sets. `view` is the collection that they add up to."""
+    """Runs a reflector and records its change sets. `view` is the sum of the change sets."""
 
     def __init__(self, reflector: Reflector[Any]) -> None:
         self.reflector = reflector
@@ -136,9 +137,9 @@ class Follower:
                     self.view[key] = value
             self.changed.set()
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while not true():
+            while not condition():
                 self.changed.clear()
                 try:
                     async with asyncio.timeout(0.05):
@@ -154,7 +155,7 @@ SERVERS = {"embedded": "", "real": "real_apiserver", "older-etcd": "older_real_a
 
 @pytest.fixture(params=["embedded", "real"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Return which of SERVERS the test runs against."""
+    """Return the entry of SERVERS with which the test runs."""
     return str(request.param)
 
 
@@ -170,7 +171,7 @@ def real_access(request: pytest.FixtureRequest, kind: str) -> Access | None:
 
 @pytest.fixture
 async def place(real_access: Access | None) -> AsyncIterator[Api]:
-    """Each server in turn, with its Access (`access`) and a namespace for the test
+    """Yield each server in turn, with its Access (`access`) and a namespace for the test
     (`namespace`)."""
     if real_access is not None:
         async with Api(real_access, "real") as place:

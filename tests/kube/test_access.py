@@ -1,4 +1,4 @@
-"""Credentials: how they are found, sent to a server and renewed; TLS with a real TLS server."""
+"""Credentials: how they are read, sent to a server and renewed. TLS with a real TLS server."""
 
 import asyncio
 import json
@@ -88,8 +88,10 @@ async def tls_server(certificates: Certificates) -> AsyncIterator[tuple[str, lis
 
     async def answer(request: web.Request) -> web.Response:
         assert request.transport is not None
-        shown = request.transport.get_extra_info("peercert") or {}
-        seen.append(dict(pair[0] for pair in shown.get("subject", ())).get("commonName", ""))
+        authorizations = request.transport.get_extra_info("peercert") or {}
+        seen.append(
+            dict(pair[0] for pair in authorizations.get("subject", ())).get("commonName", "")
+        )
         return web.json_response(NODE)
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -123,7 +125,7 @@ async def test_tls_with_and_without_a_client_certificate(certificates: Certifica
         assert seen == ["", "client"]
 
 
-async def test_untrusted_server_gets_no_credentials(certificates: Certificates) -> None:
+async def test_an_untrusted_server_gets_no_credentials(certificates: Certificates) -> None:
     async with tls_server(certificates) as (url, seen):
         with pytest.raises(ServerUnavailable, match="certificate authority"):
             await get_node(Access(url, token="secret"))
@@ -132,7 +134,9 @@ async def test_untrusted_server_gets_no_credentials(certificates: Certificates) 
         assert seen == [""]
 
 
-async def test_name_in_the_certificate_counts(certificates: Certificates) -> None:
+async def test_the_name_of_the_server_must_be_in_its_certificate(
+    certificates: Certificates,
+) -> None:
     async with tls_server(certificates) as (url, _):
         by_address = url.replace("localhost", "127.0.0.1")
         with pytest.raises(ServerUnavailable):
@@ -155,12 +159,12 @@ async def test_invalid_certificates_are_rejected(certificates: Certificates) -> 
         )
 
 
-def shown(server: Any) -> list[str | None]:
+def authorizations(server: Any) -> list[str | None]:
     """Return the Authorization header of each request."""
     return [request[5].get("Authorization") for request in server.requests]
 
 
-async def test_token_file_is_read_again_when_it_is_refused(
+async def test_a_token_file_is_read_again_when_the_token_is_rejected(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     file = tmp_path / "token"
@@ -173,10 +177,12 @@ async def test_token_file_is_read_again_when_it_is_refused(
             await client.get(NODES, ("", "one"))
             file.write_text("new\n")
             await client.get(NODES, ("", "one"))
-        assert shown(server) == ["Bearer old", "Bearer old", "Bearer new"]
+        assert authorizations(server) == ["Bearer old", "Bearer old", "Bearer new"]
 
 
-async def test_watch_too_renews_its_token(tmp_path: Path, scripted: Any, replies: Any) -> None:
+async def test_a_watch_also_reads_its_token_file_again(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
     file = tmp_path / "token"
     file.write_text("old")
     async with scripted(
@@ -189,7 +195,7 @@ async def test_watch_too_renews_its_token(tmp_path: Path, scripted: Any, replies
                 [],
                 [b'{"line": 1}'],
             ]
-        assert shown(server)[-1] == "Bearer new"
+        assert authorizations(server)[-1] == "Bearer new"
 
 
 async def test_rejected_credentials_are_sent_once(scripted: Any, replies: Any) -> None:
@@ -200,12 +206,12 @@ async def test_rejected_credentials_are_sent_once(scripted: Any, replies: Any) -
         assert len(server.requests) == 1, "the other four requests would get the same response"
 
 
-async def test_missing_and_empty_token_files() -> None:
+async def test_a_missing_token_file_is_refused() -> None:
     with pytest.raises(Refused, match="/no/such/token"):
         await Access("http://localhost", token_file="/no/such/token").credentials()
 
 
-async def test_impersonation(scripted: Any, replies: Any) -> None:
+async def test_requests_contain_the_headers_of_impersonation(scripted: Any, replies: Any) -> None:
     access = Impersonation("jane", "1", ("a", "b"))
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, impersonation=access)) as client:
@@ -225,37 +231,37 @@ def credential(**status: str) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
-async def test_exec_plugin_runs_once_while_its_token_is_valid(
+async def test_an_exec_plugin_runs_once_while_its_token_is_valid(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     body = (
-        f"echo x >> {tmp_path}/asked; echo "
+        f"echo x >> {tmp_path}/runs; echo "
         f"'{credential(token='from-plugin', expirationTimestamp=later)}'"
     )
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, exec_plugin=plugin(tmp_path, body))) as client:
             await asyncio.gather(*(client.get(NODES, ("", "one")) for _ in range(3)))
-        assert shown(server) == ["Bearer from-plugin"] * 3
-    assert (tmp_path / "asked").read_text() == "x\n"
+        assert authorizations(server) == ["Bearer from-plugin"] * 3
+    assert (tmp_path / "runs").read_text() == "x\n"
 
 
-async def test_exec_plugin_runs_again_when_its_token_has_expired(
+async def test_an_exec_plugin_runs_again_when_its_token_has_expired(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
     past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-    body = f"echo x >> {tmp_path}/asked; echo '{credential(token='t', expirationTimestamp=past)}'"
+    body = f"echo x >> {tmp_path}/runs; echo '{credential(token='t', expirationTimestamp=past)}'"
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, exec_plugin=plugin(tmp_path, body))) as client:
             for _ in range(2):
                 await client.get(NODES, ("", "one"))
-        assert shown(server) == ["Bearer t"] * 2
-    assert (tmp_path / "asked").read_text() == "x\nx\n"
+        assert authorizations(server) == ["Bearer t"] * 2
+    assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
-async def test_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path) -> None:
+async def test_an_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path) -> None:
     body = (
-        f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; """
+        f"""printf '%s\\n' "$1" "$REGION" "$KUBERNETES_EXEC_INFO" > {tmp_path}/info; """
         f"""echo '{credential(token="t")}'"""
     )
     made = plugin(
@@ -266,15 +272,17 @@ async def test_exec_plugin_gets_arguments_environment_and_cluster(tmp_path: Path
         provide_cluster_info=True,
     )
     await Access("https://api.example", authority_pem="PEM", exec_plugin=made).credentials()
-    argument, region, told = (tmp_path / "told").read_text().splitlines()
+    argument, region, info_text = (tmp_path / "info").read_text().splitlines()
     assert (argument, region) == ("login", "north")
-    info = json.loads(told)
+    info = json.loads(info_text)
     assert (info["apiVersion"], info["spec"]["interactive"]) == (V1, False)
     assert info["spec"]["cluster"]["server"] == "https://api.example"
     assert info["spec"]["cluster"]["certificate-authority-data"] == "UEVN"
 
 
-async def test_exec_plugin_with_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
+async def test_a_client_certificate_of_an_exec_plugin_is_used(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     pair = {
         "clientCertificateData": certificates["client.crt"],
         "clientKeyData": certificates["client.key"],
@@ -298,12 +306,14 @@ async def test_exec_plugin_with_a_certificate(tmp_path: Path, certificates: Cert
         ),
     ],
 )
-async def test_exec_plugins_that_fail(body: str, complaint: str, tmp_path: Path) -> None:
+async def test_a_failing_exec_plugin_is_refused_with_the_cause(
+    body: str, complaint: str, tmp_path: Path
+) -> None:
     with pytest.raises(Refused, match=complaint):
         await Access("https://api.example", exec_plugin=plugin(tmp_path, body)).credentials()
 
 
-async def test_error_for_a_missing_exec_plugin_contains_its_install_hint() -> None:
+async def test_the_error_for_a_missing_exec_plugin_contains_its_install_hint() -> None:
     missing = ExecPlugin("no-such-plugin", V1, install_hint="get it from the vendor")
     with pytest.raises(Refused, match="get it from the vendor"):
         await Access("https://api.example", exec_plugin=missing).credentials()
@@ -322,17 +332,19 @@ async def test_new_credentials_are_sent_at_once_and_rejected_ones_after_a_wait(
             for _ in range(20):
                 with pytest.raises(Unauthenticated):
                     await client.get(NODES, ("", "one"))
-            assert shown(server) == ["Bearer wrong"]
+            assert authorizations(server) == ["Bearer wrong"]
             file.write_text("right")
             await client.get(NODES, ("", "one"))
-            assert shown(server) == ["Bearer wrong", "Bearer right"]
+            assert authorizations(server) == ["Bearer wrong", "Bearer right"]
     assert [entry["event"] for entry in logs] == [
         "API server rejects the credentials, retrying",
         "API server accepts the credentials again",
     ]
 
 
-async def test_a_token_file_that_comes_later(tmp_path: Path, scripted: Any, replies: Any) -> None:
+async def test_a_token_file_that_is_created_later_is_used(
+    tmp_path: Path, scripted: Any, replies: Any
+) -> None:
     file = tmp_path / "token"
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, token_file=str(file))) as client:
@@ -340,17 +352,17 @@ async def test_a_token_file_that_comes_later(tmp_path: Path, scripted: Any, repl
                 await client.get(NODES, ("", "one"))
             file.write_text("here")
             await client.get(NODES, ("", "one"))
-        assert shown(server) == ["Bearer here"]
+        assert authorizations(server) == ["Bearer here"]
 
 
-async def test_a_failing_plugin_is_not_run_by_every_caller(
+async def test_a_failing_exec_plugin_is_not_run_for_every_request(
     tmp_path: Path, scripted: Any, replies: Any
 ) -> None:
-    body = f"echo x >> {tmp_path}/asked; echo log in first >&2; exit 1"
+    body = f"echo x >> {tmp_path}/runs; echo log in first >&2; exit 1"
     async with scripted(replies.json(NODE)) as (server, _):
         async with Client(Access(server.url, exec_plugin=plugin(tmp_path, body))) as client:
             for _ in range(10):
                 with pytest.raises(Unauthenticated, match="log in first"):
                     await client.get(NODES, ("", "one"))
-        assert shown(server) == []
-    assert (tmp_path / "asked").read_text() == "x\n"
+        assert authorizations(server) == []
+    assert (tmp_path / "runs").read_text() == "x\n"

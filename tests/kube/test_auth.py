@@ -1,4 +1,4 @@
-"""Where an Access is found, and how kubeconfigs are read."""
+"""How an Access is found, and how kubeconfigs are read."""
 
 import base64
 from pathlib import Path
@@ -42,7 +42,7 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def test_current_and_named_context(tmp_path: Path) -> None:
+def test_the_current_context_is_used_unless_another_one_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "config", config({"token": "t"}))
     here = read_kubeconfig([path])
     assert (here.server, here.token, here.namespace) == ("https://one.example:6443", "t", "shop")
@@ -52,7 +52,9 @@ def test_current_and_named_context(tmp_path: Path) -> None:
     assert (there.server, there.namespace) == ("https://two.example", "default")
 
 
-def test_files_are_relative_to_the_kubeconfig_and_data_wins(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_kubeconfig_and_data_takes_precedence_over_files(
+    tmp_path: Path,
+) -> None:
     for name in ("ca.crt", "me.crt", "me.key"):
         (tmp_path / name).write_text(f"file {name}")
     user = {
@@ -69,7 +71,7 @@ def test_files_are_relative_to_the_kubeconfig_and_data_wins(tmp_path: Path) -> N
     assert access.token_file == str(tmp_path / "token")
 
 
-def test_the_rest_of_a_cluster_and_a_user(tmp_path: Path) -> None:
+def test_tls_proxy_and_impersonation_options_are_read(tmp_path: Path) -> None:
     cluster = {
         "insecure-skip-tls-verify": True,
         "tls-server-name": "api",
@@ -82,7 +84,7 @@ def test_the_rest_of_a_cluster_and_a_user(tmp_path: Path) -> None:
     assert access.impersonation == Impersonation("jane", groups=("g",))
 
 
-def test_exec_plugin(tmp_path: Path) -> None:
+def test_an_exec_plugin_is_read(tmp_path: Path) -> None:
     section = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": "./login",
@@ -109,7 +111,7 @@ def test_exec_plugin(tmp_path: Path) -> None:
     assert (plugin.command, plugin.arguments, plugin.environment) == ("login", (), ())
 
 
-def test_several_files_are_merged_the_first_wins(tmp_path: Path) -> None:
+def test_several_files_are_merged_and_the_first_value_takes_precedence(tmp_path: Path) -> None:
     first = write(tmp_path / "first", {"users": [{"name": "u", "user": {"token": "first"}}]})
     second = write(tmp_path / "second", config({"token": "second"}))
     access = read_kubeconfig([first, second])
@@ -157,14 +159,14 @@ def test_several_files_are_merged_the_first_wins(tmp_path: Path) -> None:
         ("nonsense", "Expected `object`"),
     ],
 )
-def test_mistakes_are_refused(content: object, complaint: str, tmp_path: Path) -> None:
+def test_an_invalid_kubeconfig_is_refused(content: object, complaint: str, tmp_path: Path) -> None:
     path = write(tmp_path / "config", content)
     with pytest.raises(Refused, match=complaint) as refused:
         read_kubeconfig([path])
     assert str(path) in str(refused.value) or str(tmp_path) in str(refused.value)
 
 
-def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_kubeconfig_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="--kubeconfig"):
         find_access(tmp_path / "none")
     (tmp_path / "bad").write_text("a: [")
@@ -172,7 +174,7 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
         find_access(tmp_path / "bad")
 
 
-def test_order_of_the_search(tmp_path: Path) -> None:
+def test_the_named_file_precedes_the_environment_and_the_home_directory(tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     write(tmp_path / ".kube" / "config", config({"token": "home"}))
     named = write(tmp_path / "named", config({"token": "named"}))
@@ -190,7 +192,9 @@ def test_order_of_the_search(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
 )
-def test_in_a_pod(host: str, url: str, tmp_path: Path) -> None:
+def test_the_access_of_a_pod_is_that_of_its_service_account(
+    host: str, url: str, tmp_path: Path
+) -> None:
     for name, text in (("token", "t"), ("ca.crt", "authority"), ("namespace", "fairlead")):
         (tmp_path / name).write_text(text)
     access = in_cluster(
@@ -200,6 +204,6 @@ def test_in_a_pod(host: str, url: str, tmp_path: Path) -> None:
     assert access.token_file == str(tmp_path / "token")
 
 
-def test_in_a_pod_without_service_account(tmp_path: Path) -> None:
+def test_a_pod_without_a_service_account_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="automountServiceAccountToken"):
         in_cluster({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, tmp_path)

@@ -1,4 +1,4 @@
-"""The client against both API servers, and against responses that no correct server sends."""
+"""The client with both API servers, and with responses that no correct server sends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +44,7 @@ def web(place: Api) -> ObjectKey:
     return ObjectKey(place.namespace, "web")
 
 
-async def test_a_whole_life(client: Client, web: ObjectKey) -> None:
+async def test_an_object_is_created_patched_and_deleted(client: Client, web: ObjectKey) -> None:
     made = await client.create(SERVICES, service(web.namespace))
     assert made.metadata.uid
     assert made.spec.cluster_ip
@@ -74,7 +74,9 @@ async def test_a_whole_life(client: Client, web: ObjectKey) -> None:
     assert missing.value.status == 404
 
 
-async def test_replace_needs_the_version_that_is_there(client: Client, web: ObjectKey) -> None:
+async def test_a_replacement_needs_the_present_resource_version(
+    client: Client, web: ObjectKey
+) -> None:
     made = await client.create(SERVICES, service(web.namespace))
     await client.patch(SERVICES, web, {"metadata": {"annotations": {"a": "b"}}})
     with pytest.raises(Conflict):
@@ -82,7 +84,7 @@ async def test_replace_needs_the_version_that_is_there(client: Client, web: Obje
     await client.replace(SERVICES, web, await client.get(SERVICES, web))
 
 
-async def test_server_side_apply_of_status_and_its_ownership(
+async def test_server_side_apply_of_a_status_respects_the_managers_of_its_fields(
     client: Client, web: ObjectKey
 ) -> None:
     async def apply(manager: str, status: Mapping[str, object], *, force: bool = False) -> Service:
@@ -108,7 +110,7 @@ async def test_server_side_apply_of_status_and_its_ownership(
     assert (await apply("two", {})).status.load_balancer.ingress == ()
 
 
-async def test_apply_makes_objects_of_both_scopes(
+async def test_server_side_apply_creates_objects_with_and_without_a_namespace(
     client: Client, web: ObjectKey, place: Api
 ) -> None:
     place.remove_later(KINDS_NODES, place.namespace)
@@ -123,7 +125,9 @@ async def test_apply_makes_objects_of_both_scopes(
     assert (made.metadata.namespace, made.metadata.name) == web
 
 
-async def test_list_takes_all_pages_and_selects(client: Client, place: Api) -> None:
+async def test_a_list_contains_all_pages_and_only_selected_objects(
+    client: Client, place: Api
+) -> None:
     namespace = place.namespace
     for number in range(7):
         await client.create(SERVICES, service(namespace, f"web-{number}"))
@@ -147,7 +151,9 @@ async def test_list_takes_all_pages_and_selects(client: Client, place: Api) -> N
     )
 
 
-async def test_rejection_contains_the_servers_message(client: Client, web: ObjectKey) -> None:
+async def test_a_rejection_contains_the_message_of_the_server(
+    client: Client, web: ObjectKey
+) -> None:
     wrong = {
         "metadata": {"name": "web", "namespace": web.namespace},
         "spec": {"ports": [{"port": 99999}]},
@@ -161,7 +167,7 @@ async def test_rejection_contains_the_servers_message(client: Client, web: Objec
 
 
 @pytest.mark.parametrize(
-    ("code", "meaning"),
+    ("code", "error"),
     [
         (401, Unauthenticated),
         (403, Refused),
@@ -171,24 +177,26 @@ async def test_rejection_contains_the_servers_message(client: Client, web: Objec
         (503, ServerUnavailable),
     ],
 )
-async def test_failures_by_status(
-    code: int, meaning: type[Exception], scripted: Any, replies: Any
+async def test_requests_and_watches_raise_the_error_of_the_status(
+    code: int, error: type[Exception], scripted: Any, replies: Any
 ) -> None:
     async with scripted(replies.failure(code, "no")) as (_, client):
-        with pytest.raises(meaning):
+        with pytest.raises(error):
             await client.get(SERVICES, WEB)
-        with pytest.raises(meaning):
+        with pytest.raises(error):
             async for _ in client.stream(SERVICES, parameters={}):
                 pass
 
 
-async def test_silent_server_costs_the_deadline_only(scripted: Any, replies: Any) -> None:
+async def test_a_silent_server_is_unavailable_after_the_timeout(
+    scripted: Any, replies: Any
+) -> None:
     async with scripted(replies.watch(), timeout_s=0.2) as (_, client):
         with pytest.raises(ServerUnavailable, match=r"not answered in 0\.2 s"):
             await client.get(SERVICES, WEB)
 
 
-async def test_no_server_listens() -> None:
+async def test_a_closed_port_is_unavailable() -> None:
     async with ApiServer() as server:
         url = server.url
     async with Client(Access(url), timeout_s=5) as client:
@@ -196,7 +204,7 @@ async def test_no_server_listens() -> None:
             await client.get(SERVICES, WEB)
 
 
-async def test_responses_that_are_not_objects(scripted: Any, replies: Any) -> None:
+async def test_responses_that_are_not_objects_raise_an_error(scripted: Any, replies: Any) -> None:
     async with scripted(replies.json("surprise")) as (_, client):
         with pytest.raises(Refused, match="cannot be read"):
             await client.get(SERVICES, WEB)
@@ -210,7 +218,9 @@ async def test_redirections_are_not_followed_with_the_token(scripted: Any, repli
             await client.get(SERVICES, WEB)
 
 
-async def test_path_of_the_server_is_kept(scripted: Any, replies: Any) -> None:
+async def test_the_path_in_the_url_of_the_server_precedes_the_api_path(
+    scripted: Any, replies: Any
+) -> None:
     async with scripted(replies.json({"metadata": {"name": "web"}})) as (server, _):
         async with Client(Access(server.url + "/k8s/clusters/c-1/")) as client:
             await client.get(SERVICES, WEB)

@@ -1,4 +1,4 @@
-"""Events are written once, counted afterwards, and never block their caller."""
+"""Events are written once, repetitions are counted, and the caller is never blocked."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ from fairlead.model import ServiceKey
 
 WEB = ServiceKey("default", "web")
 DEADLINE_S = 60.0
-There = Callable[[], Awaitable[list[Event]]]
+StoredEvents = Callable[[], Awaitable[list[Event]]]
 
 
 @asynccontextmanager
@@ -38,9 +38,9 @@ async def recording(client: Client, interval_s: float = 60.0) -> AsyncIterator[E
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(true: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not await true():
+        while not await condition():
             await asyncio.sleep(0.02)
 
 
@@ -50,21 +50,21 @@ def web(place: Api) -> ServiceKey:
 
 
 @pytest.fixture
-def there(client: Client, place: Api) -> There:
+def stored_events(client: Client, place: Api) -> StoredEvents:
     """Return a function that returns the Events of the test's namespace."""
 
-    async def there() -> list[Event]:
+    async def stored_events() -> list[Event]:
         return await client.list(EVENTS, namespace=place.namespace)
 
-    return there
+    return stored_events
 
 
-async def test_event_as_kubectl_shows_it(
-    client: Client, place: Api, web: ServiceKey, there: There
+async def test_an_event_has_the_fields_that_kubectl_shows(
+    client: Client, place: Api, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
-        await until(there)
+        await until(stored_events)
     [body] = await place.items(KIND)
     assert body["involvedObject"] == {
         "apiVersion": "v1",
@@ -83,8 +83,8 @@ async def test_event_as_kubectl_shows_it(
     assert body["firstTimestamp"] == body["lastTimestamp"]
 
 
-async def test_a_thousand_retries_are_two_writes(
-    client: Client, place: Api, web: ServiceKey, there: There
+async def test_a_thousand_repetitions_are_at_most_two_writes(
+    client: Client, place: Api, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     async with (
         place.watch(KIND, f"resourceVersion={await place.version(KIND)}") as watch,
@@ -95,7 +95,7 @@ async def test_a_thousand_retries_are_two_writes(
             await asyncio.sleep(0)
 
         async def counted() -> bool:
-            return [event.count for event in await there()] == [1000]
+            return [event.count for event in await stored_events()] == [1000]
 
         await until(counted)
         # An Event that is written afterwards shows that no other write came before it.
@@ -109,8 +109,8 @@ async def test_a_thousand_retries_are_two_writes(
     )
 
 
-async def test_different_things_are_different_events(
-    client: Client, web: ServiceKey, there: There
+async def test_another_message_or_service_is_another_event(
+    client: Client, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Normal", "Ensured", "it has 203.0.113.1")
@@ -120,13 +120,13 @@ async def test_different_things_are_different_events(
         )
 
         async def three() -> bool:
-            return len(await there()) == 3
+            return len(await stored_events()) == 3
 
         await until(three)
 
 
 async def test_a_number_that_changes_is_one_event_with_the_last_number(
-    client: Client, web: ServiceKey, there: There
+    client: Client, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     """The next process reports the same message with another number, and finds the Event."""
     for first in (1, 100):
@@ -142,12 +142,14 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
                 await asyncio.sleep(0.01)
 
             async def written_last(last: int = first + 19) -> bool:
-                return any(event.message.startswith(f"{last} of 1,000") for event in await there())
+                return any(
+                    event.message.startswith(f"{last} of 1,000") for event in await stored_events()
+                )
 
             await until(written_last)
-    [event] = await there()
+    [event] = await stored_events()
     assert event.message == "119 of 1,000 entries are taken after 119.5 s"
-    assert event.count == 39, "a Warning that a new process repeats has held all the time"
+    assert event.count == 39, "a Warning that a new process repeats is not counted"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ async def test_a_number_that_changes_is_one_event_with_the_last_number(
         ("load balancer 0f1a7c1e-1 is gone", "load balancer 0f1a7c1e-2 is gone", False),
     ],
 )
-def test_numbers_that_identify_something_make_another_event(
+def test_only_numbers_that_identify_an_object_make_another_event(
     one: str, other: str, same: bool
 ) -> None:
     assert (events.without_numbers(one) == events.without_numbers(other)) == same
@@ -210,28 +212,28 @@ async def test_an_event_in_a_namespace_that_is_being_deleted_is_dropped_without_
 
 
 async def test_an_event_that_the_server_deleted_is_created_again(
-    client: Client, web: ServiceKey, there: There
+    client: Client, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     async with recording(client, interval_s=0.05) as recorder:
         recorder.event(web, "uid-1", "Normal", "Ensured", "again")
-        await until(there)
-        (old,) = await there()
+        await until(stored_events)
+        (old,) = await stored_events()
         await client.delete(EVENTS, (web.namespace, old.metadata.name))
         recorder.event(web, "uid-1", "Normal", "Ensured", "again")
-        await until(there)
-        (new,) = await there()
+        await until(stored_events)
+        (new,) = await stored_events()
         assert new.metadata.uid != old.metadata.uid
 
 
 async def repeat_after(
-    client: Client, web: ServiceKey, there: There, last: datetime
+    client: Client, web: ServiceKey, stored_events: StoredEvents, last: datetime
 ) -> tuple[Event, Event]:
     """Return the Event before and after another process repeats it, with `last` as its previous
     time."""
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Warning", "SyncFailed", "no address is free")
-        await until(there)
-    (old,) = await there()
+        await until(stored_events)
+    (old,) = await stored_events()
     before = await client.patch(
         EVENTS, (web.namespace, old.metadata.name), {"lastTimestamp": stamp(last)}
     )
@@ -240,34 +242,36 @@ async def repeat_after(
         recorder.event(web, "uid-1", "Normal", "Ensured", "the last one")
 
         async def written() -> bool:
-            return len(await there()) == 2
+            return len(await stored_events()) == 2
 
         await until(written)
     return before, await client.get(EVENTS, (web.namespace, old.metadata.name))
 
 
 @pytest.mark.parametrize("minutes", [1, 59, -20])
-async def test_an_old_warning_is_renewed(
-    client: Client, web: ServiceKey, there: There, minutes: int
+async def test_a_new_process_renews_the_time_of_an_old_warning(
+    client: Client, web: ServiceKey, stored_events: StoredEvents, minutes: int
 ) -> None:
-    """Its count stays the same, because the repetition is no news. The same holds if the clock of
-    the previous process was wrong (-20)."""
+    """The count stays the same, because the Warning has held in the meantime. This is also true if
+    the clock of the previous process was wrong (-20)."""
     now = datetime.now(UTC)
-    before, after = await repeat_after(client, web, there, now - timedelta(minutes=minutes))
+    before, after = await repeat_after(client, web, stored_events, now - timedelta(minutes=minutes))
     assert after.metadata.uid == before.metadata.uid
     assert after.count == before.count == 1
     assert stamp(now) <= str(after.last_timestamp) <= stamp(datetime.now(UTC))
 
 
 async def test_a_recent_warning_is_not_written_again(
-    client: Client, web: ServiceKey, there: There
+    client: Client, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
-    before, after = await repeat_after(client, web, there, datetime.now(UTC) + timedelta(seconds=5))
+    before, after = await repeat_after(
+        client, web, stored_events, datetime.now(UTC) + timedelta(seconds=5)
+    )
     assert after.metadata.resource_version == before.metadata.resource_version
 
 
 async def test_a_warning_that_returns_is_written_after_its_recovery(
-    client: Client, web: ServiceKey, there: There
+    client: Client, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     """The next process writes it; `kubectl describe` sorts Events by their last time."""
     reported = (
@@ -280,10 +284,10 @@ async def test_a_warning_that_returns_is_written_after_its_recovery(
             recorder.event(web, "uid-1", *event)
 
         async def both() -> bool:
-            return len(await there()) == 2
+            return len(await stored_events()) == 2
 
         await until(both)
-    for each in await there():
+    for each in await stored_events():
         last = times[each.type == "Normal"]
         await client.patch(
             EVENTS, (web.namespace, each.metadata.name), {"lastTimestamp": stamp(last)}
@@ -292,10 +296,13 @@ async def test_a_warning_that_returns_is_written_after_its_recovery(
         recorder.event(web, "uid-1", *reported[0])
 
         async def warned_last() -> bool:
-            return max(await there(), key=lambda each: each.last_timestamp or "").type == "Warning"
+            return (
+                max(await stored_events(), key=lambda each: each.last_timestamp or "").type
+                == "Warning"
+            )
 
         await until(warned_last)
-    assert {each.count for each in await there()} == {1}
+    assert {each.count for each in await stored_events()} == {1}
 
 
 async def test_ten_thousand_events_fit_into_the_queue() -> None:
@@ -317,21 +324,21 @@ def test_an_invalid_time_counts_as_old(last: str | None) -> None:
     assert is_stale(Event(ObjectMeta(), last_timestamp=last), datetime.now(UTC))
 
 
-async def test_long_messages_are_cut_to_what_the_api_takes(
-    client: Client, web: ServiceKey, there: There
+async def test_long_messages_are_truncated_to_the_limits_of_the_api(
+    client: Client, web: ServiceKey, stored_events: StoredEvents
 ) -> None:
     async with recording(client) as recorder:
         recorder.event(web, "uid-1", "Normal", "R" * 500, "m" * 5000)
 
-        async def cut() -> bool:
-            return [(len(event.reason), len(event.message)) for event in await there()] == [
+        async def truncated() -> bool:
+            return [(len(event.reason), len(event.message)) for event in await stored_events()] == [
                 (128, 1024)
             ]
 
-        await until(cut)
+        await until(truncated)
 
 
-async def test_unavailable_server_is_retried() -> None:
+async def test_an_event_is_written_as_soon_as_the_server_is_available() -> None:
     async with (
         ApiServer() as server,
         Client(Access(server.url)) as client,
@@ -340,14 +347,14 @@ async def test_unavailable_server_is_retried() -> None:
         server.faults.add(Fault("status", "POST", code=503, count=2))
         recorder.event(WEB, "uid-1", "Normal", "Ensured", "late")
 
-        async def there() -> bool:
+        async def stored_events() -> bool:
             return bool(await client.list(EVENTS))
 
-        await until(there)
+        await until(stored_events)
         assert recorder.dropped == 0
 
 
-async def test_rejection_is_logged_and_the_next_event_is_written() -> None:
+async def test_a_rejected_event_is_logged_and_the_next_one_is_written() -> None:
     with capture_logs() as logs:
         async with (
             ApiServer() as server,
@@ -366,7 +373,7 @@ async def test_rejection_is_logged_and_the_next_event_is_written() -> None:
     assert [entry["reason"] for entry in logs if entry["event"] == "Event not written"] == ["First"]
 
 
-async def test_queue_and_memory_are_bounded() -> None:
+async def test_the_number_of_queued_events_is_limited() -> None:
     async with Client(Access("http://127.0.0.1:1")) as client:
         recorder = EventRecorder(client, "fairlead-test")
         for number in range(events.MAX_SERIES + 500):

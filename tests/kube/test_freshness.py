@@ -1,5 +1,4 @@
-"""The age of a watch, with an API server that is idle, one that hangs, and one that rejects the
-watch."""
+"""The age of a watch at an API server that is idle, that hangs, or that rejects the watch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +11,7 @@ from fairlead.errors import FairleadError
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import STALE_S as DEFAULT_STALE_S
-from fairlead.kube.freshness import Freshness, proved_s, stale_after_s
+from fairlead.kube.freshness import Freshness, confirmed_s, stale_after_s
 from fairlead.kube.objects import NODES, SERVICES, Service
 from fairlead.kube.reflector import Reflector
 from fairlead.lab.apiserver import ApiServer
@@ -21,7 +20,7 @@ from fairlead.lab.apiserver.faults import Fault
 STALE_S = 0.6
 
 
-class Bench:
+class Setup:
     """A reflector of Services, and a task that requests Nodes periodically, as a role renews its
     Lease. `custom`: the kind is followed like a kind that an API server may lack."""
 
@@ -63,36 +62,36 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
     async with (
         ApiServer() as server,
         Client(Access(server.url), timeout_s=1.0) as client,
         asyncio.TaskGroup() as group,
     ):
-        bench = Bench(server, client, custom=getattr(request, "param", False))
-        tasks = [group.create_task(bench.follow()), group.create_task(bench.send_requests())]
-        await bench.until(lambda: bench.reflector.watching)
-        yield bench
+        setup = Setup(server, client, custom=getattr(request, "param", False))
+        tasks = [group.create_task(setup.follow()), group.create_task(setup.send_requests())]
+        await setup.until(lambda: setup.reflector.watching)
+        yield setup
         for task in tasks:
             task.cancel()
 
 
-async def test_a_quiet_watch_is_current_while_the_server_answers(bench: Bench) -> None:
-    last_contact_s = bench.reflector.last_contact_s
-    await bench.until(lambda: bench.client.answered_s > last_contact_s + 2 * STALE_S)
-    assert bench.reflector.last_contact_s == last_contact_s, "no event, and no bookmark yet"
-    assert not bench.stale
+async def test_a_quiet_watch_is_current_while_the_server_answers(setup: Setup) -> None:
+    last_contact_s = setup.reflector.last_contact_s
+    await setup.until(lambda: setup.client.answered_s > last_contact_s + 2 * STALE_S)
+    assert setup.reflector.last_contact_s == last_contact_s, "no event, and no bookmark yet"
+    assert not setup.stale
 
 
-async def test_a_server_that_hangs_makes_the_watch_stale_and_is_logged_once(bench: Bench) -> None:
+async def test_a_server_that_hangs_makes_the_watch_stale_and_is_logged_once(setup: Setup) -> None:
     with capture_logs() as logs:
-        bench.server.faults.add(Fault("stall", count=0))
-        await bench.until(lambda: bench.stale)
-        assert not bench.freshness.reachable
-        await bench.until(lambda: bench.freshness.ages()["services"] > 2 * STALE_S)
-        bench.server.faults.clear()
-        await bench.until(
-            lambda: not bench.stale and any("current again" in each["event"] for each in logs)
+        setup.server.faults.add(Fault("stall", count=0))
+        await setup.until(lambda: setup.stale)
+        assert not setup.freshness.reachable
+        await setup.until(lambda: setup.freshness.ages()["services"] > 2 * STALE_S)
+        setup.server.faults.clear()
+        await setup.until(
+            lambda: not setup.stale and any("current again" in each["event"] for each in logs)
         )
     logged = [each["event"] for each in logs if "watches of the API server" in each["event"]]
     assert logged == [
@@ -101,49 +100,51 @@ async def test_a_server_that_hangs_makes_the_watch_stale_and_is_logged_once(benc
     ]
 
 
-async def test_a_rejected_watch_is_stale_although_the_server_answers(bench: Bench) -> None:
-    bench.server.faults.add(Fault("status", path="/services", code=403, count=0))
-    bench.server.faults.add(Fault("end", path="/services", count=1))
-    await bench.until(lambda: bench.stale)
-    assert bench.freshness.reachable
-    bench.server.faults.clear()
-    await bench.until(lambda: not bench.stale)
+async def test_a_rejected_watch_is_stale_although_the_server_answers(setup: Setup) -> None:
+    setup.server.faults.add(Fault("status", path="/services", code=403, count=0))
+    setup.server.faults.add(Fault("end", path="/services", count=1))
+    await setup.until(lambda: setup.stale)
+    assert setup.freshness.reachable
+    setup.server.faults.clear()
+    await setup.until(lambda: not setup.stale)
 
 
-async def test_the_age_of_a_watch_survives_its_end(bench: Bench) -> None:
-    last_contact_s = bench.reflector.last_contact_s
-    await bench.until(lambda: bench.client.answered_s > last_contact_s + 2 * STALE_S)
-    bench.server.faults.add(Fault("reset", count=0))
-    bench.server.faults.add(Fault("cut", path="/services", count=1))
-    await bench.until(lambda: not bench.reflector.watching)
-    assert bench.reflector.last_contact_s > last_contact_s + STALE_S
+async def test_the_age_of_a_watch_survives_its_end(setup: Setup) -> None:
+    last_contact_s = setup.reflector.last_contact_s
+    await setup.until(lambda: setup.client.answered_s > last_contact_s + 2 * STALE_S)
+    setup.server.faults.add(Fault("reset", count=0))
+    setup.server.faults.add(Fault("cut", path="/services", count=1))
+    await setup.until(lambda: not setup.reflector.watching)
+    assert setup.reflector.last_contact_s > last_contact_s + STALE_S
 
 
-@pytest.mark.parametrize("bench", [True], indirect=True)
-async def test_a_kind_that_the_server_does_not_have_is_known_to_be_empty(bench: Bench) -> None:
-    bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
-    bench.server.faults.add(Fault("end", path="/services", count=1))
-    requests_before = len(bench.server.requests)
-    await bench.until(
+@pytest.mark.parametrize("setup", [True], indirect=True)
+async def test_a_kind_that_the_server_does_not_have_counts_as_empty_and_not_as_stale(
+    setup: Setup,
+) -> None:
+    setup.server.faults.add(Fault("status", path="/services", code=404, count=0))
+    setup.server.faults.add(Fault("end", path="/services", count=1))
+    requests_before = len(setup.server.requests)
+    await setup.until(
         lambda: (
-            sum("/services" in each.path for each in list(bench.server.requests)[requests_before:])
+            sum("/services" in each.path for each in list(setup.server.requests)[requests_before:])
             > 2
         )
     )
-    assert bench.reflector.watching
-    assert not bench.stale
+    assert setup.reflector.watching
+    assert not setup.stale
 
 
-async def test_a_kind_that_every_server_has_is_stale_where_something_else_answers(
-    bench: Bench,
+async def test_a_kind_that_every_server_has_is_stale_if_another_program_responds(
+    setup: Setup,
 ) -> None:
-    """An example is a proxy in front of the API server whose backend is gone."""
-    bench.server.faults.add(Fault("status", path="/services", code=404, count=0))
-    bench.server.faults.add(Fault("end", path="/services", count=1))
-    await bench.until(lambda: bench.stale)
+    """An example is a proxy in front of an API server that is down."""
+    setup.server.faults.add(Fault("status", path="/services", code=404, count=0))
+    setup.server.faults.add(Fault("end", path="/services", count=1))
+    await setup.until(lambda: setup.stale)
 
 
-async def test_flapping_is_logged_at_most_once_per_interval() -> None:
+async def test_a_watch_that_repeatedly_becomes_stale_is_logged_once_per_interval() -> None:
     now_s = 1000.0
     watch = Watch(now_s)
     freshness = Freshness(
@@ -168,17 +169,16 @@ class Watch:
         self.last_contact_s = last_contact_s
 
 
-def test_what_proves_a_watch() -> None:
+def test_a_later_response_of_the_server_confirms_only_an_open_watch() -> None:
     watch = Watch(100.0)
-    assert proved_s(watch, 130.0) == 130.0
-    assert proved_s(watch, 90.0) == 100.0
+    assert confirmed_s(watch, 130.0) == 130.0
+    assert confirmed_s(watch, 90.0) == 100.0
     watch.watching = False
-    assert proved_s(watch, 130.0) == 100.0
+    assert confirmed_s(watch, 130.0) == 100.0
 
 
-def test_a_quiet_cluster_is_not_stale_where_leases_are_renewed_seldom() -> None:
-    """Between two renewals, of which one may fail, the API server may have no other request to
-    answer."""
+def test_a_quiet_cluster_is_not_stale_with_rare_renewals_of_leases() -> None:
+    """The renewals may be the only requests of a process, and one of them may fail."""
     presence = PresenceConfig()
     assert stale_after_s(presence.lease_duration_s) == DEFAULT_STALE_S
     for duration_s in (1.0, 60.0, 90.0, 600.0):

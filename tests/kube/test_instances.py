@@ -1,4 +1,4 @@
-"""Which instances count as alive if the API server hides something from the command."""
+"""Which instances count as alive if the API server does not show all Leases to the command."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,29 +37,33 @@ async def server() -> AsyncIterator[ApiServer]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def seen(server: ApiServer) -> list[tuple[str, bool]]:
+async def observed(server: ApiServer) -> list[tuple[str, bool]]:
     async with Client(Access(server.url), timeout_s=1.0) as client:
         return [(each.name, each.alive) for each in await observe(client, SECTION.namespace)]
 
 
-async def test_an_instance_is_seen_though_the_watch_is_denied(server: ApiServer) -> None:
+async def test_an_instance_counts_as_alive_although_the_watch_is_forbidden(
+    server: ApiServer,
+) -> None:
     server.faults.add(Fault("status", "GET", WATCHES, code=403, count=0))
-    assert await seen(server) == [("gw1", True)]
+    assert await observed(server) == [("gw1", True)]
 
 
-async def test_no_instance_is_gone_because_the_server_is_unreachable(server: ApiServer) -> None:
+async def test_an_unreachable_server_is_an_error_and_not_a_missing_instance(
+    server: ApiServer,
+) -> None:
     server.faults.add(Fault("stall", "GET", WATCHES, count=0))
-    asked = asyncio.ensure_future(seen(server))
+    observation = asyncio.ensure_future(observed(server))
     async with asyncio.timeout(30):
         while not any("watch=" in each.query for each in server.requests):
             await asyncio.sleep(0.01)
     server.faults.add(Fault("reset", "GET", LISTS, count=0))
     with pytest.raises(Unavailable):
-        await asked
+        await observation
 
 
 async def test_the_error_names_the_missing_permission(server: ApiServer) -> None:
     server.faults.add(Fault("status", "GET", LISTS, code=403, count=0))
     with pytest.raises(Refused, match="may not read the Leases of the roles") as problem:
-        await seen(server)
+        await observed(server)
     assert "`list` and `watch` leases.coordination.k8s.io" in str(problem.value)

@@ -1,4 +1,4 @@
-"""Leader election with both API servers: one leader at a time, under every failure."""
+"""Leader election with both API servers: whatever fails, there is one leader at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ TIMES = {"lease_s": 1.0, "renew_deadline_s": 0.6, "retry_s": 0.1}
 
 
 class Candidate:
-    """An elector whose work records when it runs. `leaders`, shared by all candidates, must never
-    hold two names."""
+    """An elector whose work records when it runs. `leaders`, which all candidates share, must never
+    contain two names."""
 
     def __init__(self, client: Client, key: ObjectKey, name: str, leaders: set[str]) -> None:
         self.name = name
@@ -49,8 +49,8 @@ class Candidate:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    def die(self) -> None:
-        """Stop as with SIGKILL: no more renewals, and the Lease is not released."""
+    def crash(self) -> None:
+        """Stop as after SIGKILL: the candidate neither renews nor releases the Lease."""
         assert self.task is not None
         self.elector._renewed_at = None
         self.task.cancel()
@@ -89,7 +89,7 @@ def key(place: Api) -> ObjectKey:
     return ObjectKey(place.namespace, "fairlead-controller")
 
 
-async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(
+async def test_one_candidate_leads_and_the_next_leads_at_once_when_it_stops(
     place: Api, client: Client, key: ObjectKey
 ) -> None:
     async with candidates(place.access, "a", "b", key=key) as (leaders, (a, b)):
@@ -107,7 +107,7 @@ async def test_one_leads_and_the_next_takes_over_at_once_when_it_stops(
     assert lease.spec.lease_transitions == 1
 
 
-async def test_after_a_sudden_death_the_next_waits_out_the_lease(
+async def test_after_a_crash_of_the_leader_the_next_leads_when_the_lease_has_expired(
     place: Api, key: ObjectKey
 ) -> None:
     async with candidates(place.access, "a", "b", key=key) as (leaders, (a, b)):
@@ -115,12 +115,12 @@ async def test_after_a_sudden_death_the_next_waits_out_the_lease(
         await until(leaders, "a")
         b.start()
         await asyncio.sleep(0.3)
-        a.die()
+        a.crash()
         await until(leaders, "b")
         assert b.terms == 1
 
 
-async def test_many_begin_at_once_and_one_leads(place: Api, key: ObjectKey) -> None:
+async def test_of_many_candidates_that_start_together_one_leads(place: Api, key: ObjectKey) -> None:
     async with candidates(place.access, *"abcde", key=key) as (leaders, made):
         for candidate in made:
             candidate.start()
@@ -132,7 +132,9 @@ async def test_many_begin_at_once_and_one_leads(place: Api, key: ObjectKey) -> N
         assert sum(candidate.terms for candidate in made) == 1
 
 
-async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(server: ApiServer) -> None:
+async def test_a_leader_that_cannot_renew_stops_before_another_candidate_may_lead(
+    server: ApiServer,
+) -> None:
     async with candidates(Access(server.url), "a", "b") as (leaders, (a, b)):
         a.start()
         await until(leaders, "a")

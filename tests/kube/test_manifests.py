@@ -40,7 +40,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.10}]}
 OTHER = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n"
 
 
-def test_folder_with_everything(tmp_path: Path) -> None:
+def test_all_manifests_of_a_folder_are_read_and_other_kinds_are_counted(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.yaml").write_text(f"{SERVICE}---\n{OTHER}---\n# nothing\n---\n{SLICE}")
     (tmp_path / "deep" / "b.yml").write_text(NODE)
@@ -59,7 +59,7 @@ def test_folder_with_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["List", "ServiceList"])
-def test_lists_are_taken_apart(kind: str) -> None:
+def test_the_items_of_lists_are_read(kind: str) -> None:
     item = {"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}
     if kind == "List":
         item |= {"apiVersion": "v1", "kind": "Service"}
@@ -72,7 +72,7 @@ def test_lists_are_taken_apart(kind: str) -> None:
     ]
 
 
-def test_kind_of_the_same_name_in_another_group_is_another() -> None:
+def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
     text = (
         "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\nspec: "
         "{template: 3}\n"
@@ -100,7 +100,9 @@ def test_kind_of_the_same_name_in_another_group_is_another() -> None:
         ),
     ],
 )
-def test_mistakes_are_named(text: str, complaint: str, tmp_path: Path) -> None:
+def test_an_error_names_the_document_and_the_field(
+    text: str, complaint: str, tmp_path: Path
+) -> None:
     file = tmp_path / "f.yaml"
     file.write_text(text)
     with pytest.raises(Refused) as refused:
@@ -108,14 +110,14 @@ def test_mistakes_are_named(text: str, complaint: str, tmp_path: Path) -> None:
     assert complaint in str(refused.value)
 
 
-def test_no_such_file_and_no_manifests(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_without_manifests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read"):
         read_manifests([tmp_path / "none.yaml"])
     with pytest.raises(Refused, match="no manifests"):
         read_manifests([tmp_path])
 
 
-def test_documents_keep_all_kinds_as_they_are() -> None:
+def test_documents_of_all_kinds_are_returned_unchanged() -> None:
     read = list(read_documents(["-"], io.StringIO(f"{OTHER}---\n{NODE}")))
     assert [(document.kind, document.place) for document in read] == [
         (("apps/v1", "Deployment"), "standard input:1"),

@@ -20,7 +20,9 @@ from fairlead.kube.networks import read_address, read_network
         ("", None),
     ],
 )
-def test_addresses(text: str, address: str | None) -> None:
+def test_addresses_are_normalized_and_other_texts_are_rejected(
+    text: str, address: str | None
+) -> None:
     assert read_address(text) == address
 
 
@@ -38,5 +40,7 @@ def test_addresses(text: str, address: str | None) -> None:
         ("everybody", None),
     ],
 )
-def test_networks(text: str, network: str | None) -> None:
+def test_networks_are_normalized_and_other_texts_are_rejected(
+    text: str, network: str | None
+) -> None:
     assert read_network(text) == network

@@ -1,5 +1,4 @@
-"""Authentication at a real API server: each kind of credentials, and roles that the server
-rejects."""
+"""Authentication at a real API server with each kind of credentials."""
 
 import asyncio
 import base64
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.kube.passage import connect_proxy
+from tests.kube.recording_proxy import connect_proxy
 
 from fairlead.kube.access import Access
 from fairlead.kube.answers import ServerUnavailable, Unauthenticated
@@ -27,8 +26,8 @@ GROUP = "authentication.k8s.io"
 Object = dict[str, Any]
 
 
-async def who(access: Access) -> Object:
-    """Return the identity that the server assigns: `username`, `groups`, `extra`."""
+async def identity_of(access: Access) -> Object:
+    """Return the identity of the credentials at the server: `username`, `groups`, `extra`."""
     async with Client(access) as client:
         return await identity(client)
 
@@ -121,19 +120,19 @@ def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
-async def test_a_client_certificate_as_data_and_as_files(
+async def test_a_client_certificate_is_accepted_as_data_and_as_files(
     real_apiserver: KubeApiServer, tmp_path: Path
 ) -> None:
     certificate = Certificate(tmp_path, real_apiserver, "anna")
     for user in (certificate.data, {"client-certificate": "me.crt", "client-key": "me.key"}):
-        found = await who(
+        found = await identity_of(
             read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)])
         )
         assert found["username"] == "anna"
         assert "system:masters" in found["groups"]
 
 
-async def test_a_certificate_of_another_authority(
+async def test_a_certificate_of_another_authority_is_rejected(
     real_apiserver: KubeApiServer, tmp_path: Path
 ) -> None:
     new_key = [
@@ -158,7 +157,9 @@ async def test_a_certificate_of_another_authority(
     )
     user = {"client-certificate": "me.crt", "client-key": "me.key"}
     with pytest.raises(Unauthenticated, match="renew the credentials"):
-        await who(read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)]))
+        await identity_of(
+            read_kubeconfig([write_config(tmp_path / "config", real_apiserver, user)])
+        )
 
 
 async def make(server: KubeApiServer, path: str, body: Object) -> Object:
@@ -192,7 +193,7 @@ async def bound_token(server: KubeApiServer, space: str, secret: str) -> str:
     return str(answer["status"]["token"])
 
 
-async def test_a_token_that_is_rotated(
+async def test_a_rotated_token_is_read_from_its_file_again(
     real_apiserver: KubeApiServer, space: str, tmp_path: Path
 ) -> None:
     """The old token becomes invalid while it is in use, as when it expires: the next call uses the
@@ -216,7 +217,7 @@ async def test_a_token_that_is_rotated(
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-async def test_an_exec_plugin_gives_a_token_and_runs_again(
+async def test_an_exec_plugin_runs_again_when_its_token_expires(
     real_apiserver: KubeApiServer, tmp_path: Path, version: str
 ) -> None:
     api_version = f"client.{GROUP}/{version}"
@@ -231,13 +232,13 @@ async def test_an_exec_plugin_gives_a_token_and_runs_again(
     async with Client(access) as client:
         for _ in range(3):
             assert (await identity(client))["username"] == "admin"
-        assert asked(tmp_path) == 1
+        assert plugin_runs(tmp_path) == 1
         await asyncio.sleep((expires - datetime.now(UTC)).total_seconds() - 10 + 0.1)
         await identity(client)
-        assert asked(tmp_path) == 2
+        assert plugin_runs(tmp_path) == 2
 
 
-async def test_an_exec_plugin_gives_a_certificate(
+async def test_the_certificate_of_an_exec_plugin_is_accepted(
     real_apiserver: KubeApiServer, tmp_path: Path
 ) -> None:
     certificate = Certificate(tmp_path, real_apiserver, "otto")
@@ -246,7 +247,7 @@ async def test_an_exec_plugin_gives_a_certificate(
         "clientKeyData": certificate.key.read_text(),
     }
     access = plugin_access(real_apiserver, tmp_path, f"client.{GROUP}/v1", status)
-    assert (await who(access))["username"] == "otto"
+    assert (await identity_of(access))["username"] == "otto"
 
 
 def plugin_access(server: KubeApiServer, folder: Path, api_version: str, status: Object) -> Access:
@@ -254,17 +255,17 @@ def plugin_access(server: KubeApiServer, folder: Path, api_version: str, status:
         json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": status})
     )
     plugin = folder / "plugin"
-    plugin.write_text(f"#!/bin/sh\necho x >> {folder}/asked\ncat {folder}/answer\n")
+    plugin.write_text(f"#!/bin/sh\necho x >> {folder}/runs\ncat {folder}/answer\n")
     plugin.chmod(0o755)
     user = {"exec": {"apiVersion": api_version, "command": "./plugin", "interactiveMode": "Never"}}
     return read_kubeconfig([write_config(folder / "config", server, user)])
 
 
-def asked(folder: Path) -> int:
-    return len((folder / "asked").read_text().splitlines())
+def plugin_runs(folder: Path) -> int:
+    return len((folder / "runs").read_text().splitlines())
 
 
-async def test_several_files_and_contexts(
+async def test_several_kubeconfigs_are_merged_and_a_context_is_selected(
     real_apiserver: KubeApiServer, space: str, tmp_path: Path
 ) -> None:
     first = write_config(tmp_path / "first", real_apiserver, {"token": real_apiserver.access.token})
@@ -281,22 +282,24 @@ async def test_several_files_and_contexts(
             [str(first), str(tmp_path / "second"), str(tmp_path / "absent")]
         )
     }
-    assert (await who(find_access(environment=environment)))["username"] == "admin"
+    assert (await identity_of(find_access(environment=environment)))["username"] == "admin"
     other = find_access(context="other", environment=environment)
-    assert (await who(other))["username"] == f"system:serviceaccount:{space}:me"
+    assert (await identity_of(other))["username"] == f"system:serviceaccount:{space}:me"
     assert other.namespace == space
 
 
-async def test_through_a_proxy(real_apiserver: KubeApiServer, tmp_path: Path) -> None:
-    async with connect_proxy() as (url, asked):
+async def test_requests_use_the_proxy_of_the_kubeconfig(
+    real_apiserver: KubeApiServer, tmp_path: Path
+) -> None:
+    async with connect_proxy() as (url, requested):
         config = write_config(
             tmp_path / "config",
             real_apiserver,
             {"token": real_apiserver.access.token},
             proxy_url=url,
         )
-        assert (await who(read_kubeconfig([config])))["username"] == "admin"
-    assert asked == [f"CONNECT {real_apiserver.url.removeprefix('https://')}"]
+        assert (await identity_of(read_kubeconfig([config])))["username"] == "admin"
+    assert requested == [f"CONNECT {real_apiserver.url.removeprefix('https://')}"]
 
 
 async def test_an_untrusted_server_gets_no_credentials(
@@ -312,7 +315,7 @@ async def test_an_untrusted_server_gets_no_credentials(
         with pytest.raises(
             ServerUnavailable, match="give the server's certificate authority in the kubeconfig"
         ) as refused:
-            await who(read_kubeconfig([config]))
+            await identity_of(read_kubeconfig([config]))
         assert "certificate verify failed" in str(refused.value)
         assert "\n" not in str(refused.value)
     careless = write_config(
@@ -322,4 +325,4 @@ async def test_an_untrusted_server_gets_no_credentials(
         certificate_authority_data=None,
         insecure_skip_tls_verify=True,
     )
-    assert (await who(read_kubeconfig([careless])))["username"] == "admin"
+    assert (await identity_of(read_kubeconfig([careless])))["username"] == "admin"

@@ -1,5 +1,5 @@
-"""The reflector against a server that does, on the wire, everything that API servers and proxies in
-front of them are known to do."""
+"""The reflector with a scripted server, which sends everything that API servers, and proxies in
+front of them, are known to send."""
 
 import asyncio
 from typing import Any
@@ -53,7 +53,7 @@ def quick(client: Any, resource: Any = SERVICES, **options: Any) -> Reflector[An
     return Reflector(client, resource, floor_s=0.01, ceiling_s=0.2, **options)
 
 
-async def test_streamed_list_is_one_change_set_then_events(
+async def test_a_streamed_list_is_one_change_set_and_events_follow(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     events = [
@@ -69,14 +69,14 @@ async def test_streamed_list_is_one_change_set_then_events(
             assert A in follower.sets[0]
             assert follower.view[A].spec.ports[0].port == 81
             assert dict(follower.reflector.objects) == follower.view
-        asked = server.queries[0]
-        assert (asked["sendInitialEvents"], asked["resourceVersionMatch"]) == (
+        query = server.queries[0]
+        assert (query["sendInitialEvents"], query["resourceVersionMatch"]) == (
             "true",
             "NotOlderThan",
         )
-        assert asked["allowWatchBookmarks"] == "true"
-        assert "resourceVersion" not in asked
-        assert 240 <= int(asked["timeoutSeconds"]) <= 300
+        assert query["allowWatchBookmarks"] == "true"
+        assert "resourceVersion" not in query
+        assert 240 <= int(query["timeoutSeconds"]) <= 300
 
 
 async def test_nothing_is_reported_before_the_list_is_complete(
@@ -92,7 +92,9 @@ async def test_nothing_is_reported_before_the_list_is_complete(
         assert follower.sets[0].keys() == {A, B}
 
 
-async def test_empty_collection_is_reported_once(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_an_empty_collection_is_reported_once(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     async with (
         scripted(replies.watch(*streamed(version=5))) as (_, client),
         follow(quick(client)) as follower,
@@ -103,7 +105,7 @@ async def test_empty_collection_is_reported_once(scripted: Any, replies: Any, fo
 
 
 @pytest.mark.parametrize("code", [400, 422, 500])
-async def test_pages_where_lists_are_not_streamed(
+async def test_a_server_without_streamed_lists_is_listed_in_pages(
     code: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
     async with (
@@ -122,7 +124,7 @@ async def test_pages_where_lists_are_not_streamed(
         assert server.queries[3]["resourceVersion"] == "5"
 
 
-async def test_page_that_expired_makes_the_next_list_one_piece(
+async def test_after_an_expired_page_the_list_is_requested_in_one_piece(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     async with (
@@ -140,7 +142,7 @@ async def test_page_that_expired_makes_the_next_list_one_piece(
         assert "limit" not in server.queries[3]
 
 
-async def test_server_that_ignores_the_request_to_stream_a_list(
+async def test_a_server_that_does_not_complete_a_streamed_list_is_listed_in_pages(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     async with (
@@ -157,7 +159,9 @@ async def test_server_that_ignores_the_request_to_stream_a_list(
         await follower.until(lambda: A in follower.view)
 
 
-async def test_streamed_list_that_ends_early(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_a_streamed_list_that_ends_early_is_requested_in_pages(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     async with (
         scripted(
             replies.watch(event("ADDED", service(A, 1)), then="end"),
@@ -170,7 +174,7 @@ async def test_streamed_list_that_ends_early(scripted: Any, replies: Any, follow
 
 
 @pytest.mark.parametrize("how", ["status", "event"])
-async def test_expired_version_is_relisted_as_a_difference(
+async def test_an_expired_version_causes_a_new_list_of_which_the_differences_are_reported(
     how: str, scripted: Any, replies: Any, follow: Any
 ) -> None:
     first = replies.watch(*streamed(service(A, 1), service(B, 2), version=5), then="end")
@@ -204,7 +208,7 @@ async def test_events_before_a_failure_in_the_same_packet_are_not_lost(
         await follower.until(lambda: B in follower.view)
 
 
-async def test_server_that_keeps_expiring_gets_few_requests(
+async def test_a_server_whose_versions_always_expire_gets_few_requests(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     async with scripted(
@@ -227,7 +231,7 @@ async def test_server_that_keeps_expiring_gets_few_requests(
 
 
 @pytest.mark.parametrize("then", ["end", "break"])
-async def test_watch_that_ends_at_once_gets_few_requests(
+async def test_a_server_whose_watches_end_at_once_gets_few_requests(
     then: str, scripted: Any, replies: Any, follow: Any
 ) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5), then=then)
@@ -261,7 +265,7 @@ async def test_an_incomplete_line_is_discarded(scripted: Any, replies: Any, foll
             assert server.queries[2]["resourceVersion"] == "5"
 
 
-async def test_very_long_line(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_a_very_long_line_is_read(scripted: Any, replies: Any, follow: Any) -> None:
     long = "x" * (3 << 20)
     async with (
         scripted(replies.watch(*streamed(service(A, 1, note=long), version=5))) as (_, client),
@@ -271,7 +275,7 @@ async def test_very_long_line(scripted: Any, replies: Any, follow: Any) -> None:
         assert follower.view[A].metadata.annotations["note"] == long
 
 
-async def test_bookmark_moves_the_place_to_resume_from(
+async def test_a_watch_is_resumed_at_the_version_of_the_last_bookmark(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5), bookmark(77), then="end")
@@ -283,7 +287,9 @@ async def test_bookmark_moves_the_place_to_resume_from(
         assert server.queries[1]["resourceVersion"] == "77"
 
 
-async def test_silent_watch_is_ended(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_a_silent_watch_is_ended_and_resumed(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5))
     async with (
         scripted(first, replies.page(version=5), replies.watch(event("ADDED", service(B, 6)))) as (
@@ -318,7 +324,7 @@ async def test_one_unreadable_object_does_not_affect_the_others(
     assert warned == ["default/b", "default/a"]
 
 
-async def test_unreadable_object_in_a_new_list_keeps_its_previous_state(
+async def test_an_unreadable_object_in_a_new_list_keeps_its_previous_state(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     broken = service(A, 8)
@@ -333,7 +339,7 @@ async def test_unreadable_object_in_a_new_list_keeps_its_previous_state(
         assert follower.view[A].spec.ports[0].port == 80
 
 
-async def test_forbidden_is_logged_once_and_retried(
+async def test_a_forbidden_list_is_logged_once_and_retried(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     refusals = [replies.failure(403, 'services is forbidden: User "nobody" cannot list')] * 3
@@ -353,7 +359,9 @@ async def test_forbidden_is_logged_once_and_retried(
     assert "RBAC" in lost[0]["problem"]
 
 
-async def test_retry_after_is_honoured(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_the_retry_after_of_a_response_is_respected(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     async with scripted(
         replies.failure(429, Retry_After="1"), replies.watch(*streamed(version=5))
     ) as (server, client):
@@ -362,7 +370,7 @@ async def test_retry_after_is_honoured(scripted: Any, replies: Any, follow: Any)
         assert server.requests[1][0] - server.requests[0][0] >= 0.99
 
 
-async def test_unknown_version_causes_a_new_list_after_some_tries(
+async def test_a_version_that_the_server_does_not_know_causes_a_new_list_after_some_attempts(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     first = replies.watch(*streamed(service(A, 1), version=5_000), then="end")
@@ -377,7 +385,9 @@ async def test_unknown_version_causes_a_new_list_after_some_tries(
         await follower.until(lambda: follower.view.keys() == {B})
 
 
-async def test_transform_shortens_and_drops(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_a_transform_may_remove_fields_and_objects(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     def keep(item: Service) -> Service | None:
         if item.spec.ports[0].port == 443:
             return None
@@ -400,7 +410,7 @@ async def test_transform_shortens_and_drops(scripted: Any, replies: Any, follow:
         assert sum(A in changed for changed in follower.sets) == 1
 
 
-async def test_heartbeat_of_a_node_is_not_a_change(
+async def test_the_heartbeat_of_a_node_is_not_a_change(
     scripted: Any, replies: Any, follow: Any
 ) -> None:
     def node(version: int, address: str = "192.0.2.1") -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Random writes and random faults: in the end the reflector has the server's objects, and it never
-reported an object that did not exist."""
+"""The reflector with random writes and random faults: in the end it has the objects of the server,
+and it never reports an object that did not exist."""
 
 import asyncio
 import socket
@@ -62,7 +62,7 @@ class Trial:
             case "status":
                 self.server.faults.add(Fault("status", "GET", where, code=how))
             case _:
-                action: Action = what  # type: ignore[assignment] # WATCH_FAULTS has only such
+                action: Action = what  # type: ignore[assignment] # WATCH_FAULTS contains only these
                 self.server.faults.add(Fault(action, "GET", where, after_events=how))
 
     async def write(self, key: ObjectKey, how: str) -> None:
@@ -125,11 +125,11 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
                 await trial.step(*step)
                 await asyncio.sleep(0)
             server.faults.clear()
-            there = {ObjectKey(*service.key): service for service in await client.list(SERVICES)}
+            expected = {ObjectKey(*service.key): service for service in await client.list(SERVICES)}
             async with asyncio.timeout(20):
-                while not (reflector.synced and view == there):
+                while not (reflector.synced and view == expected):
                     await asyncio.sleep(0.005)
-            assert dict(reflector.objects) == there
+            assert dict(reflector.objects) == expected
             watching.cancel()
 
 
@@ -139,7 +139,7 @@ async def run(steps: list[tuple[str, Any, Any]], streamed: bool) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
-def test_view_equals_the_server_in_the_end(
+def test_the_view_finally_equals_the_objects_of_the_server(
     streamed: bool, steps: list[tuple[str, Any, Any]]
 ) -> None:
     with capture_logs():

@@ -1,6 +1,8 @@
-"""A server that was restored from a backup has another history: its versions went back, or have
-reached the previous version with other objects. A watch from a version of the old history receives
-neither events nor an error, so the reflector must detect this itself."""
+"""The reflector at a server that was restored from a backup.
+
+Such a server has another history: its versions have decreased, or have reached the previous version
+with other objects. A watch from a version of the old history receives neither events nor an error,
+so the reflector must detect the restoration itself."""
 
 from typing import Any
 
@@ -25,7 +27,9 @@ def quick(client: Any) -> Reflector[Any]:
     return Reflector(client, SERVICES, floor_s=0.01, ceiling_s=0.1)
 
 
-async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any) -> None:
+async def test_decreased_versions_cause_a_new_list(
+    scripted: Any, replies: Any, follow: Any
+) -> None:
     """The connection breaks, and the server answers at once, at version 5 again."""
     paged = replies.failure(422)
     before = (paged, replies.page(service(A, 8), version=9), replies.watch(then="break"))
@@ -37,8 +41,8 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
     async with scripted(*before, *after) as (server, client), follow(quick(client)) as follower:
         await follower.until(lambda: follower.view.keys() == {B})
         assert follower.reflector.lists == 2
-        asked = [query for query in server.queries if query.get("limit") == "1"]
-        assert len(asked) == 1
+        version_queries = [query for query in server.queries if query.get("limit") == "1"]
+        assert len(version_queries) == 1
         await follower.until(lambda: "watch" in server.queries[-1])
         assert server.queries[-1]["resourceVersion"] == "5"
 
@@ -47,8 +51,8 @@ async def test_versions_that_went_back(scripted: Any, replies: Any, follow: Any)
 async def test_a_server_that_was_unreachable_is_listed_again(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """The server returns at a later version than the reflector's, and yet with another history:
-    only a new list shows it."""
+    """The server has another history, although its version is later than that of the reflector.
+    Only a new list shows this."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -63,7 +67,7 @@ async def test_a_server_that_was_unreachable_is_listed_again(
 async def test_a_busy_server_is_not_listed_again(
     status: int, scripted: Any, replies: Any, follow: Any
 ) -> None:
-    """The server answers, so it was not away: a new list would only add to its load."""
+    """The server responds, so it was not restarted. A new list would only add to its load."""
     before = (
         replies.failure(422),
         replies.page(service(A, 8), version=9),
@@ -119,7 +123,7 @@ async def test_a_closed_port_counts_as_unreachable() -> None:
     assert is_unreachable(refused.value)
 
 
-def test_versions_are_numbers() -> None:
+def test_versions_are_compared_as_numbers() -> None:
     assert is_older("99", "100")
     assert not is_older("100", "99")
     assert not is_older("7", "7")

@@ -1,4 +1,4 @@
-"""The reflector against all API servers: lists, events, and resumption.
+"""The reflector with all API servers: lists, events, and resumption.
 
 The servers are the embedded one, kube-apiserver over an etcd that supports streamed lists
 (KEP-3157), and kube-apiserver over an etcd that is too old for them."""
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.kube.passage import Passage
+from tests.kube.recording_proxy import RecordingProxy
 from tests.lab.apiserver.api import Api
 
 from fairlead.kube.access import Access
@@ -35,7 +35,7 @@ async def test_objects_equal_the_servers_objects(
         client, SERVICES, namespace="" if everywhere else place.namespace, floor_s=0.01
     )
 
-    def mine() -> dict[str, int]:
+    def of_namespace() -> dict[str, int]:
         return {
             key.name: found.spec.ports[0].port
             for key, found in reflector.objects.items()
@@ -44,12 +44,14 @@ async def test_objects_equal_the_servers_objects(
 
     async with follow(reflector) as follower:
         await follower.until(lambda: reflector.synced)
-        assert mine() == {f"s{number}": 80 for number in range(12)}
+        assert of_namespace() == {f"s{number}": 80 for number in range(12)}
         await place.patch(KIND, "s3", {"spec": {"ports": [{"port": 81}]}})
         await place.delete(KIND, "s4")
         await place.create(KIND, service("new"))
-        await follower.until(lambda: "new" in mine())
-        assert mine() == {f"s{number}": 80 for number in range(12) if number not in (3, 4)} | {
+        await follower.until(lambda: "new" in of_namespace())
+        assert of_namespace() == {
+            f"s{number}": 80 for number in range(12) if number not in (3, 4)
+        } | {
             "s3": 81,
             "new": 80,
         }
@@ -59,7 +61,7 @@ async def test_objects_equal_the_servers_objects(
 
 
 @EVERY_SERVER
-async def test_the_list_is_streamed_where_the_server_can(
+async def test_the_list_is_streamed_if_the_server_supports_it(
     place: Api, follow: Any, kind: str
 ) -> None:
     """A server without streamed lists opens the watch and sends an error of code 500 in it; the
@@ -68,16 +70,16 @@ async def test_the_list_is_streamed_where_the_server_can(
         await place.create(KIND, service(f"s{number}"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         access = Access(f"http://127.0.0.1:{listener.getsockname()[1]}", token=place.access.token)
-        async with Passage(place.access).listen(listener) as passage, Client(access) as client:
+        async with RecordingProxy(place.access).listen(listener) as proxy, Client(access) as client:
             reflector = Reflector(client, SERVICES, namespace=place.namespace, floor_s=0.01)
             async with follow(reflector) as follower:
                 await follower.until(
                     lambda: (
                         len(reflector.objects) == 3
-                        and len(passage.requests) >= (3 if kind == "older-etcd" else 1)
+                        and len(proxy.requests) >= (3 if kind == "older-etcd" else 1)
                     )
                 )
-            asked = [
+            requests = [
                 (
                     "streamed"
                     if "sendInitialEvents" in each.path
@@ -86,22 +88,22 @@ async def test_the_list_is_streamed_where_the_server_can(
                     else "watch",
                     each.code,
                 )
-                for each in passage.requests
+                for each in proxy.requests
             ]
             if kind == "older-etcd":
-                assert asked == [("streamed", 200), ("page", 200), ("watch", 200)]
+                assert requests == [("streamed", 200), ("page", 200), ("watch", 200)]
             else:
-                assert asked == [("streamed", 200)]
+                assert requests == [("streamed", 200)]
             assert reflector.lists == 1
 
 
 @EVERY_SERVER
-async def test_a_cut_watch_is_resumed(place: Api, follow: Any) -> None:
+async def test_a_watch_is_resumed_after_its_connection_breaks(place: Api, follow: Any) -> None:
     """Changes between two watches arrive in the next watch, without a new list."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         access = Access(url, token=place.access.token)
-        async with Passage(place.access).listen(listener) as passage, Client(access) as client:
+        async with RecordingProxy(place.access).listen(listener) as proxy, Client(access) as client:
             reflector = Reflector(
                 client, SERVICES, namespace=place.namespace, floor_s=0.01, ceiling_s=0.05
             )
@@ -110,15 +112,17 @@ async def test_a_cut_watch_is_resumed(place: Api, follow: Any) -> None:
                 for number in range(25):
                     await place.create(KIND, service(f"s{number}"))
                     if number % 5 == 0:
-                        passage.cut()
+                        proxy.break_connections()
                 await follower.until(lambda: len(reflector.objects) == 25)
                 reported = [key for changed in follower.sets for key in changed]
-                assert sorted(reported) == sorted(reflector.objects), "each was reported once"
+                assert sorted(reported) == sorted(reflector.objects), (
+                    "each object was reported once"
+                )
                 assert reflector.lists == 1
             watches = [
-                passed
-                for passed in passage.requests
-                if "watch=true" in passed.path and passed.code == 200
+                request
+                for request in proxy.requests
+                if "watch=true" in request.path and request.code == 200
             ]
             assert len(watches) > 1
 

@@ -32,11 +32,11 @@ def test_the_demo_shows_what_it_promises_with_real_packets() -> None:
         subprocess.run([FAIRLEAD, "lab", "down", "--name", NAME], timeout=60, check=False)
         raise
     assert done.returncode == 0, done.stderr
-    ways = {way["way"]: way for way in json.loads(done.stdout)["ways"]}
-    assert list(ways) == ["cluster", "local-blind", "local-monitored", "fairlead"]
-    for way in ways.values():
-        assert set(way) == {
-            "way",
+    setups = {setup["setup"]: setup for setup in json.loads(done.stdout)["setups"]}
+    assert list(setups) == ["cluster", "local-blind", "local-monitored", "fairlead"]
+    for setup in setups.values():
+        assert set(setup) == {
+            "setup",
             "requests",
             "answered",
             "client_address_kept",
@@ -45,9 +45,9 @@ def test_the_demo_shows_what_it_promises_with_real_packets() -> None:
             "node_killed",
         }
         for event in ("pod_moved", "node_killed"):
-            assert set(way[event]) == {"failed", "broken", "longest_gap_ms"}
+            assert set(setup[event]) == {"failed", "broken", "longest_gap_ms"}
     print(done.stdout)
-    ours = ways["fairlead"]
+    ours = setups["fairlead"]
     assert ours["requests"] == ours["answered"] == 20_000
     assert ours["client_address_kept"]
     assert ours["busiest_pod_over_fair"] <= 1.05
@@ -60,9 +60,9 @@ def test_the_demo_shows_what_it_promises_with_real_packets() -> None:
     # A client retries after 0.4 s. Fairlead removes the node before the third attempt of any
     # client; the other load balancers never remove it.
     assert ours["node_killed"]["failed"] <= 2 * CALLERS
-    assert not ways["cluster"]["client_address_kept"]
-    assert ways["local-blind"]["answered"] < 0.85 * ways["local-blind"]["requests"]
-    assert ways["local-monitored"]["busiest_pod_over_fair"] > 1.3
+    assert not setups["cluster"]["client_address_kept"]
+    assert setups["local-blind"]["answered"] < 0.85 * setups["local-blind"]["requests"]
+    assert setups["local-monitored"]["busiest_pod_over_fair"] > 1.3
     for other in ("cluster", "local-blind", "local-monitored"):
-        assert ways[other]["node_killed"]["failed"] > 2 * CALLERS
+        assert setups[other]["node_killed"]["failed"] > 2 * CALLERS
     assert namespace.names(f"fl-{NAME}-") == ()

@@ -12,7 +12,7 @@ from fairlead.errors import Refused
 from fairlead.lab import namespace, process
 from fairlead.lab.rundir import ROOT
 from fairlead.lab.server import SERVER_LABEL
-from fairlead.lab.site import CLUSTER_LABEL, Site, demolish
+from fairlead.lab.site import CLUSTER_LABEL, Site, tear_down
 
 pytestmark = pytest.mark.root
 
@@ -93,7 +93,7 @@ async def test_a_lab_with_a_real_api_server_leaves_nothing(
 @pytest.mark.parametrize("name", ["../x", "..", "", "a/b", "A"])
 async def test_an_invalid_name_removes_nothing(name: str) -> None:
     with pytest.raises(Refused, match="not a valid lab name"):
-        await demolish(name)
+        await tear_down(name)
     with pytest.raises(Refused, match="not a valid lab name"):
         Site.open(name)
 

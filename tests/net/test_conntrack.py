@@ -91,11 +91,11 @@ async def test_only_stale_flows_are_deleted(
             send(host, port)
     everything = {(host, port) for host in (address, other) for port in (4000, 4001)}
     assert flows() == everything
-    answering = {(address, 4000): frozenset[tuple[str, int]]()}
+    endpoints = {(address, 4000): frozenset[tuple[str, int]]()}
     if more:
-        answering |= {(address, 4001): frozenset({(address, 4001)})}
-        answering |= {(address, 5000 + number): frozenset() for number in range(more)}
-    assert await tracked.delete_stale(UDP, answering) == 1
+        endpoints |= {(address, 4001): frozenset({(address, 4001)})}
+        endpoints |= {(address, 5000 + number): frozenset() for number in range(more)}
+    assert await tracked.delete_stale(UDP, endpoints) == 1
     assert flows() == everything - {(address, 4000)}
 
 
@@ -115,11 +115,11 @@ async def test_other_tasks_run_while_thousands_of_flows_are_inspected(
             await asyncio.sleep(0)
 
     going_on = asyncio.create_task(others())
-    answering = {
+    endpoints = {
         (address, 4000): frozenset({(address, 4000)}),
         (address, 4001): frozenset({(address, 9)}),
     }
-    assert await tracked.delete_stale(UDP, answering) == 1000
+    assert await tracked.delete_stale(UDP, endpoints) == 1000
     going_on.cancel()
     assert turns > 20
     assert flows() == {(address, 4000)}

@@ -18,7 +18,7 @@ from fairlead.net.httpport import (
     Limits,
     Ports,
 )
-from fairlead.net.httprequest import LONGEST_BYTES, Answer, Request, read_request
+from fairlead.net.httprequest import MAX_BYTES, Answer, Request, read_request
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 MEGABYTE = REQUEST * (1_000_000 // len(REQUEST))
@@ -255,8 +255,8 @@ def test_one_port_of_many_that_are_flooded_is_served(server: Server) -> None:
 
 
 def test_an_incomplete_request_is_parsed_a_bounded_number_of_times() -> None:
-    assert read_request(b"x" * (LONGEST_BYTES - 1)) == "incomplete"
-    assert read_request(b"x" * LONGEST_BYTES) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    assert read_request(b"x" * (MAX_BYTES - 1)) == "incomplete"
+    assert read_request(b"x" * MAX_BYTES) == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
     assert read_request(b"GET / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n") == (
         Request("GET", "/"),
         5036,

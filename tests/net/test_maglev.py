@@ -39,7 +39,7 @@ def max_deviation(pods: int) -> float:
 
 def test_the_maximum_deviation_of_the_share_of_a_node_with_one_pod() -> None:
     """docs/gateway.md states these numbers."""
-    off = [0.0, *map(max_deviation, range(1, maglev.MOST_NODES + 1))]
+    off = [0.0, *map(max_deviation, range(1, maglev.MAX_NODES + 1))]
     assert max(off[:654]) < 0.01
     assert max(off[:1334]) < 0.02 < off[1334]
     assert max(off[:2001]) < 0.031
@@ -48,8 +48,8 @@ def test_the_maximum_deviation_of_the_share_of_a_node_with_one_pod() -> None:
 
 @given(WEIGHTS)
 def test_c_and_python_compute_the_same_table(weights: dict[str, int]) -> None:
-    walks = maglev.walks(sorted(weights.items()))
-    assert maglev.fill_in_c(walks) == maglev.fill_in_python(walks)
+    permutations = maglev.permutations(sorted(weights.items()))
+    assert maglev.fill_in_c(permutations) == maglev.fill_in_python(permutations)
 
 
 @given(st.lists(st.dictionaries(NAMES, st.integers(1, 3), max_size=6), max_size=10))
@@ -62,7 +62,7 @@ def test_tables_that_are_filled_together_equal_the_reference(
         names = tuple(name for name, _ in weights)
         assert maglev.table(weights) == (
             names,
-            maglev.fill_in_python(maglev.walks(weights)).tobytes(),
+            maglev.fill_in_python(maglev.permutations(weights)).tobytes(),
         )
 
 
@@ -70,7 +70,7 @@ def test_tables_that_are_filled_together_equal_the_reference(
 def test_shares_of_a_table_of_another_size_are_exact_too(
     weights: dict[str, int], doubling: int
 ) -> None:
-    size, total = maglev.SMALLEST << doubling, sum(weights.values())
+    size, total = maglev.MIN_SIZE << doubling, sum(weights.values())
     made = maglev.table_of(tuple(sorted(weights.items())), size)
     got = Counter(made.nodes[i] for i in array("H", made.slots))
     assert got.total() == size
@@ -95,8 +95,8 @@ def test_sizes_divide_one_another(total: int) -> None:
 
 @given(NAMES, st.integers(0, 6))
 def test_every_walk_visits_every_slot(name: str, doubling: int) -> None:
-    size = maglev.SMALLEST << doubling
-    offset, skip = maglev.walk(name, size)
+    size = maglev.MIN_SIZE << doubling
+    offset, skip = maglev.permutation(name, size)
     assert len({(offset + i * skip) % size for i in range(size)}) == size
 
 
@@ -122,7 +122,7 @@ def test_a_node_with_less_than_half_a_slot_is_not_in_the_table() -> None:
 
 
 def test_too_many_nodes_are_refused() -> None:
-    most = maglev.table(tuple((f"node{i}", 1) for i in range(maglev.MOST_NODES)))
-    assert len(most.nodes) == maglev.MOST_NODES == 4096
+    most = maglev.table(tuple((f"node{i}", 1) for i in range(maglev.MAX_NODES)))
+    assert len(most.nodes) == maglev.MAX_NODES == 4096
     with pytest.raises(Refused, match="4097 nodes"):
         maglev.table(tuple((f"node{i}", 1) for i in range(4097)))

@@ -63,8 +63,8 @@ class Writer:
         """Write records. Return how many the ring had space for."""
         return self.program.test_run(bytes((octet, times, discard)) + bytes(20)).verdict
 
-    def read(self, most: int = 1000) -> list[tuple[int, int]]:
-        return [(record[0], record[12]) for record in self.ring.read(most)]
+    def read(self, max_records: int = 1000) -> list[tuple[int, int]]:
+        return [(record[0], record[12]) for record in self.ring.read(max_records)]
 
     def readable(self) -> bool:
         with select.epoll() as epoll:

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairlead.net.maglev import EMPTY, SMALLEST, Table, table, table_of
+from fairlead.net.maglev import EMPTY, MIN_SIZE, Table, table, table_of
 from fairlead.net.transition import (
     NONE,
     TRACKED,
@@ -232,10 +232,10 @@ def test_growing_from_2_to_500_pods_and_back_moves_nothing() -> None:
             each for each in new_connections(source, 500) if open_connection(slots, each)
         ]
     assert len(connections) == 500 * len(scale)
-    assert sizes == {SMALLEST << doubling for doubling in range(7)}
+    assert sizes == {MIN_SIZE << doubling for doubling in range(7)}
 
 
-SIZES = st.sampled_from([SMALLEST << doubling for doubling in range(4)])
+SIZES = st.sampled_from([MIN_SIZE << doubling for doubling in range(4)])
 
 
 @settings(max_examples=60)

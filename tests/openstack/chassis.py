@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.openstack import places, settings
 from tests.openstack.ovn import SOUTH, Ovn
-from tests.openstack.processes import Processes, Started, run
+from tests.openstack.processes import Processes, RunningProcess, run
 
 from fairlead.lab import namespace
 from fairlead.net.link import Rtnetlink
@@ -106,7 +106,7 @@ class Chassis:
         """Return when packets are handled according to the present northbound database."""
         self.ovn.control("nb", "--wait=hv", "sync")
 
-    def _run(self, program: str, *arguments: str | Path) -> Started:
+    def _run(self, program: str, *arguments: str | Path) -> RunningProcess:
         inside = ("ip", "netns", "exec", self.namespace, places.program(program))
         return self._processes.start(
             program, [*inside, *arguments, "--no-chdir", "-vconsole:warn"], self._environment

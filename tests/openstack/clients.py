@@ -9,16 +9,16 @@ import openstack
 from openstack.connection import Connection
 from openstack.exceptions import ConflictException, NotFoundException
 
-LOOK_S, RARELY_S = 0.05, 0.4
+FIRST_POLL_S, LAST_POLL_S = 0.05, 0.4
 """The first and the last interval between polls. A poll costs Octavia a tenth of the work that is
 waited for."""
-SETTLES_WITHIN_S = 180.0
+TIMEOUT_S = 180.0
 AGENT = "tests"
 """The User-Agent of calls of the test itself."""
 
 
 def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
-    """A client of services without authentication, by their URLs."""
+    """Return a client of services without authentication, by their URLs."""
     settings: dict[str, Any] = {
         "auth_type": "none",
         "auth": {"endpoint": octavia or neutron},
@@ -31,13 +31,14 @@ def without_auth(*, octavia: str = "", neutron: str = "") -> Connection:
     client = openstack.connect(
         region_name="R", app_name=AGENT, load_envvars=False, load_yaml_config=False, **settings
     )
-    _ = client.session  # once created, it closes its connections when it is collected
+    _ = client.session  # a session that exists closes its connections when it is collected
     return client
 
 
-def settled(client: Connection, balancer: str) -> str:
-    """Wait until Octavia has finished work on the load balancer, or it is in ERROR, when its parts
-    may stay pending. Return its provisioning_status; DELETED if it is gone."""
+def wait_settled(client: Connection, balancer: str) -> str:
+    """Wait until Octavia has finished its work on the load balancer, or the load balancer is in
+    ERROR, where its parts may stay pending. Return its provisioning_status, or DELETED if it does
+    not exist."""
     status = "DELETED"
 
     def is_settled() -> bool:
@@ -50,25 +51,25 @@ def settled(client: Connection, balancer: str) -> str:
         status = tree.get("provisioning_status", "DELETED")
         return status == "ERROR" or "PENDING_" not in str(tree)
 
-    until(is_settled)
+    wait_until(is_settled)
     return status
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     """Wait until the condition holds. Raise AssertionError after some minutes."""
-    late, pause_s = time.monotonic() + SETTLES_WITHIN_S, LOOK_S
+    deadline, pause_s = time.monotonic() + TIMEOUT_S, FIRST_POLL_S
     while not holds():
-        assert time.monotonic() < late
+        assert time.monotonic() < deadline
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.6, RARELY_S)
+        pause_s = min(pause_s * 1.6, LAST_POLL_S)
 
 
-def clear(client: Connection, project: str) -> None:
+def delete_load_balancers(client: Connection, project: str) -> None:
     """Delete all load balancers of the project, whatever their status, and wait until they are
     gone."""
     for balancer in client.load_balancer.load_balancers(project_id=project):
-        while settled(client, balancer.id) != "DELETED":
+        while wait_settled(client, balancer.id) != "DELETED":
             try:
                 client.load_balancer.delete_load_balancer(balancer.id, cascade=True)
-            except ConflictException:  # another client has changed it meanwhile
+            except ConflictException:  # another client has changed the load balancer meanwhile
                 continue

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.openstack import places
-from tests.openstack.processes import LOOK_S, Processes, run
+from tests.openstack.processes import POLL_S, Processes, run
 
 SYSTEM_TABLES = Path("/usr/share/mysql")
 DATABASES = ("octavia", "neutron", "keystone")
@@ -71,7 +71,7 @@ class Database:
         )
         run([places.python(), "-c", say, self._socket], self.directory)
         while self._socket.exists():
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def bootstrap(self) -> None:
         """Create MariaDB's own tables and empty databases."""

@@ -1,10 +1,10 @@
 """The real OpenStack as fixtures. Each part is started once in a run, when a test first needs it.
 
 `octavia`: Octavia with provider `amphora`.
-`octavia_front`: a front for it for one test, with a project of its own.
+`octavia_proxy`: a proxy in front of it for one test, with a project of its own.
 `keystone`: Octavia with provider `amphora` and authentication, and Keystone.
 `cloud`: Octavia with both providers, over Neutron and OVN.
-`fronts`: fronts for its APIs for one test, with a project of their own.
+`cloud_proxies`: proxies in front of its APIs for one test, with a project of their own.
 `packets`: its network carries packets while the test runs."""
 
 import uuid
@@ -15,24 +15,24 @@ from typing import NamedTuple
 import pytest
 from tests.openstack import clients, places
 from tests.openstack.cloud import Cloud
-from tests.openstack.front import Front
+from tests.openstack.fault_proxy import FaultProxy
 from tests.openstack.keystone import Keystone
 from tests.openstack.octavia import Octavia
 from tests.openstack.packets import Packets
 from tests.programs import needed
 
 
-class Fronts(NamedTuple):
-    """A front for each API of the cloud."""
+class FaultProxies(NamedTuple):
+    """A proxy for each API of the cloud."""
 
-    octavia: Front
-    neutron: Front
+    octavia: FaultProxy
+    neutron: FaultProxy
 
 
 @pytest.fixture(scope="session")
 def openstack_programs() -> None:
     """A test that takes this runs only where `make setup` has installed OpenStack."""
-    needed(places.whole)
+    needed(places.require_all)
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +47,13 @@ def octavia(
 
 
 @pytest.fixture
-def octavia_front(octavia: Octavia) -> Iterator[Front]:
-    """A front for Octavia. Objects that are created through it belong to `front.project`, and are
+def octavia_proxy(octavia: Octavia) -> Iterator[FaultProxy]:
+    """A proxy for Octavia. Objects that are created through it belong to `proxy.project`, and are
     deleted after the test."""
     project = uuid.uuid4().hex
-    with Front(octavia.url, project=project).listen() as front:
-        yield front
-    clients.clear(clients.without_auth(octavia=octavia.url), project)
+    with FaultProxy(octavia.url, project=project).listen() as proxy:
+        yield proxy
+    clients.delete_load_balancers(clients.without_auth(octavia=octavia.url), project)
 
 
 @pytest.fixture(scope="session")
@@ -66,18 +66,18 @@ def cloud(openstack_programs: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def fronts(cloud: Cloud) -> Iterator[Fronts]:
-    """Fronts for the cloud's Octavia and Neutron, both with one project. Its load balancers and
-    floating IPs are deleted after the test."""
+def cloud_proxies(cloud: Cloud) -> Iterator[FaultProxies]:
+    """Proxies in front of the cloud's Octavia and Neutron, both with one project. The load
+    balancers and floating IPs of the project are deleted after the test."""
     project = uuid.uuid4().hex
     octavia, neutron = (
-        Front(cloud.octavia.url, project=project),
-        Front(cloud.neutron, project=project),
+        FaultProxy(cloud.octavia.url, project=project),
+        FaultProxy(cloud.neutron, project=project),
     )
     with octavia.listen(), neutron.listen():
-        yield Fronts(octavia, neutron)
+        yield FaultProxies(octavia, neutron)
     client = cloud.client()
-    clients.clear(client, project)
+    clients.delete_load_balancers(client, project)
     for address in client.network.ips(project_id=project):
         client.network.delete_ip(address)
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from tests.openstack import places, settings
 from tests.openstack.database import Database
-from tests.openstack.processes import Processes, Started
+from tests.openstack.processes import Processes, RunningProcess
 from tests.openstack.servers.ready import READY
 from tests.openstack.settings import Sections
 
@@ -59,7 +59,7 @@ class Octavia:
         self.database.copy(places.template())
         self.database.start(self._processes)
 
-    def serve(self) -> Started:
+    def serve(self) -> RunningProcess:
         """Start the server, and wait for READY."""
         return self._processes.python("octavia", self.conf, str(self.port))
 
@@ -71,31 +71,31 @@ class Octavia:
     @contextmanager
     def failing(self, step: Step) -> Iterator[None]:
         """Within the block the provider fails at this step of every load balancer."""
-        with self._word(f"fail-{step}"):
+        with self._control_file(f"fail-{step}"):
             yield
 
     @contextmanager
     def holding(self, step: Step) -> Iterator[None]:
         """Within the block the provider waits at this step, so that requested changes stay PENDING.
         It continues at the end."""
-        with self._word(f"hold-{step}"):
+        with self._control_file(f"hold-{step}"):
             yield
 
     @contextmanager
     def slow(self, step: Step, seconds: float) -> Iterator[None]:
         """Within the block the provider takes this long for this step of every load balancer."""
-        with self._word(f"slow-{step}", f"{seconds}"):
+        with self._control_file(f"slow-{step}", f"{seconds}"):
             yield
 
     @contextmanager
-    def _word(self, name: str, text: str = "") -> Iterator[None]:
-        word = self.directory / name
-        word.with_suffix(".new").write_text(text)
-        word.with_suffix(".new").rename(word)
+    def _control_file(self, name: str, text: str = "") -> Iterator[None]:
+        file = self.directory / name
+        file.with_suffix(".new").write_text(text)
+        file.with_suffix(".new").rename(file)
         try:
             yield
         finally:
-            word.unlink()
+            file.unlink()
 
     def heartbeat(
         self,
@@ -109,7 +109,7 @@ class Octavia:
         Octavia considers an amphora that lacks one outdated, and ignores the heartbeat. `traffic`:
         for each listener, bytes out and in, open and total connections, failed requests. Octavia
         processes the heartbeat a moment later; operating_status follows."""
-        said = {
+        heartbeat = {
             "id": amphora,
             "seq": 1,
             "ver": 3,
@@ -121,7 +121,7 @@ class Octavia:
                 for (pool, listener), members in pools.items()
             },
         }
-        payload = zlib.compress(json.dumps(said).encode(), 9)
+        payload = zlib.compress(json.dumps(heartbeat).encode(), 9)
         signature = (
             hmac.new(settings.HEARTBEAT_KEY.encode(), payload, hashlib.sha256).hexdigest().encode()
         )

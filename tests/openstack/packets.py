@@ -21,14 +21,14 @@ from tests.openstack.processes import Processes, run
 from fairlead.lab import echo, namespace
 from fairlead.net.link import Nexthop, Rtnetlink
 
-CALLER = "192.0.2.10"
+CLIENT_ADDRESS = "192.0.2.10"
 NODE_PORT, POD_PORT = 30080, 8080
 EXTERNAL_GATEWAY, TENANT_GATEWAY = (
     network.replace(".0/24", ".1") for network in (EXTERNAL, TENANT)
 )
 """Neutron assigns the first address to the router. On the external network, the first address
 belongs to the client's router instead."""
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 SYSCTLS: dict[str, object] = {
     "net/ipv4/ip_forward": 1,
     "net/ipv4/conf/all/rp_filter": 0,
@@ -74,14 +74,14 @@ class Packets:
             namespace.delete(name)
 
     def call(self, address: str, port: int) -> dict[str, Any] | None:
-        """Return the answer of the pod that a connection reaches; None if it reaches none."""
-        with namespace.make_socket(self._outside) as line, suppress(OSError):
-            line.settimeout(PATIENCE_S)
-            line.bind((CALLER, 0))
-            line.connect((address, port))
-            line.sendall(b"who\n")
-            line.shutdown(socket.SHUT_WR)
-            answer: dict[str, Any] = json.loads(line.makefile().readline())
+        """Return the response of the pod that a connection reaches; None if it reaches no pod."""
+        with namespace.make_socket(self._outside) as connection, suppress(OSError):
+            connection.settimeout(TIMEOUT_S)
+            connection.bind((CLIENT_ADDRESS, 0))
+            connection.connect((address, port))
+            connection.sendall(b"who\n")
+            connection.shutdown(socket.SHUT_WR)
+            answer: dict[str, Any] = json.loads(connection.makefile().readline())
             return answer
         return None
 
@@ -99,7 +99,10 @@ class Packets:
         namespace.create(self._outside)
         await self.chassis.plug(self._outside, "02:00:00:00:00:01")
         async with _links(self._outside) as links:
-            for device, address in (("lo", f"{CALLER}/32"), ("eth0", f"{EXTERNAL_GATEWAY}/24")):
+            for device, address in (
+                ("lo", f"{CLIENT_ADDRESS}/32"),
+                ("eth0", f"{EXTERNAL_GATEWAY}/24"),
+            ):
                 await links.set_state(device, up=True)
                 await links.set_address(device, address)
             await links.set_route(TENANT, Nexthop(gateway.fixed_ips[0]["ip_address"]))

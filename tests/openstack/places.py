@@ -58,7 +58,7 @@ def program(name: str) -> Path:
     return Path(found)
 
 
-def whole() -> Path:
+def require_all() -> Path:
     """Return the interpreter if everything else exists, too."""
     template()
     for name in (

@@ -1,10 +1,11 @@
 """Processes that end together with the tests, however the tests end.
 
 In: a command line, a directory. Out: the running process and its log. Each process lives in a PID
-namespace of its own, which the kernel clears when its first process ends. The first process ends
-with the process that started it here, and that one with the thread of the tests that started it
-(prctl(2), PR_SET_PDEATHSIG). Therefore nothing is left after a kill -9 of the tests, not even
-grandchildren. The processes have nothing to save, so all are ended by SIGKILL."""
+namespace of its own, which the kernel clears when the first process of the namespace ends. The
+first process ends together with its parent, and the parent ends together with the thread of the
+tests that started it (prctl(2), PR_SET_PDEATHSIG). Therefore no process is left after a kill -9 of
+the tests, not even a grandchild. The processes have nothing to save, so SIGKILL ends all of them.
+"""
 
 import os
 import subprocess
@@ -19,8 +20,8 @@ from fairlead.errors import Unavailable
 from fairlead.lab.process import POD_NICE, set_nice
 
 START_TIMEOUT_S = 120.0
-LOOK_S = 0.02
-ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", "--kill-child")
+POLL_S = 0.02
+END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", "--kill-child")
 
 
 class Processes:
@@ -32,12 +33,12 @@ class Processes:
 
     def start(
         self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
-    ) -> "Started":
+    ) -> "RunningProcess":
         """Start a program. Its output goes to NAME.log."""
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
             child = subprocess.Popen(
-                [*ENDS_WITH_US, *argv],
+                [*END_WITH_PARENT, *argv],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -46,14 +47,14 @@ class Processes:
                 start_new_session=True,
             )
         self._running.callback(_end, child)
-        # Concurrent labs count answers in time; these processes only have to meet the test's own
-        # deadline.
+        # Labs that run concurrently measure response times, so these processes run at a lower
+        # priority. They only have to be ready within START_TIMEOUT_S.
         set_nice(child.pid, POD_NICE)
-        return Started(name, child, log)
+        return RunningProcess(name, child, log)
 
     def python(
         self, module: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
-    ) -> "Started":
+    ) -> "RunningProcess":
         """Start a module of `tests.openstack.servers` in OpenStack's environment."""
         name = module.replace("_", "-")
         argv = (
@@ -71,7 +72,7 @@ class Processes:
         self._running.close()
 
 
-class Started:
+class RunningProcess:
     """One process. `child` is the process to kill."""
 
     def __init__(self, name: str, child: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -90,17 +91,17 @@ class Started:
     def await_(self, is_ready: Callable[[], bool]) -> None:
         """Wait until the process is ready. Raise Unavailable, with the end of its log, if it ends
         first or the time is over."""
-        late = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not is_ready():
-            if self.child.poll() is not None or time.monotonic() > late:
+            if self.child.poll() is not None or time.monotonic() > deadline:
                 how = (
                     "ended at its start"
                     if self.child.poll() is not None
                     else f"was not ready within {START_TIMEOUT_S:.0f} s"
                 )
-                said = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
-                raise Unavailable(f"{self.name} {how}; its log says:\n{said}")
-            time.sleep(LOOK_S)
+                log_end = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+                raise Unavailable(f"{self.name} {how}; its log says:\n{log_end}")
+            time.sleep(POLL_S)
 
 
 def run(

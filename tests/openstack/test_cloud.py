@@ -5,16 +5,18 @@ from openstack.connection import Connection
 from openstack.exceptions import HttpException
 from tests.openstack import clients
 from tests.openstack.cloud import NODES, Cloud
-from tests.openstack.fixtures import Fronts
+from tests.openstack.fixtures import FaultProxies
 
 
 @pytest.fixture
-def client(fronts: Fronts) -> Connection:
-    return clients.without_auth(octavia=fronts.octavia.url, neutron=fronts.neutron.url)
+def client(cloud_proxies: FaultProxies) -> Connection:
+    return clients.without_auth(
+        octavia=cloud_proxies.octavia.url, neutron=cloud_proxies.neutron.url
+    )
 
 
 def create(
-    client: Connection, cloud: Cloud, provider: str, algorithm: str, **wishes: object
+    client: Connection, cloud: Cloud, provider: str, algorithm: str, **fields: object
 ) -> tuple[str, str, str]:
     """Create a load balancer for port 80 of all nodes. Return its id, its VIP, and the id of the
     VIP's port."""
@@ -28,16 +30,18 @@ def create(
         "protocol": "TCP",
         "protocol_port": 80,
         "default_pool": pool,
-        **wishes,
+        **fields,
     }
     made = client.load_balancer.create_load_balancer(
         provider=provider, vip_subnet_id=cloud.subnet, listeners=[listener]
     )
-    assert clients.settled(client, made.id) == "ACTIVE"
+    assert clients.wait_settled(client, made.id) == "ACTIVE"
     return str(made.id), str(made.vip_address), str(made.vip_port_id)
 
 
-def test_ovn_has_its_rows_by_vip_and_by_floating_ip(client: Connection, cloud: Cloud) -> None:
+def test_ovn_has_a_row_for_the_vip_and_one_for_the_floating_ip(
+    client: Connection, cloud: Cloud
+) -> None:
     balancer, vip, port = create(client, cloud, "ovn", "SOURCE_IP_PORT")
     floating = client.network.create_ip(floating_network_id=cloud.external_network, port_id=port)
     members = ",".join(f"{address}:30080" for address in NODES.values())
@@ -46,15 +50,17 @@ def test_ovn_has_its_rows_by_vip_and_by_floating_ip(client: Connection, cloud: C
     def rows() -> list[object]:
         return [row["vips"] for row in cloud.ovn.rows("Load_Balancer") if row["name"] == balancer]
 
-    clients.until(lambda: rows() == [vips])
+    clients.wait_until(lambda: rows() == [vips])
     client.load_balancer.delete_load_balancer(balancer, cascade=True)
-    assert clients.settled(client, balancer) == "DELETED"
+    assert clients.wait_settled(client, balancer) == "DELETED"
     assert rows() == []
     assert client.network.get_ip(floating.id).port_id is None
     assert client.network.find_port(port) is None
 
 
-def test_an_amphora_has_ports_and_lets_in_whom_it_should(client: Connection, cloud: Cloud) -> None:
+def test_an_amphora_has_a_port_and_a_security_group_that_admits_the_allowed_cidrs(
+    client: Connection, cloud: Cloud
+) -> None:
     balancer, vip, port = create(
         client, cloud, "amphora", "ROUND_ROBIN", allowed_cidrs=["192.0.2.0/24"]
     )
@@ -67,20 +73,22 @@ def test_an_amphora_has_ports_and_lets_in_whom_it_should(client: Connection, clo
     ]
     assert [each.remote_ip_prefix for each in rules] == ["192.0.2.0/24"]
     client.load_balancer.delete_load_balancer(balancer, cascade=True)
-    assert clients.settled(client, balancer) == "DELETED"
+    assert clients.wait_settled(client, balancer) == "DELETED"
     assert client.network.find_port(port) is None
     assert list(client.network.security_groups(name=f"lb-{balancer}")) == []
 
 
-def test_what_ovn_cannot_do_is_refused_for_good(client: Connection, cloud: Cloud) -> None:
+def test_provider_ovn_rejects_unsupported_options_with_status_501(
+    client: Connection, cloud: Cloud
+) -> None:
     with pytest.raises(HttpException, match="allowed_cidrs") as refused:
         create(client, cloud, "ovn", "SOURCE_IP_PORT", allowed_cidrs=["192.0.2.0/24"])
     assert refused.value.status_code == 501
 
 
-def test_what_is_made_is_of_the_tests_project(
-    client: Connection, cloud: Cloud, fronts: Fronts
+def test_objects_that_are_created_through_a_proxy_belong_to_the_project_of_the_test(
+    client: Connection, cloud: Cloud, cloud_proxies: FaultProxies
 ) -> None:
     address = client.network.create_ip(floating_network_id=cloud.external_network)
-    assert address.project_id == fronts.neutron.project
-    assert [(call.method, call.status) for call in fronts.neutron.writes] == [("POST", 201)]
+    assert address.project_id == cloud_proxies.neutron.project
+    assert [(call.method, call.status) for call in cloud_proxies.neutron.writes] == [("POST", 201)]

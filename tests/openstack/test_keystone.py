@@ -15,7 +15,7 @@ def member(keystone: Keystone) -> Connection:
     return keystone.connect("member")
 
 
-def test_an_application_credential_has_balancers_up_to_the_quota(
+def test_an_application_credential_may_create_load_balancers_up_to_the_quota(
     member: Connection, keystone: Keystone
 ) -> None:
     made = [
@@ -26,17 +26,17 @@ def test_an_application_credential_has_balancers_up_to_the_quota(
     with pytest.raises(ForbiddenException, match="Quota has been met"):
         member.load_balancer.create_load_balancer(name="one-more", vip_network_id=NETWORK)
     assert len(list(keystone.connect("reader").load_balancer.load_balancers())) == BALANCERS
-    clients.clear(member, str(member.current_project_id))
+    clients.delete_load_balancers(member, str(member.current_project_id))
     assert list(member.load_balancer.load_balancers()) == []
 
 
-def test_who_may_look_may_not_make(keystone: Keystone) -> None:
+def test_a_user_with_read_access_may_not_create_load_balancers(keystone: Keystone) -> None:
     with pytest.raises(ForbiddenException, match="Policy does not allow"):
         keystone.connect("reader").load_balancer.create_load_balancer(
             name="readers", vip_network_id=NETWORK
         )
 
 
-def test_a_wrong_secret_opens_nothing(keystone: Keystone) -> None:
+def test_a_wrong_secret_is_rejected(keystone: Keystone) -> None:
     with pytest.raises(Unauthorized):
         keystone.connect("member", application_credential_secret="stolen").session.get_token()

@@ -21,7 +21,7 @@ time.sleep(60)
 
 
 def running(directory: Path) -> list[str]:
-    """Return the commands that run in the namespace."""
+    """Return the commands of the processes whose working directory this is."""
     found = []
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile
@@ -30,13 +30,13 @@ def running(directory: Path) -> list[str]:
     return found
 
 
-def test_nothing_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert starter.stdout is not None
     with starter, starter.stdout:
         starter.stdout.readline()
-        clients.until(lambda: running(tmp_path).count("sleep") == 2)
+        clients.wait_until(lambda: running(tmp_path).count("sleep") == 2)
         starter.send_signal(signal.SIGKILL)
-    clients.until(lambda: running(tmp_path) == [])
+    clients.wait_until(lambda: running(tmp_path) == [])

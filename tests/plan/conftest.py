@@ -1,4 +1,4 @@
-"""Makers of small clusters."""
+"""Fixtures that create the objects of small clusters."""
 
 from collections.abc import Callable
 

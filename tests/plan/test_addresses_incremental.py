@@ -1,9 +1,10 @@
-"""The ledger under random lives of Services and pools: nothing is given twice, and a change told by
-itself comes to the same as everything anew; and it costs what it concerns.
+"""The ledger under random changes of Services and pools: no port is assigned twice, an assignment
+of the changed Services gives the same result as an assignment of all Services, and its cost depends
+on the Services that the change concerns.
 
-In: Services that come, change and go, pools that change, grants that are written now or later.
-After each step the ledger, told only of what changed, is held against one that is told everything.
-"""
+In: Services that are created, changed and deleted, pools that change, grants that are written at
+once or later. After each step, the ledger, which gets only the changes, is compared with a ledger
+that gets everything."""
 
 import copy
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import Applicant, read_pools
+from fairlead.plan.pools import ServiceLabels, read_pools
 
 KEYS = [ServiceKey(namespace, name) for namespace in ("one", "two") for name in "abcde"]
 POOLS = (
@@ -32,7 +33,7 @@ POOLS = (
     ),
     (
         PoolConfig("main", ("203.0.113.1-203.0.113.3", "2001:db8::1")),
-        PoolConfig("asked", ("203.0.113.4",), auto_assign=False),
+        PoolConfig("on-request", ("203.0.113.4",), auto_assign=False),
         PoolConfig(
             "two",
             ("198.51.100.1-198.51.100.2",),
@@ -54,7 +55,7 @@ FAMILIES: tuple[tuple[Family, ...], ...] = (("IPv4",), ("IPv6",), ("IPv4", "IPv6
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> dict[str, Any]:
+def requests(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "families": draw(st.sampled_from(FAMILIES)),
         "all_families": draw(st.booleans()),
@@ -68,31 +69,32 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def granted(result: Assigned, facts: Facts) -> dict[str, Taken]:
-    """What a Service has when all that it was assigned is granted, beside what it had."""
-    taken = dict(facts.taken)
+def granted(result: Assigned, facts: Facts) -> dict[str, HeldAddress]:
+    """Return the addresses of a Service after all its assigned grants are written. They include the
+    addresses that it had before."""
+    held = dict(facts.held)
     for grant in result.grants:
-        before = taken.get(grant.address, Taken())
+        before = held.get(grant.address, HeldAddress())
         ports = frozenset(grant.ports) | (before.granted or frozenset())
-        taken[grant.address] = msgspec.structs.replace(
+        held[grant.address] = msgspec.structs.replace(
             before, granted=ports, kept=False, pool=grant.pool, sharing_key=grant.sharing_key
         )
-    return taken
+    return held
 
 
 class Bounded(Ledger):
-    """Comes to an end."""
+    """A ledger that fails if one change takes more than 200 evaluations."""
 
     def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
         self.limit = self.evaluations + 200
         return super().assign(facts)
 
-    def _hold(self, key: ServiceKey) -> None:
-        assert self.evaluations < self.limit, f"{key} and others are looked at again and again"
-        super()._hold(key)
+    def _draft_held(self, key: ServiceKey) -> None:
+        assert self.evaluations < self.limit, f"{key} and others are evaluated endlessly"
+        super()._draft_held(key)
 
 
-class Lives(RuleBasedStateMachine):
+class History(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Bounded()
@@ -101,81 +103,87 @@ class Lives(RuleBasedStateMachine):
         self.configured: tuple[PoolConfig, ...] = POOLS[0]
         self.ledger.use(read_pools(self.configured, ()))
 
-    def tell(self, changed: Mapping[ServiceKey, Facts]) -> None:
+    def assign(self, changed: Mapping[ServiceKey, Facts]) -> None:
         self.facts.update(changed)
         self.ledger.assign(changed)
         for key in [key for key, facts in self.facts.items() if facts == Facts()]:
             del self.facts[key]
 
-    def wanted(self, key: ServiceKey, wish: dict[str, Any], since: str) -> Wanted:
-        rest = {name: value for name, value in wish.items() if name != "labels"}
-        return Wanted(**rest, since=since, applicant=Applicant(key.namespace, wish["labels"]))
+    def request(self, key: ServiceKey, request: dict[str, Any], since: str) -> AddressRequest:
+        rest = {name: value for name, value in request.items() if name != "labels"}
+        return AddressRequest(
+            **rest, since=since, service_labels=ServiceLabels(key.namespace, request["labels"])
+        )
 
-    @rule(changes=st.dictionaries(st.sampled_from(KEYS), wishes(), min_size=1, max_size=3))
-    def come_or_change(self, changes: dict[ServiceKey, dict[str, Any]]) -> None:
-        told = {}
-        for key, wish in changes.items():
+    @rule(changes=st.dictionaries(st.sampled_from(KEYS), requests(), min_size=1, max_size=3))
+    def create_or_change(self, changes: dict[ServiceKey, dict[str, Any]]) -> None:
+        changed = {}
+        for key, request in changes.items():
             facts = self.facts.get(key, Facts())
             self.clock += 1
-            since = facts.wanted.since if isinstance(facts.wanted, Wanted) else f"{self.clock % 7}"
-            told[key] = Facts(self.wanted(key, wish, since), facts.taken)
-        self.tell(told)
+            since = (
+                facts.request.since
+                if isinstance(facts.request, AddressRequest)
+                else f"{self.clock % 7}"
+            )
+            changed[key] = Facts(self.request(key, request, since), facts.held)
+        self.assign(changed)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3), kept=st.booleans())
-    def go(self, keys: set[ServiceKey], kept: bool) -> None:
-        told = {}
+    def delete(self, keys: set[ServiceKey], kept: bool) -> None:
+        changed = {}
         for key in keys & self.facts.keys():
             left = {
-                address: Taken(kept=True, sharing_key=taken.sharing_key)
-                for address, taken in self.facts[key].taken.items()
+                address: HeldAddress(kept=True, sharing_key=held.sharing_key)
+                for address, held in self.facts[key].held.items()
             }
-            told[key] = Facts(None, left if kept else {})
-        self.tell(told)
+            changed[key] = Facts(None, left if kept else {})
+        self.assign(changed)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
-    def grants_are_written(self, keys: set[ServiceKey]) -> None:
-        told = {}
+    def write_grants(self, keys: set[ServiceKey]) -> None:
+        changed = {}
         for key in keys & self.facts.keys():
             if isinstance(result := self.ledger.result(key), Assigned):
-                told[key] = Facts(self.facts[key].wanted, granted(result, self.facts[key]))
-        self.tell(told)
+                changed[key] = Facts(self.facts[key].request, granted(result, self.facts[key]))
+        self.assign(changed)
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=4))
-    def surplus_is_taken_back(self, keys: set[ServiceKey]) -> None:
-        told = {}
+    def release_surplus(self, keys: set[ServiceKey]) -> None:
+        changed = {}
         for key in keys & self.facts.keys():
             if isinstance(result := self.ledger.result(key), Assigned):
                 mine = {grant.address: frozenset(grant.ports) for grant in result.grants}
                 left = {
                     address: msgspec.structs.replace(
-                        taken, granted=(taken.granted or frozenset()) & mine[address]
+                        held, granted=(held.granted or frozenset()) & mine[address]
                     )
-                    for address, taken in self.facts[key].taken.items()
+                    for address, held in self.facts[key].held.items()
                     if address in mine
                 }
-                told[key] = Facts(self.facts[key].wanted, left)
-        self.tell(told)
+                changed[key] = Facts(self.facts[key].request, left)
+        self.assign(changed)
 
     @rule(pools=st.sampled_from(POOLS))
-    def pools_change(self, pools: tuple[PoolConfig, ...]) -> None:
+    def change_pools(self, pools: tuple[PoolConfig, ...]) -> None:
         self.configured = pools
         self.ledger.use(read_pools(pools, ()))
-        self.tell({**dict.fromkeys(self.ledger.known, Facts()), **self.facts})
+        self.assign({**dict.fromkeys(self.ledger.known, Facts()), **self.facts})
 
     @invariant()
-    def no_port_is_given_twice(self) -> None:
-        given: dict[tuple[str, str], ServiceKey] = {}
+    def no_port_is_assigned_twice(self) -> None:
+        assigned_to: dict[tuple[str, str], ServiceKey] = {}
         for key in self.facts:
             if isinstance(result := self.ledger.result(key), Assigned):
                 for grant in result.grants:
                     for port in grant.ports:
-                        other = given.setdefault((grant.address, port), key)
-                        assert other == key, f"{grant.address} {port} is given to {other} and {key}"
+                        other = assigned_to.setdefault((grant.address, port), key)
+                        assert other == key, f"{grant.address} {port}: {other}, {key}"
 
     @invariant()
-    def what_is_granted_to_one_is_given_to_no_other(self) -> None:
+    def a_granted_port_is_assigned_to_no_other_service(self) -> None:
         for key, facts in self.facts.items():
-            for address, taken in facts.taken.items():
+            for address, held in facts.held.items():
                 for other in self.facts.keys() - {key}:
                     if isinstance(result := self.ledger.result(other), Assigned):
                         ports = {
@@ -184,60 +192,60 @@ class Lives(RuleBasedStateMachine):
                             if grant.address == address
                             for port in grant.ports
                         }
-                        assert not ports & (taken.granted or frozenset())
+                        assert not ports & (held.granted or frozenset())
 
     @invariant()
-    def addresses_are_shared_within_a_namespace_by_key(self) -> None:
+    def new_addresses_are_shared_only_by_sharing_key_within_a_namespace(self) -> None:
         holders: dict[str, set[tuple[str, str]]] = {}
         for key, facts in self.facts.items():
             if isinstance(result := self.ledger.result(key), Assigned) and isinstance(
-                facts.wanted, Wanted
+                facts.request, AddressRequest
             ):
                 for address in result.addresses:
-                    if address not in facts.taken:
+                    if address not in facts.held:
                         holders.setdefault(address, set()).add(
-                            (key.namespace, facts.wanted.sharing_key or str(key))
+                            (key.namespace, facts.request.sharing_key or str(key))
                         )
         assert all(len(each) == 1 for each in holders.values()), holders
 
     @invariant()
-    def everything_anew_changes_nothing(self) -> None:
+    def an_assignment_of_all_services_changes_nothing(self) -> None:
         whole = copy.deepcopy(self.ledger)
         whole.assign(self.facts)
         for key in self.facts:
             result, before = whole.result(key), self.ledger.result(key)
-            # Where there are several reasons to refuse, another may be told.
+            # If there are several reasons for a refusal, it may name another one.
             assert result == before or (
                 isinstance(result, Refused) and isinstance(before, Refused)
             ), key
 
     @invariant()
-    def a_new_ledger_gives_the_same_once_all_is_granted(self) -> None:
+    def a_new_ledger_gives_the_same_result_when_all_grants_are_written(self) -> None:
         new = Bounded()
         new.use(read_pools(self.configured, ()))
         results = {key: self.ledger.result(key) for key in self.facts}
         facts = {
-            key: Facts(each.wanted, granted(result, each))
+            key: Facts(each.request, granted(result, each))
             if isinstance(result := results[key], Assigned)
             else each
             for key, each in self.facts.items()
         }
         new.assign(facts)
-        # A grant says under which key an address is shared: with it, another Service may have the
-        # address as well.
+        # A written grant contains the sharing key of its address, with which another Service may
+        # get the address as well. So the old ledger is compared after it has the grants, too.
         old = copy.deepcopy(self.ledger)
         old.assign(facts)
         for key in results:
             if isinstance(result := old.result(key), Assigned):
-                again = new.result(key)
-                assert isinstance(again, Assigned)
-                assert (again.addresses, again.rivals) == (result.addresses, result.rivals)
+                repeated = new.result(key)
+                assert isinstance(repeated, Assigned)
+                assert (repeated.addresses, repeated.rivals) == (result.addresses, result.rivals)
             else:
                 assert type(new.result(key)) is type(result)
 
     @invariant()
-    def counts_are_those_of_what_is_held(self) -> None:
-        held = {address for facts in self.facts.values() for address in facts.taken}
+    def each_pool_counts_at_least_the_addresses_in_use(self) -> None:
+        held = {address for facts in self.facts.values() for address in facts.held}
         for key in self.facts:
             if isinstance(result := self.ledger.result(key), Assigned):
                 held.update(result.addresses)
@@ -251,40 +259,40 @@ class Lives(RuleBasedStateMachine):
                 assert pool.assigned[family] >= len(mine)
 
 
-TestLives = Lives.TestCase
-TestLives.settings = settings(
+TestHistory = History.TestCase
+TestHistory.settings = settings(
     max_examples=80, stateful_step_count=12, deadline=None, report_multiple_bugs=False
 )
 
 
-def wanted(number: int, **wish: Any) -> Wanted:
-    return Wanted(
+def request(number: int, **request: Any) -> AddressRequest:
+    return AddressRequest(
         ("IPv4",),
         since=f"{number:06}",
         ports=frozenset({"TCP/80"}),
-        applicant=Applicant("default"),
-        **wish,
+        service_labels=ServiceLabels("default"),
+        **request,
     )
 
 
-def test_whoever_lacks_a_port_is_told_who_has_it_at_each_of_its_addresses() -> None:
-    """It has a port at all of them or at none: what it lacks at one, another may take at the other,
-    later."""
-    lives = Lives()
+def test_the_rivals_of_a_service_name_the_holder_of_a_port_at_each_address() -> None:
+    """A Service has a port at all of its addresses or at none. So a port that it lacks at one
+    address may later be assigned to another Service at its other address."""
+    history = History()
     a, b, c = KEYS[:3]
-    wish: dict[str, Any] = {
+    request: dict[str, Any] = {
         "all_families": False,
         "requested": (),
         "pool": "",
         "sharing_key": "k",
         "labels": {},
     }
-    lives.come_or_change({a: wish | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
-    lives.come_or_change(
-        {c: wish | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
+    history.create_or_change({a: request | {"families": ("IPv4",), "ports": frozenset({"TCP/80"})}})
+    history.create_or_change(
+        {c: request | {"families": ("IPv4", "IPv6"), "ports": frozenset({"TCP/80", "TCP/443"})}}
     )
-    lives.come_or_change({b: wish | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
-    result = lives.ledger.result(c)
+    history.create_or_change({b: request | {"families": ("IPv6",), "ports": frozenset({"TCP/80"})}})
+    result = history.ledger.result(c)
     assert isinstance(result, Assigned)
     assert {(rival.address, rival.holder) for rival in result.rivals} == {
         ("203.0.113.1", a),
@@ -294,18 +302,19 @@ def test_whoever_lacks_a_port_is_told_who_has_it_at_each_of_its_addresses() -> N
 
 @pytest.fixture
 def ten_thousand() -> tuple[Ledger, dict[ServiceKey, Facts]]:
-    """All addresses of the pool are given, and 1,000 Services wait."""
+    """Return a ledger in which all 9,000 addresses of a pool are assigned and 1,000 Services wait,
+    and the facts of all Services."""
     ledger = Ledger()
     ledger.use(read_pools([PoolConfig("main", ("10.0.0.0-10.0.35.39",))], ()))
     facts = {
-        ServiceKey("default", f"s{number:05}"): Facts(wanted(number)) for number in range(10_000)
+        ServiceKey("default", f"s{number:05}"): Facts(request(number)) for number in range(10_000)
     }
     ledger.assign(facts)
     assert sum(isinstance(ledger.result(key), Assigned) for key in facts) == 9_000
     return ledger, facts
 
 
-def test_a_change_looks_only_at_whom_it_concerns(
+def test_a_change_evaluates_only_the_services_that_it_concerns(
     ten_thousand: tuple[Ledger, dict[ServiceKey, Facts]],
 ) -> None:
     ledger, facts = ten_thousand
@@ -316,12 +325,12 @@ def test_a_change_looks_only_at_whom_it_concerns(
         touched = ledger.assign(changed)
         return ledger.evaluations - before, touched
 
-    assert cost({keys[5]: facts[keys[5]]}) == (1, set()), "nothing of it changed"
+    assert cost({keys[5]: facts[keys[5]]}) == (1, set()), "the facts are the same"
     evaluations, touched = cost({keys[5]: Facts()})
-    assert touched == {keys[5], keys[9_000]}, "the first in line gets what was freed"
+    assert touched == {keys[5], keys[9_000]}, "the first waiting Service gets the free address"
     assert evaluations <= 4
     assert ledger.result(keys[9_000]).addresses == ("10.0.0.5",)  # type: ignore[union-attr]
-    evaluations, touched = cost({ServiceKey("default", "new"): Facts(wanted(20_000))})
+    evaluations, touched = cost({ServiceKey("default", "new"): Facts(request(20_000))})
     assert touched == {ServiceKey("default", "new")}
     assert evaluations == 1
     evaluations, touched = cost({key: Facts() for key in keys[10:60]})

@@ -1,4 +1,4 @@
-"""What annotations say, ours and those of other systems."""
+"""How annotations of Fairlead and of other systems are read."""
 
 import pytest
 
@@ -49,14 +49,24 @@ from fairlead.plan.direct import SUBSTITUTES
         ),
         (KEEP_ADDRESS, {}, ("", "")),
     ],
+    ids=[
+        "addresses of MetalLB",
+        "addresses of an old MetalLB, with spaces",
+        "Fairlead precedes MetalLB",
+        "an empty annotation does not count",
+        "pool of MetalLB",
+        "sharing key of MetalLB",
+        "kept floating IP of OpenStack",
+        "no annotation",
+    ],
 )
-def test_our_own_name_comes_first(
+def test_a_fairlead_annotation_takes_precedence_over_one_of_another_system(
     names: tuple[str, ...], annotations: dict[str, str], expected: tuple[str, str]
 ) -> None:
     assert found(annotations, names) == expected
 
 
-def test_wishes_that_are_met_otherwise_are_told_once_for_each_thing_done_instead() -> None:
+def test_annotations_without_effect_are_reported_once_for_each_substitute() -> None:
     notes = without_effect(
         {
             "loadbalancer.openstack.org/proxy-protocol": "v2",
@@ -74,26 +84,26 @@ def test_wishes_that_are_met_otherwise_are_told_once_for_each_thing_done_instead
     ]
 
 
-def test_what_wishes_for_nothing_is_not_mentioned() -> None:
+def test_an_annotation_that_requests_nothing_is_not_reported() -> None:
     off = {"proxy-protocol": "false", "connection-limit": "-1", "enable-health-monitor": "False"}
     assert (
         without_effect(
-            {f"loadbalancer.openstack.org/{wish}": value for wish, value in off.items()},
+            {f"loadbalancer.openstack.org/{name}": value for name, value in off.items()},
             SUBSTITUTES,
         )
         == []
     )
 
 
-def test_every_wish_has_an_answer_that_stands_for_itself() -> None:
-    for wish in SUBSTITUTES:
-        [note] = without_effect({f"loadbalancer.openstack.org/{wish}": "x"}, SUBSTITUTES)
-        assert wish in str(note)
+def test_the_report_of_each_annotation_without_effect_names_the_annotation() -> None:
+    for name in SUBSTITUTES:
+        [note] = without_effect({f"loadbalancer.openstack.org/{name}": "x"}, SUBSTITUTES)
+        assert name in str(note)
 
 
-def test_the_controllers_own_mark_is_no_wish() -> None:
-    """It says who serves the Service; OpenStack's annotation of that name asks for a class of its
-    configuration."""
+def test_the_claim_annotation_is_not_reported_as_without_effect() -> None:
+    """`fairlead.io/class` records the class that serves the Service. OpenStack's annotation of the
+    same name selects a class of OpenStack's configuration."""
     assert without_effect({"fairlead.io/class": "fairlead.io/direct"}, SUBSTITUTES) == []
     [note] = without_effect(
         {"fairlead.io/class": "fairlead.io/direct", "loadbalancer.openstack.org/class": "gold"},

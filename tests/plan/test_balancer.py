@@ -1,4 +1,4 @@
-"""Who is a member, with which weight, in which state."""
+"""Which nodes are members of a listener, with which weight and in which state."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def states(balancer: LoadBalancer, at: int = 0) -> dict[str, tuple[int, str]]:
 
 
 ROWS = {
-    "weights are ready pods": (
+    "the weight is the number of ready pods": (
         [
             ("10.0.1.1", "node1", "ready"),
             ("10.0.1.2", "node1", "ready"),
@@ -49,34 +49,37 @@ ROWS = {
         ],
         {"node1": (2, "active"), "node2": (1, "active")},
     ),
-    "a condition that is not there counts as ready": (
+    "an endpoint without conditions counts as ready": (
         [("10.0.1.1", "node1", "unknown")],
         {"node1": (1, "active")},
     ),
-    "unready pods get nothing new": (
+    "a node with only unready pods drains": (
         [("10.0.1.1", "node1", "unready"), ("10.0.2.1", "node2", "ready")],
         {"node1": (0, "draining"), "node2": (1, "active")},
     ),
-    "a terminating pod leaves new connections at once": (
+    "a node with only terminating pods drains if there are ready pods": (
         [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "ready")],
         {"node1": (0, "draining"), "node2": (1, "active")},
     ),
-    "serving and terminating ones are the last resort": (
+    "terminating pods that serve are used if no pod is ready": (
         [("10.0.1.1", "node1", "draining"), ("10.0.2.1", "node2", "dying")],
         {"node1": (1, "active"), "node2": (0, "draining")},
     ),
-    "one of which it is not said whether it serves does": (
+    "a terminating pod without the condition serving counts as serving": (
         [("10.0.1.1", "node1", "leaving"), ("10.0.2.1", "node2", "dying")],
         {"node1": (1, "active"), "node2": (0, "draining")},
     ),
-    "nobody left": ([("10.0.1.1", "node1", "dying")], {"node1": (0, "draining")}),
-    "an endpoint on a node that is not there": ([("10.0.9.1", "gone", "ready")], {}),
-    "an endpoint without a node is never local": ([("10.0.9.1", "", "ready")], {}),
+    "a node with only pods that no longer serve drains": (
+        [("10.0.1.1", "node1", "dying")],
+        {"node1": (0, "draining")},
+    ),
+    "an endpoint on a node that does not exist is ignored": ([("10.0.9.1", "gone", "ready")], {}),
+    "an endpoint without a node name is ignored": ([("10.0.9.1", "", "ready")], {}),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_members_under_local(make: Makers, name: str) -> None:
+def test_members_with_policy_local(make: Makers, name: str) -> None:
     make_service, make_slice, nodes = make
     rows, expected = ROWS[name]
     assert (
@@ -97,11 +100,18 @@ def test_members_under_local(make: Makers, name: str) -> None:
         ([("10.0.9.1", "gone", "ready")], True),
         ([("10.0.9.1", "", "ready")], True),
     ],
+    ids=[
+        "no endpoint",
+        "only endpoints that do not serve",
+        "a terminating endpoint that serves",
+        "an endpoint on a node that does not exist",
+        "an endpoint without a node name",
+    ],
 )
-def test_a_listener_knows_whether_any_endpoint_may_get_traffic(
+def test_a_listener_has_endpoints_if_an_endpoint_on_any_node_may_get_traffic(
     make: Makers, rows: list[tuple[str, str, str]], expected: bool, policy: str
 ) -> None:
-    """Wherever it is: that no node can be reached is another matter."""
+    """The result does not depend on whether the node of the endpoint may be a member."""
     make_service, make_slice, nodes = make
     excluded = {
         name: msgspec.structs.replace(
@@ -118,7 +128,7 @@ def test_a_listener_knows_whether_any_endpoint_may_get_traffic(
         assert [listener.has_endpoints for listener in balancer.listeners] == [expected]
 
 
-def test_flows_of_datagrams_are_not_kept_where_nobody_serves(make: Makers) -> None:
+def test_a_node_without_a_serving_pod_does_not_keep_udp_flows(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(ports=(ServicePort(53, protocol="UDP"),))
     rows = [
@@ -132,7 +142,9 @@ def test_flows_of_datagrams_are_not_kept_where_nobody_serves(make: Makers) -> No
     assert states(balancer) == {"node1": (1, "active"), "node3": (0, "draining")}
 
 
-def test_cluster_policy_with_endpoints_that_name_no_node_keeps_every_node(make: Makers) -> None:
+def test_with_policy_cluster_every_node_is_a_member_even_if_endpoints_name_no_node(
+    make: Makers,
+) -> None:
     make_service, make_slice, nodes = make
     service = make_service(external_traffic_policy="Cluster", health_check_node_port=0)
     balancer = plan_load_balancer(
@@ -166,7 +178,9 @@ def test_slices_are_joined_by_port_name_and_an_endpoint_counts_once(make: Makers
     assert states(balancer, 1) == {"node1": (1, "active")}
 
 
-def test_dual_stack_takes_endpoints_and_node_addresses_of_each_family(make: Makers) -> None:
+def test_listeners_of_each_family_use_endpoints_and_node_addresses_of_the_family(
+    make: Makers,
+) -> None:
     make_service, make_slice, nodes = make
     slices = [
         make_slice([("10.0.1.1", "node1", "ready")]),
@@ -223,63 +237,67 @@ def test_a_node_that_the_autoscaler_is_about_to_delete_drains(make: Makers) -> N
 
 
 PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
-    "all confirmed": (
+    "all nodes are up": (
         {"node1": "up", "node2": "up"},
         {"node1": "active", "node2": "active"},
         False,
     ),
-    "one not asked yet": (
+    "a node without a verdict is pending": (
         {"node1": "up", "node2": None},
         {"node1": "active", "node2": "pending"},
         False,
     ),
-    "one dead": ({"node1": "up", "node2": "down"}, {"node1": "active", "node2": "down"}, False),
-    "one not serving": (
+    "a node that does not answer is down": (
+        {"node1": "up", "node2": "down"},
+        {"node1": "active", "node2": "down"},
+        False,
+    ),
+    "an unready node drains": (
         {"node1": "up", "node2": "unready"},
         {"node1": "active", "node2": "draining"},
         False,
     ),
-    "none asked yet: not before it is confirmed": (
+    "no node has a verdict: all are pending": (
         {},
         {"node1": "pending", "node2": "pending"},
         False,
     ),
-    "one dead, one not asked yet": (
+    "a node is not active before it is confirmed, even if the other is down": (
         {"node1": "down"},
         {"node1": "down", "node2": "pending"},
         False,
     ),
-    "nobody can be asked: the API is believed, and it is said": (
+    "no node can be probed: readiness in the API decides, with a finding": (
         {"node1": "probe_failed", "node2": "probe_failed"},
         {"node1": "active", "node2": "active"},
         True,
     ),
-    "all fail: the API is believed, and it is said": (
+    "all nodes are unready: readiness in the API decides, with a finding": (
         {"node1": "unready", "node2": "unready"},
         {"node1": "active", "node2": "active"},
         True,
     ),
-    "all are dead: the API is believed, and it is said": (
+    "all nodes are down: readiness in the API decides, with a finding": (
         {"node1": "down", "node2": "down"},
         {"node1": "active", "node2": "active"},
         True,
     ),
-    "one flaps: it gets nothing new": (
+    "a flapping node drains": (
         {"node1": "up", "node2": "flapping"},
         {"node1": "active", "node2": "draining"},
         False,
     ),
-    "all flap: one that flaps is better than none": (
+    "all nodes flap: they are active": (
         {"node1": "flapping", "node2": "flapping"},
         {"node1": "active", "node2": "active"},
         False,
     ),
-    "one flaps, the others are dead or unready": (
+    "one node flaps and the other is down: the flapping one is active": (
         {"node1": "flapping", "node2": "down"},
         {"node1": "active", "node2": "down"},
         False,
     ),
-    "all fail, one of them is dead: it is the worst choice": (
+    "one node is unready and the other is down: the unready one is active, with a finding": (
         {"node1": "down", "node2": "unready"},
         {"node1": "down", "node2": "active"},
         True,
@@ -290,7 +308,7 @@ PROBES: dict[str, tuple[dict[str, Verdict | None], dict[str, str], bool]] = {
 @pytest.mark.parametrize("name", PROBES)
 def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
     make_service, make_slice, nodes = make
-    verdicts, expected, noted = PROBES[name]
+    verdicts, expected, reported = PROBES[name]
     by_address = {
         nodes[node].status.addresses[0].address: verdict for node, verdict in verdicts.items()
     }
@@ -304,10 +322,12 @@ def test_membership_is_confirmed_by_probes(make: Makers, name: str) -> None:
         lambda address, _port: by_address.get(address),
     )
     assert {node: state for node, (_, state) in states(balancer).items()} == expected
-    assert (HEALTH_CHECKS_FAILING in [note.code for note in balancer.notes]) is noted
+    assert (HEALTH_CHECKS_FAILING in [note.code for note in balancer.notes]) is reported
 
 
-def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make: Makers) -> None:
+def test_unready_health_ports_of_nodes_with_only_terminating_pods_are_not_reported(
+    make: Makers,
+) -> None:
     make_service, make_slice, nodes = make
     rows = [("10.0.1.1", "node1", "draining")]
     balancer = plan_at_gateway(
@@ -317,7 +337,7 @@ def test_health_ports_that_refuse_pods_on_their_way_out_are_as_they_should(make:
     assert balancer.notes == ()
 
 
-def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_comes(
+def test_a_node_with_a_terminating_pod_gets_connections_until_the_node_of_a_new_pod_is_confirmed(
     make: Makers,
 ) -> None:
     make_service, make_slice, nodes = make
@@ -345,7 +365,7 @@ def test_until_a_new_pod_is_confirmed_the_one_that_is_about_to_go_may_take_what_
 def test_an_endpoint_that_serves_but_is_not_ready_gets_nothing_unless_it_terminates(
     make: Makers,
 ) -> None:
-    """KEP-1669: only a terminating endpoint stands in where no endpoint is ready."""
+    """KEP-1669: if no endpoint is ready, only terminating endpoints that serve replace it."""
     make_service, make_slice, nodes = make
     rows = [("10.0.1.1", "node1", "serving"), ("10.0.2.1", "node2", "unready")]
     assert states(
@@ -382,7 +402,7 @@ def test_every_protocol_is_served(make: Makers) -> None:
     assert balancer.unserved_ports == ()
 
 
-def test_a_connection_outlives_the_readiness_of_its_pod_whatever_carries_it(make: Makers) -> None:
+def test_a_node_whose_pod_becomes_unready_keeps_its_tcp_and_sctp_connections(make: Makers) -> None:
     make_service, make_slice, nodes = make
     cases: tuple[tuple[Protocol, int], ...] = (("SCTP", 1), ("TCP", 1), ("UDP", 0))
     for protocol, members in cases:
@@ -398,7 +418,7 @@ def test_a_connection_outlives_the_readiness_of_its_pod_whatever_carries_it(make
 @pytest.mark.parametrize(
     ("text", "limit_s"), [("300", 300.0), ("5m", 300.0), ("0", 0.0), ("", None), ("soon", None)]
 )
-def test_the_limit_of_a_drain_is_the_service_s_own(
+def test_the_drain_timeout_of_a_service_is_read_from_its_annotation(
     make: Makers, text: str, limit_s: float | None
 ) -> None:
     make_service, make_slice, nodes = make
@@ -414,7 +434,7 @@ def test_the_limit_of_a_drain_is_the_service_s_own(
     assert [note.code for note in balancer.notes] == ["AnnotationNotUnderstood"] * (text == "soon")
 
 
-def test_a_port_that_is_refused_is_left_out_and_its_protocol_counts(make: Makers) -> None:
+def test_an_unserved_port_has_no_listener_for_its_protocol_only(make: Makers) -> None:
     make_service, make_slice, nodes = make
     service = make_service(
         ports=(ServicePort(53, name="a"), ServicePort(53, name="b", protocol="UDP"))
@@ -428,15 +448,15 @@ def test_a_port_that_is_refused_is_left_out_and_its_protocol_counts(make: Makers
 
 
 PUBLISHED: dict[str, tuple[list[LoadBalancerIngress], list[tuple[str, str, int]]]] = {
-    "by the plan alone, before anything is published": (
+    "no address is published: all ports": (
         [],
         [("IPv4", "TCP", 80), ("IPv4", "UDP", 80), ("IPv6", "TCP", 80), ("IPv6", "UDP", 80)],
     ),
-    "without ports, as before they were shown": (
+    "addresses are published without ports, as older versions did: all ports": (
         [LoadBalancerIngress("203.0.113.10"), LoadBalancerIngress("2001:db8:f::10")],
         [("IPv4", "TCP", 80), ("IPv4", "UDP", 80), ("IPv6", "TCP", 80), ("IPv6", "UDP", 80)],
     ),
-    "some with an error, some not there": (
+    "ports with an error and ports without an entry are not served": (
         [
             LoadBalancerIngress(
                 "203.0.113.10",
@@ -446,7 +466,7 @@ PUBLISHED: dict[str, tuple[list[LoadBalancerIngress], list[tuple[str, str, int]]
         ],
         [("IPv4", "TCP", 80), ("IPv6", "UDP", 80)],
     ),
-    "something that nobody can read": (
+    "an entry without a protocol: no port": (
         [LoadBalancerIngress("203.0.113.10", ports=(PortStatus(80, ""),))],
         [],
     ),
@@ -468,7 +488,7 @@ def test_gateways_serve_the_published_ports(make: Makers, name: str) -> None:
     assert [(each.family, each.protocol, each.port) for each in balancer.listeners] == expected
 
 
-def test_source_ranges_are_trimmed_and_the_field_wins(make: Makers) -> None:
+def test_source_ranges_are_read_without_spaces_and_the_field_takes_precedence(make: Makers) -> None:
     make_service, _, nodes = make
     old = {
         "service.beta.kubernetes.io/load-balancer-source-ranges": "198.51.100.0/24, 192.0.2.0/24"

@@ -1,5 +1,4 @@
-"""The table of classes: what its properties decide, for the classes that are there and for one that
-is new."""
+"""The table of classes: what its columns decide, for the existing classes and for a new one."""
 
 from collections.abc import Mapping
 
@@ -61,13 +60,13 @@ def state_of(*services: Service) -> State:
 
 @pytest.fixture
 def with_example(monkeypatch: pytest.MonkeyPatch) -> ServiceClass:
-    """A class that is not in the table of this version: a row of its own."""
+    """Return a new class, whose row is added to the table."""
     table: Mapping[str, ServiceClass] = {**CLASSES, EXAMPLE.name: EXAMPLE}
     monkeypatch.setattr(classes, "CLASSES", table)
     return EXAMPLE
 
 
-def test_each_service_is_planned_by_one_family() -> None:
+def test_each_service_is_planned_either_with_addresses_of_pools_or_for_the_cloud() -> None:
     state = state_of(*(named(name) for name in (*CLASSES, *OTHERS)))
     by_controller = plan_controller(state, CONFIG, Ledger(), state.services)
     by_cloud = plan_cloud(state, CONFIG, state.services)
@@ -88,7 +87,7 @@ def test_each_service_is_planned_by_one_family() -> None:
     )
 
 
-def test_a_class_that_is_not_configured_is_refused_once() -> None:
+def test_a_class_that_is_not_configured_is_refused() -> None:
     state = state_of(*(named(name) for name in CLASSES))
     config = msgspec.structs.replace(CONFIG, octavia=None)
     planned = plan_services(state, config, Ledger(), state.services)
@@ -100,8 +99,8 @@ def test_a_class_that_is_not_configured_is_refused_once() -> None:
     assert plan_cloud(state, config, state.services) == {}
 
 
-def test_a_new_class_is_a_row(with_example: ServiceClass) -> None:
-    """With an address of a pool, at gateways, by the driver that takes settings of this type."""
+def test_a_new_class_needs_only_a_row(with_example: ServiceClass) -> None:
+    """Its Service gets an address of a pool, and the driver of its settings serves it."""
     key = ServiceKey("default", "example")
     state = state_of(named(with_example.name))
     given = plan_services(state, CONFIG, Ledger(), state.services)[key]
@@ -114,10 +113,10 @@ def test_a_new_class_is_a_row(with_example: ServiceClass) -> None:
     assert [str(each.key) for each in rendered[key].listeners] == ["203.0.113.0:80/TCP"]
 
 
-def test_gateways_serve_and_are_missed_by_their_own_classes_alone(
+def test_only_classes_that_gateways_serve_are_served_by_gateways_and_report_missing_gateways(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A class may have addresses of pools and be served by others."""
+    """A class may have addresses of pools and still not be served by gateways."""
     row = EXAMPLE._replace(served_by="octavia")
     monkeypatch.setattr(classes, "CLASSES", {**CLASSES, row.name: row})
     shown = enumerate(classes.CLASSES)
@@ -136,7 +135,7 @@ def test_gateways_serve_and_are_missed_by_their_own_classes_alone(
     assert isinstance(planned[ServiceKey("default", "example")], LoadBalancer)
 
 
-def test_members_of_a_class_on_the_apis_word_are_not_probed() -> None:
+def test_members_of_a_class_that_relies_on_the_api_are_not_probed() -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")])]
     verdicts = {"192.0.2.21": "up", "192.0.2.22": "down"}
     found = {}

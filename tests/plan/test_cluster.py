@@ -1,4 +1,5 @@
-"""The plan of each role over a state: who gets which address, who is claimed, who is let go."""
+"""The plan of each role for a state: which address each Service gets, and which Services are
+claimed, released or not planned at all."""
 
 import msgspec
 import pytest
@@ -32,23 +33,26 @@ def service(
     *,
     uid: str = "",
     held: str = "",
-    asks: str = "",
+    requested: str = "",
     class_name: str | None = None,
-    going: bool = False,
-    kind: str = "LoadBalancer",
+    deleted: bool = False,
+    type_: str = "LoadBalancer",
 ) -> Service:
+    """Return a Service. `held`: the address in its status. A Service that has an address or is in
+    deletion is claimed. `requested`: the address that its annotation requests. `deleted`: whether
+    it is in deletion."""
     meta = ServiceMeta(
         name=name,
         namespace="default",
         uid=uid or f"uid-{name}",
-        annotations=({"fairlead.io/class": "fairlead.io/direct"} if held or going else {})
-        | ({"fairlead.io/addresses": asks} if asks else {}),
-        deletion_timestamp="2026-01-01T00:00:00Z" if going else None,
-        managed_fields=(FieldsManager("fairlead-claim"),) if held or going else (),
+        annotations=({"fairlead.io/class": "fairlead.io/direct"} if held or deleted else {})
+        | ({"fairlead.io/addresses": requested} if requested else {}),
+        deletion_timestamp="2026-01-01T00:00:00Z" if deleted else None,
+        managed_fields=(FieldsManager("fairlead-claim"),) if held or deleted else (),
     )
     ingress = (LoadBalancerIngress(held, ip_mode="VIP"),) if held else ()
     spec = ServiceSpec(
-        type=kind,  # type: ignore[arg-type]
+        type=type_,  # type: ignore[arg-type]
         cluster_ips=("10.96.0.1",),
         ports=(ServicePort(80),),
         load_balancer_class=class_name,
@@ -71,21 +75,21 @@ def address(planned: object) -> str:
     return planned.addresses[0]
 
 
-def test_every_service_is_looked_at_before_any_new_address_is_given() -> None:
+def test_an_address_in_the_status_of_a_clean_service_is_not_given_to_another_service() -> None:
     state = state_of(service("a"), service("b", held="203.0.113.1"))
     planned = Planner(state, CONFIG)({A})
     assert address(planned[A]) == "203.0.113.2"
 
 
-def test_a_grant_that_is_not_shown_yet_is_remembered() -> None:
+def test_an_assigned_address_is_not_given_to_another_service_before_it_is_published() -> None:
     state = state_of(service("b"))
     planner = Planner(state, CONFIG)
     assert address(planner({B})[B]) == "203.0.113.1"
-    put(state, service("a"))  # comes first by name, and must not take what b was just given
+    put(state, service("a"))  # precedes b by name, but the address of b is assigned
     assert address(planner({A})[A]) == "203.0.113.2"
 
 
-def test_a_service_made_anew_under_its_name_starts_anew() -> None:
+def test_a_service_that_is_recreated_with_its_name_does_not_inherit_the_assigned_address() -> None:
     state = state_of(service("b"))
     planner = Planner(state, CONFIG)
     planner({B})
@@ -93,37 +97,39 @@ def test_a_service_made_anew_under_its_name_starts_anew() -> None:
     assert address(planner({A, B})[B]) == "203.0.113.2"
 
 
-def test_who_waits_for_an_address_gets_it_when_another_goes() -> None:
+def test_a_waiting_service_gets_the_address_of_a_service_that_is_deleted() -> None:
     state = state_of(
         service("a", held="203.0.113.1"), service("b", held="203.0.113.2"), service("c")
     )
     planner = Planner(state, CONFIG)
     assert isinstance(planner({C})[C], Refused)
-    put(state, service("a", held="203.0.113.1", going=True))
-    assert A not in planner({A}), "it is to be released"
-    assert isinstance(planner({C})[C], Refused), "its address is held until it is gone"
+    put(state, service("a", held="203.0.113.1", deleted=True))
+    assert A not in planner({A}), "a Service in deletion is released, not planned"
+    assert isinstance(planner({C})[C], Refused), "the address is held until its Service is gone"
     state.update_services({ObjectKey(*A): None})
     assert address(planner({A})[C]) == "203.0.113.1", (
-        "a change of one Service touches who waited for it"
+        "the plan of one Service includes the Services that waited for its address"
     )
 
 
-@pytest.mark.parametrize("asks", ["nonsense", "203.0.113.2", "192.0.2.1", "2001:db8::1"])
-def test_an_address_is_not_given_away_while_its_service_asks_for_what_cannot_be_had(
-    asks: str,
+@pytest.mark.parametrize("requested", ["nonsense", "203.0.113.2", "192.0.2.1", "2001:db8::1"])
+def test_a_service_keeps_its_address_while_it_requests_an_address_that_it_cannot_get(
+    requested: str,
 ) -> None:
     state = state_of(
-        service("a", held="203.0.113.1", asks=asks), service("b", held="203.0.113.2"), service("c")
+        service("a", held="203.0.113.1", requested=requested),
+        service("b", held="203.0.113.2"),
+        service("c"),
     )
     planned = Planner(state, CONFIG)({A, B, C})
     assert isinstance(planned[A], Refused)
     assert address(planned[B]) == "203.0.113.2"
     assert isinstance(planned[C], Refused), (
-        "a still shows 203.0.113.1, and packets for it are still forwarded to its pods"
+        "Service a still shows 203.0.113.1, and gateways still forward packets for it to its pods"
     )
 
 
-def test_an_address_is_held_until_its_service_shows_it_no_more() -> None:
+def test_an_address_is_given_to_another_service_only_after_its_service_no_longer_shows_it() -> None:
     state = state_of(
         service("a", held="203.0.113.1"),
         service("b", held="203.0.113.2"),
@@ -131,24 +137,26 @@ def test_an_address_is_held_until_its_service_shows_it_no_more() -> None:
     )
     planner = Planner(state, msgspec.structs.replace(CONFIG, default_class=None))
     planned = planner({A, B, C})
-    assert set(planned) == {C}, "the others are to be released"
+    assert set(planned) == {C}, "the other Services are released"
     assert isinstance(planned[C], Refused)
     put(state, service("a"))
     assert address(planner({A})[C]) == "203.0.113.1"
 
 
-def test_a_service_that_asks_for_another_address_moves_and_then_gives_the_first_back() -> None:
-    state = state_of(service("a", held="203.0.113.1", asks="203.0.113.2"), service("c"))
+def test_a_service_that_requests_another_address_releases_its_first_address_after_the_change() -> (
+    None
+):
+    state = state_of(service("a", held="203.0.113.1", requested="203.0.113.2"), service("c"))
     planner = Planner(state, CONFIG)
     planned = planner({A, C})
     assert address(planned[A]) == "203.0.113.2"
     assert isinstance(planned[C], Refused)
-    put(state, service("a", held="203.0.113.2", asks="203.0.113.2"))
+    put(state, service("a", held="203.0.113.2", requested="203.0.113.2"))
     assert address(planner({A})[C]) == "203.0.113.1"
 
 
-def test_other_classes_and_other_types_are_left_alone() -> None:
-    state = state_of(service("a", class_name="example.com/other"), service("b", kind="ClusterIP"))
+def test_services_of_other_classes_and_types_are_not_planned() -> None:
+    state = state_of(service("a", class_name="example.com/other"), service("b", type_="ClusterIP"))
     assert Planner(state, CONFIG)({A, B}) == {}
     assert (
         Planner(state_of(service("a")), msgspec.structs.replace(CONFIG, default_class=None))({A})
@@ -156,7 +164,7 @@ def test_other_classes_and_other_types_are_left_alone() -> None:
     )
 
 
-def test_a_gateway_serves_what_has_an_address_and_is_ours() -> None:
+def test_a_gateway_serves_only_services_of_its_classes_that_have_an_address() -> None:
     state = state_of(
         service("a", held="203.0.113.1"),
         service("b"),
@@ -166,8 +174,8 @@ def test_a_gateway_serves_what_has_an_address_and_is_ours() -> None:
     assert set(planned) == {A}
 
 
-def test_of_two_that_show_one_port_the_older_is_served_and_all_gateways_agree() -> None:
-    """The controller never lets it come to this."""
+def test_if_two_services_show_one_port_gateways_serve_the_port_of_the_older_service() -> None:
+    """The controller never publishes one port of an address for two Services."""
     older, younger = service("z", held="203.0.113.1"), service("a", held="203.0.113.1")
     younger = msgspec.structs.replace(
         younger,
@@ -192,7 +200,9 @@ def test_of_two_that_show_one_port_the_older_is_served_and_all_gateways_agree() 
     assert [note.code for note in second.notes] == ["PortConflict"]
     with state.subscribers.subscription() as dirty:
         state.update_services({ObjectKey(*older.key): None})
-        assert dirty._keys == {older.key, younger.key}, "who shares an address is concerned"
+        assert dirty._keys == {older.key, younger.key}, (
+            "a Service that shares the address becomes dirty, too"
+        )
     planned = plan_gateway(state, CONFIG, state.services)
     alone = planned[younger.key]
     assert isinstance(alone, LoadBalancer)

@@ -1,4 +1,4 @@
-"""Which of several Services has a port of an address: one rule in all processes."""
+"""Which of several Services gets a port of an address. All processes use one rule."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.addresses import Assigned, Facts, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
 from fairlead.plan.conflicts import Basis, Precedence, first, precedence_of, rivals_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import read_pools
@@ -34,7 +34,8 @@ A, B, C = (ServiceKey("default", name) for name in "abc")
 def service(
     name: str, since: str, *, ports: tuple[int, ...] = (80,), shown: tuple[int, ...] = ()
 ) -> Service:
-    """A Service of class direct whose status shows these ports at ADDRESS; none: no address."""
+    """Return a Service of class direct whose status shows the ports `shown` at ADDRESS, or no
+    address if there are none."""
     statuses = tuple(PortStatus(port) for port in shown)
     ingress = (LoadBalancerIngress(ADDRESS, ports=statuses),) if shown else ()
     return Service(
@@ -60,13 +61,17 @@ def service(
     ),
     st.randoms(),
 )
-def test_the_first_does_not_depend_on_the_order(among: list[Precedence], random: object) -> None:
+def test_the_service_that_comes_first_does_not_depend_on_the_order(
+    among: list[Precedence], random: object
+) -> None:
     best = first(among)
     random.shuffle(among)  # type: ignore[attr-defined]
     assert first(among) == best
 
 
-def test_what_was_granted_comes_before_the_older_and_the_older_before_the_name() -> None:
+def test_a_grant_precedes_the_older_service_and_the_older_service_precedes_the_order_of_names() -> (
+    None
+):
     granted, shown = Precedence(Basis.GRANTED, "3", C), Precedence(Basis.SHOWN, "2", A)
     assert first([shown, granted]) == C
     assert first([shown, Precedence(Basis.SHOWN, "1", B)]) == B
@@ -75,7 +80,7 @@ def test_what_was_granted_comes_before_the_older_and_the_older_before_the_name()
     assert rivals_of(shown, [granted]) == [C]
 
 
-def test_a_wish_keeps_no_other_service_from_a_port() -> None:
+def test_a_request_alone_does_not_take_a_port_from_another_service() -> None:
     assert (
         rivals_of(Precedence(Basis.REQUESTED, "2", A), [Precedence(Basis.REQUESTED, "1", B)]) == []
     )
@@ -90,7 +95,7 @@ def test_an_older_service_that_adds_a_port_takes_it_from_no_service_that_shows_i
     assert precedence_of(B, older, ADDRESS, "TCP/80").basis is Basis.SHOWN
 
 
-def test_an_external_ip_comes_last_and_a_node_port_is_allocated() -> None:
+def test_an_external_ip_comes_after_a_status_and_a_node_port_counts_as_shown() -> None:
     named = service("a", "1")
     named = Service(
         named.metadata, ServiceSpec(type="ClusterIP", external_ips=("203.0.113.001",)), named.status
@@ -104,7 +109,7 @@ PORTS = st.sets(st.sampled_from([80, 443, 8080]), min_size=1).map(lambda each: t
 
 
 @given(st.fixed_dictionaries({each: st.tuples(st.sampled_from("123"), PORTS) for each in "abc"}))
-def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
+def test_controller_gateways_and_nodes_agree_if_several_statuses_show_one_port(
     rows: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> None:
     services = [
@@ -115,23 +120,23 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
     planned = plan_gateway(state, Config(), state.services)
     ledger = Ledger()
     ledger.use(read_pools([POOL], ()))
-    wanted = {each.key: frozenset(f"TCP/{p.port}" for p in each.spec.ports) for each in services}
+    request = {each.key: frozenset(f"TCP/{p.port}" for p in each.spec.ports) for each in services}
     ledger.assign(
         {
             key: Facts(
-                Wanted(
+                AddressRequest(
                     ("IPv4",),
                     since=state.services[key].metadata.creation_timestamp or "",
                     ports=ports,
                     sharing_key="k",
                 ),
-                {ADDRESS: Taken(shown=ports)},
+                {ADDRESS: HeldAddress(shown=ports)},
             )
-            for key, ports in wanted.items()
+            for key, ports in request.items()
         }
     )
     for port in (80, 443, 8080):
-        wanting = [each for each in services if f"TCP/{port}" in wanted[each.key]]
+        wanting = [each for each in services if f"TCP/{port}" in request[each.key]]
         if not wanting:
             continue
         by_node = first(precedence_of(each.key, each, ADDRESS, f"TCP/{port}") for each in wanting)
@@ -142,7 +147,7 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
         ]
         by_controller = [
             key
-            for key in wanted
+            for key in request
             if isinstance(result := ledger.result(key), Assigned)
             and f"TCP/{port}" in result.grants[0].ports
         ]
@@ -150,16 +155,16 @@ def test_controller_gateways_and_nodes_agree_where_statuses_show_one_port(
 
 
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
-def test_a_port_that_was_granted_twice_is_the_older_services(
+def test_a_port_that_is_granted_twice_belongs_to_the_older_service(
     order: tuple[ServiceKey, ServiceKey],
 ) -> None:
-    """Only an edit of an AddressGrant by hand leads to this; two Services never have one port."""
+    """Only a manual edit of an AddressGrant leads to this. Two Services never have one port."""
     web = frozenset({"TCP/80"})
     ledger = Ledger()
     ledger.use(read_pools([POOL], ()))
     for key in order:
         since = "2" if key == A else "1"
-        wish = Wanted(("IPv4",), since=since, ports=web, sharing_key="k")
-        ledger.assign({key: Facts(wish, {ADDRESS: Taken(granted=web, pool="main")})})
+        request = AddressRequest(("IPv4",), since=since, ports=web, sharing_key="k")
+        ledger.assign({key: Facts(request, {ADDRESS: HeldAddress(granted=web, pool="main")})})
     assert isinstance(ledger.result(B), Assigned)
     assert not isinstance(ledger.result(A), Assigned)

@@ -17,8 +17,15 @@ from fairlead.plan.endpoints import candidates, usable
         (["unknown", "draining"], ["unknown"]),
         ([], []),
     ],
+    ids=[
+        "a ready endpoint: only ready ones",
+        "no ready endpoint: terminating ones that serve",
+        "serving without terminating is not enough",
+        "an unknown condition counts as ready",
+        "no endpoint",
+    ],
 )
-def test_ready_endpoints_are_used_or_else_those_that_serve_while_they_terminate(
+def test_ready_endpoints_are_used_or_else_endpoints_that_serve_while_they_terminate(
     states: list[str], used: list[str]
 ) -> None:
     rows = [(f"10.0.0.{number}", "node1", state) for number, state in enumerate(states, 1)]
@@ -27,7 +34,7 @@ def test_ready_endpoints_are_used_or_else_those_that_serve_while_they_terminate(
 
 
 @pytest.mark.parametrize(("one", "other"), list(product(CONDITIONS, repeat=2)))
-def test_no_endpoint_is_used_that_is_neither_ready_nor_serving_while_it_terminates(
+def test_an_endpoint_that_is_neither_ready_nor_serving_while_it_terminates_is_not_used(
     one: str, other: str
 ) -> None:
     rows = [("10.0.0.1", "node1", one), ("10.0.0.2", "node1", other)]
@@ -47,7 +54,7 @@ def test_no_endpoint_is_used_that_is_neither_ready_nor_serving_while_it_terminat
     ],
 )
 @pytest.mark.parametrize("better_first", [True, False])
-def test_an_endpoint_in_two_slices_counts_once_in_its_better_state(
+def test_an_endpoint_in_two_slices_counts_once_with_its_better_conditions(
     better: str, worse: str, better_first: bool
 ) -> None:
     slices = [

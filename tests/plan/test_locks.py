@@ -1,4 +1,5 @@
-"""What may be written into a lock, and what Conflict says that we know too little."""
+"""Which changes of an AddressGrant are allowed. Conflict means that the data of the caller is
+outdated."""
 
 import pytest
 
@@ -53,22 +54,24 @@ def published(key: ServiceKey, version: int, *shown: str) -> PublishedVersion:
         (lock(holder(B, WEB, version="9")), Grant(ADDRESS, (TLS,), "main"), published(B, 5)),
     ],
     ids=[
-        "port taken",
-        "port taken, though shown",
-        "not shared",
-        "another key",
-        "another namespace",
-        "kept",
-        "we are behind",
+        "another holder has the port",
+        "another holder has the port, although the Service shows it",
+        "the address has a holder and no sharing key",
+        "another sharing key",
+        "kept for a Service of another namespace",
+        "kept for another Service",
+        "the lock has a newer version of the Service",
     ],
 )
-def test_conflicts(spec: AddressGrantSpec, grant: Grant, at: PublishedVersion) -> None:
+def test_a_grant_that_the_lock_does_not_allow_raises_conflict(
+    spec: AddressGrantSpec, grant: Grant, at: PublishedVersion
+) -> None:
     with pytest.raises(Conflict):
         with_holder(spec, B, grant, at)
     assert not settled(spec, B, "uid-b", grant, at)
 
 
-def test_a_port_that_is_not_shown_is_granted_for_one_version_only() -> None:
+def test_a_port_that_is_not_shown_is_granted_for_one_version_of_the_service_only() -> None:
     grant = Grant(ADDRESS, (WEB,), "main")
     spec = with_holder(AddressGrantSpec(ADDRESS), A, grant, published(A, 5))
     assert publishable_ports(spec, A, "uid-a", "5") == {WEB}
@@ -80,29 +83,31 @@ def test_a_port_that_is_not_shown_is_granted_for_one_version_only() -> None:
     )
     assert settled(spec, A, "uid-a", grant, published(A, 5))
     assert not settled(spec, A, "uid-a", grant, published(A, 6)), (
-        "the Service changed before it was published"
+        "the Service has changed before the port was published"
     )
-    assert settled(spec, A, "uid-a", grant, published(A, 6, WEB)), "it is shown"
+    assert settled(spec, A, "uid-a", grant, published(A, 6, WEB)), "the status shows the port"
 
 
-def test_what_is_taken_back_must_be_out_of_sight_for_good() -> None:
+def test_a_port_is_released_only_when_it_is_not_shown_and_can_no_longer_be_published() -> None:
     mine = holder(A, WEB, TLS, version="5")
-    assert not releasable(published(A, 5), mine, ADDRESS, None), "it may yet be published"
-    assert not releasable(published(A, 6, WEB), mine, ADDRESS, None), "it is shown"
+    assert not releasable(published(A, 5), mine, ADDRESS, None), "the port may still be published"
+    assert not releasable(published(A, 6, WEB), mine, ADDRESS, None), "the status shows the port"
     assert releasable(published(A, 6), mine, ADDRESS, None)
-    leave = Grant(ADDRESS, (WEB,), "main")
-    assert releasable(published(A, 6, WEB), mine, ADDRESS, leave)
-    assert not releasable(published(A, 6, WEB, TLS), mine, ADDRESS, leave)
+    remaining = Grant(ADDRESS, (WEB,), "main")
+    assert releasable(published(A, 6, WEB), mine, ADDRESS, remaining)
+    assert not releasable(published(A, 6, WEB, TLS), mine, ADDRESS, remaining)
 
 
-def test_kept_and_reused() -> None:
+def test_a_kept_address_is_given_only_to_its_service_or_to_a_service_with_its_sharing_key() -> None:
     spec = without_holder(lock(holder(A, WEB), sharing_key="k"), A, None, keep=True)
     assert spec == lock(Holder("default", "a"), sharing_key="k", keep=True)
     assert with_holder(spec, A, Grant(ADDRESS, (WEB,), "main"), published(A, 7)).holders == (
         holder(A, WEB, version="7"),
     )
     shared = with_holder(spec, B, Grant(ADDRESS, (TLS,), "main", "k"), published(B, 7))
-    assert shared.holders == (holder(B, TLS, version="7"),), "who shares the key takes it over"
+    assert shared.holders == (holder(B, TLS, version="7"),), (
+        "a Service with the sharing key takes the address over"
+    )
     assert not shared.keep
     assert without_holder(lock(holder(A, WEB)), A, None, keep=False).holders == ()
 

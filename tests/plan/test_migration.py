@@ -1,4 +1,4 @@
-"""What awaits Services that other systems have served."""
+"""What a migration to Fairlead does with Services that other systems serve."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def by_name(found: list[Takeover]) -> dict[str, Takeover]:
     return {each.service: each for each in found}
 
 
-def test_a_pool_of_metallb_says_the_same_as_ours(documents: list[Document]) -> None:
+def test_a_pool_of_metallb_becomes_an_equivalent_address_pool(documents: list[Document]) -> None:
     public, shop = pools_of(documents)
     assert public == {
         "apiVersion": "fairlead.io/v1alpha1",
@@ -65,7 +65,9 @@ def test_a_pool_of_metallb_says_the_same_as_ours(documents: list[Document]) -> N
         translated({"metadata": {"name": "x"}})
 
 
-def test_addresses_of_no_pool_get_one_that_gives_none_unasked(services: list[Service]) -> None:
+def test_addresses_outside_all_pools_get_a_pool_without_automatic_assignment(
+    services: list[Service],
+) -> None:
     public = PoolConfig("public", ("203.0.113.16/28",))
     assert pool_for_unpooled(services, read(public)) == {
         "apiVersion": "fairlead.io/v1alpha1",
@@ -76,7 +78,9 @@ def test_addresses_of_no_pool_get_one_that_gives_none_unasked(services: list[Ser
     assert pool_for_unpooled(services, read(PoolConfig("all", ("203.0.113.0/24",)))) is None
 
 
-def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -> None:
+def test_a_takeover_names_the_present_system_and_whether_the_service_is_ready(
+    services: list[Service],
+) -> None:
     found = by_name(takeovers(services, read(PoolConfig("public", ("203.0.113.16/28",))), DIRECT))
     assert {
         name: (each.system, each.ready, each.addresses, each.pools) for name, each in found.items()
@@ -98,12 +102,12 @@ def test_who_serves_a_service_and_whether_it_can_come(services: list[Service]) -
     )
 
 
-def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
+def test_the_findings_name_annotations_without_effect_and_obstacles_to_the_takeover(
     services: list[Service],
 ) -> None:
     found = by_name(takeovers(services, read(), None))["default/ingress"].findings
     text = "\n".join(map(str, found))
-    for said in (
+    for message in (
         "set defaultClass",
         "proxy-protocol has no effect",
         "timeout-client-data has no effect",
@@ -111,5 +115,5 @@ def test_wishes_that_are_met_otherwise_and_what_stands_in_the_way_are_said(
         "kubectl patch service -n default ingress --type=merge"
         """ -p '{"metadata":{"finalizers":[]}}'""",
     ):
-        assert said in text
-    assert "keep-floatingip" not in text, "this wish is met"
+        assert message in text
+    assert "keep-floatingip" not in text, "this annotation has an effect"

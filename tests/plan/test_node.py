@@ -1,4 +1,4 @@
-"""What one node does for one Service."""
+"""The plan of one Service on one node."""
 
 import msgspec
 from tests.makers import make_service, make_slice
@@ -15,7 +15,7 @@ from fairlead.model import HealthCheck
 from fairlead.plan.node import plan_node_service
 
 
-def test_the_health_port_counts_pods_and_not_their_addresses() -> None:
+def test_the_health_check_node_port_counts_a_dual_stack_pod_once() -> None:
     service = make_service(cluster_ips=("10.96.0.10", "2001:db8:96::10"))
     slices = [
         make_slice(
@@ -32,8 +32,8 @@ def test_the_health_port_counts_pods_and_not_their_addresses() -> None:
     assert planned.health_check == HealthCheck(32000, 2)
 
 
-def test_an_error_for_a_port_hides_the_address_from_that_port_alone() -> None:
-    """An address that another Service shares has the same number of the other protocol."""
+def test_a_node_does_not_serve_a_port_whose_published_status_is_an_error() -> None:
+    """The same port number of the other protocol is served."""
     service = make_service(
         ports=(ServicePort(53, name="tcp"), ServicePort(53, name="udp", protocol="UDP"))
     )
@@ -52,8 +52,8 @@ def test_an_error_for_a_port_hides_the_address_from_that_port_alone() -> None:
     }
 
 
-def test_an_address_with_ip_mode_proxy_is_left_to_the_load_balancer() -> None:
-    """KEP-1860: packets for it shall pass the load balancer, also those of pods."""
+def test_a_node_does_not_answer_for_an_address_with_ip_mode_proxy() -> None:
+    """KEP-1860: packets to the address must pass the load balancer, also packets from pods."""
     ingress = (
         LoadBalancerIngress(ip="203.0.113.10", ip_mode="Proxy"),
         LoadBalancerIngress(ip="203.0.113.11", ip_mode="VIP"),

@@ -1,5 +1,5 @@
-"""What the owner of a Service is told, row by row: which matter, which condition it blocks, and
-that a remedy is named."""
+"""The findings that the owner of a Service gets: their codes, the conditions that they block, and
+their texts. Each finding has a remedy."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ LOCAL: dict[str, object] = {}
 CLUSTER: dict[str, object] = {"external_traffic_policy": "Cluster", "health_check_node_port": 0}
 
 
-def told(
+def findings(
     service: Service,
     slices: list[EndpointSlice],
     nodes: dict[str, Node],
@@ -37,47 +37,63 @@ def told(
     return list(plan_load_balancer(service, slices, nodes, addresses, DIRECT).notes)
 
 
-def brief(notes: list[Finding]) -> list[tuple[str, str]]:
+def codes_and_blocks(notes: list[Finding]) -> list[tuple[str, str]]:
     assert all(note.remedy for note in notes)
     return [(note.code, note.blocks) for note in notes]
 
 
-NOBODY, NO_NODES, HOMELESS = "NoReadyEndpoints", "UnAvailableLoadBalancer", "EndpointsWithoutNode"
+NO_ENDPOINTS, NO_NODES, NO_NODE_NAME = (
+    "NoReadyEndpoints",
+    "UnAvailableLoadBalancer",
+    "EndpointsWithoutNode",
+)
 ENDPOINTS: dict[
     str, tuple[dict[str, object], list[tuple[str, str, str]], list[tuple[str, str]]]
 ] = {
-    "all is well": (LOCAL, [("10.0.1.1", "node1", "ready")], []),
-    "on their way out, but serving": (LOCAL, [("10.0.1.1", "node1", "draining")], []),
-    "nobody": (LOCAL, [], [(NOBODY, "Ready")]),
-    "nobody ready": (CLUSTER, [("10.0.1.1", "node1", "unready")], [(NOBODY, "Ready")]),
-    "Local: on a node that is gone": (
+    "a ready endpoint: no finding": (LOCAL, [("10.0.1.1", "node1", "ready")], []),
+    "only terminating endpoints that serve: no finding": (
+        LOCAL,
+        [("10.0.1.1", "node1", "draining")],
+        [],
+    ),
+    "no endpoint": (LOCAL, [], [(NO_ENDPOINTS, "Ready")]),
+    "no ready endpoint": (CLUSTER, [("10.0.1.1", "node1", "unready")], [(NO_ENDPOINTS, "Ready")]),
+    "Local: the only endpoint is on a node that does not exist": (
         LOCAL,
         [("10.0.9.1", "gone", "ready")],
         [(NO_NODES, "Ready")],
     ),
-    "Cluster: on a node that is gone": (CLUSTER, [("10.0.9.1", "gone", "ready")], []),
-    "Local: one of two nodes is gone": (
+    "Cluster: the only endpoint is on a node that does not exist": (
+        CLUSTER,
+        [("10.0.9.1", "gone", "ready")],
+        [],
+    ),
+    "Local: one of two nodes does not exist": (
         LOCAL,
         [("10.0.1.1", "node1", "ready"), ("10.0.9.1", "gone", "ready")],
         [],
     ),
-    "Local: no endpoint names a node": (LOCAL, [("10.0.9.1", "", "ready")], [(HOMELESS, "Ready")]),
-    "Local: one names none": (
+    "Local: no endpoint names a node": (
+        LOCAL,
+        [("10.0.9.1", "", "ready")],
+        [(NO_NODE_NAME, "Ready")],
+    ),
+    "Local: one of two endpoints names no node": (
         LOCAL,
         [("10.0.9.1", "", "ready"), ("10.0.1.1", "node1", "ready")],
-        [(HOMELESS, "")],
+        [(NO_NODE_NAME, "")],
     ),
     "Cluster: no endpoint names a node": (CLUSTER, [("10.0.9.1", "", "ready")], []),
 }
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_endpoints(
+def test_findings_about_endpoints(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str
 ) -> None:
     fields, rows, expected = ENDPOINTS[name]
-    notes = told(make_service(**fields), [make_slice(rows)], nodes)
-    assert brief(notes) == expected
+    notes = findings(make_service(**fields), [make_slice(rows)], nodes)
+    assert codes_and_blocks(notes) == expected
     members = (
         plan_load_balancer(make_service(**fields), [make_slice(rows)], nodes, ADDRESSES, DIRECT)
         .listeners[0]
@@ -85,7 +101,7 @@ def test_endpoints(
     )
     served = any(member.weight and member.state == "active" for member in members)
     assert served is not any(note.blocks == "Ready" for note in notes), (
-        "the notes say what the members are"
+        "a finding blocks Ready if and only if no member gets connections"
     )
 
 
@@ -102,25 +118,25 @@ def test_endpoints(
             "it has endpoints, and none of them is ready; see `kubectl get pods",
         ),
     ],
-    ids=["pods without an address, or none", "unready"],
+    ids=["no pod, or only pods without an address", "only unready pods"],
 )
-def test_advice_goes_no_further_than_endpoint_slices_show(
+def test_the_advice_claims_only_facts_that_endpoint_slices_show(
     make_service: MakeService,
     make_slice: MakeSlice,
     nodes: dict[str, Node],
     rows: list[tuple[str, str, str]],
     words: str,
 ) -> None:
-    """A pod whose container is being created has no address and so no endpoint: of its labels
-    nothing is known."""
+    """A pod whose container is being created has no address, and so no endpoint. EndpointSlices do
+    not show whether its labels match the selector."""
     for slices in ([make_slice(rows)], [make_slice(rows)] * 2):
-        (note,) = told(make_service(selector={"app": "web"}), slices, nodes)
+        (note,) = findings(make_service(selector={"app": "web"}), slices, nodes)
         assert str(note).startswith(words)
         assert note.at_start
 
 
 @pytest.mark.parametrize("fields", [LOCAL, CLUSTER], ids=["Local", "Cluster"])
-def test_every_node_is_excluded(
+def test_a_service_without_any_eligible_node_is_reported(
     make_service: MakeService,
     make_slice: MakeSlice,
     nodes: dict[str, Node],
@@ -129,11 +145,13 @@ def test_every_node_is_excluded(
     slice_ = make_slice([("10.0.1.1", "node1", "ready")])
     taint = NodeSpec(taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
     leaving = {name: msgspec.structs.replace(node, spec=taint) for name, node in nodes.items()}
-    assert brief(told(make_service(**fields), [slice_], leaving)) == [(NO_NODES, "Ready")]
-    assert brief(told(make_service(**fields), [slice_], {})) == [(NO_NODES, "Ready")]
+    assert codes_and_blocks(findings(make_service(**fields), [slice_], leaving)) == [
+        (NO_NODES, "Ready")
+    ]
+    assert codes_and_blocks(findings(make_service(**fields), [slice_], {})) == [(NO_NODES, "Ready")]
 
 
-def test_one_port_and_one_family_are_named(
+def test_a_missing_endpoint_is_reported_with_its_port_and_family(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
 ) -> None:
     service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b")))
@@ -143,23 +161,27 @@ def test_one_port_and_one_family_are_named(
             [("2001:db8:244::1", "node2", "ready")], name="six", family="IPv6", ports=[("a", 8080)]
         ),
     ]
-    (note,) = told(service, slices, nodes, BOTH)
-    assert (note.code, note.blocks) == (NOBODY, "Ready")
+    (note,) = findings(service, slices, nodes, BOTH)
+    assert (note.code, note.blocks) == (NO_ENDPOINTS, "Ready")
     assert str(note).startswith("81/TCP (IPv6): no endpoint has this port")
 
 
 RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
-    "none": ((), BOTH, []),
-    "pods and clients": (("198.51.100.0/24", "10.0.0.0/8"), ADDRESSES, []),
-    "everybody": (("0.0.0.0/0",), ADDRESSES, []),
-    "without pods": (("198.51.100.0/24",), ADDRESSES, ["10.0.1.0/24"]),
-    "part of the pods": (("10.0.1.0/25", "198.51.100.0/24"), ADDRESSES, ["10.0.1.0/24"]),
-    "of the other family alone": (
+    "no ranges": ((), BOTH, []),
+    "the ranges contain pods and clients": (("198.51.100.0/24", "10.0.0.0/8"), ADDRESSES, []),
+    "the range contains every address": (("0.0.0.0/0",), ADDRESSES, []),
+    "the range does not contain the pods": (("198.51.100.0/24",), ADDRESSES, ["10.0.1.0/24"]),
+    "the ranges contain only some of the pods": (
+        ("10.0.1.0/25", "198.51.100.0/24"),
+        ADDRESSES,
+        ["10.0.1.0/24"],
+    ),
+    "there are only ranges of the other family": (
         ("2001:db8::/32",),
         ADDRESSES,
         ["no client outside the cluster may connect over IPv4"],
     ),
-    "of one family alone": (
+    "there are ranges for only one of two families": (
         ("10.0.0.0/8",),
         BOTH,
         ["no client outside the cluster may connect over IPv6"],
@@ -168,7 +190,7 @@ RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_source_ranges(
+def test_findings_about_source_ranges(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str
 ) -> None:
     ranges, addresses, expected = RANGES[name]
@@ -179,7 +201,7 @@ def test_source_ranges(
     slices = [make_slice([("10.0.1.1", "node1", "ready")])]
     notes = [
         note
-        for note in told(service, slices, nodes, addresses)
+        for note in findings(service, slices, nodes, addresses)
         if note.code == "LoadBalancerSourceRanges"
     ]
     assert [
@@ -187,26 +209,26 @@ def test_source_ranges(
     ] == expected
 
 
-def test_what_the_nodes_do_otherwise(
+def test_a_missing_health_check_node_port_and_another_service_proxy_are_reported(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
 ) -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready")])]
-    assert brief(told(make_service(health_check_node_port=0), slices, nodes)) == [
+    assert codes_and_blocks(findings(make_service(health_check_node_port=0), slices, nodes)) == [
         ("HealthCheckNodePortMissing", "")
     ]
     labels = {"service.kubernetes.io/service-proxy-name": "other"}
     service = make_service()
     meta = ObjectMeta(name="web", namespace="default", labels=labels)
-    assert brief(told(msgspec.structs.replace(service, metadata=meta), slices, nodes)) == [
-        ("OtherServiceProxy", "")
-    ]
+    assert codes_and_blocks(
+        findings(msgspec.structs.replace(service, metadata=meta), slices, nodes)
+    ) == [("OtherServiceProxy", "")]
 
 
-def test_notes_count_nothing_that_comes_and_goes(
+def test_a_finding_does_not_change_with_the_number_of_endpoints(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
 ) -> None:
-    few = told(make_service(), [make_slice([("10.0.1.1", "node1", "unready")])], nodes)
-    many = told(
+    few = findings(make_service(), [make_slice([("10.0.1.1", "node1", "unready")])], nodes)
+    many = findings(
         make_service(),
         [make_slice([(f"10.0.1.{i}", f"node{1 + i % 4}", "unready") for i in range(1, 9)])],
         nodes,
@@ -214,7 +236,7 @@ def test_notes_count_nothing_that_comes_and_goes(
     assert few == many
 
 
-def test_a_gateway_says_only_what_it_alone_knows(
+def test_a_gateway_does_not_repeat_the_findings_of_the_controller(
     make_service: MakeService, nodes: dict[str, Node]
 ) -> None:
     assert (

@@ -1,5 +1,5 @@
-"""What Services ask of OpenStack's load balancers, which provider they get and what their owners
-are told."""
+"""The plan of Services of class octavia: the provider, the settings that their annotations select,
+the members, and the findings."""
 
 from collections.abc import Callable, Mapping
 
@@ -24,7 +24,7 @@ from fairlead.kube.objects import (
 )
 from fairlead.model import (
     ExistingLoadBalancer,
-    FloatingWish,
+    FloatingIpRequest,
     LoadBalancer,
     OctaviaChecks,
     OctaviaPlace,
@@ -40,7 +40,7 @@ from fairlead.sections import OctaviaClassConfig, OctaviaConfig, OctaviaMonitorC
 from fairlead.state import State
 
 OPENSTACK = "loadbalancer.openstack.org/"
-OURS = "fairlead.io/"
+FAIRLEAD = "fairlead.io/"
 CONFIG = OctaviaConfig(subnet_id="subnet")
 LOCAL = OctaviaRequest(local=True, health_port=32000, protocols=["TCP"], restricted=False)
 CLUSTER = LOCAL._replace(local=False, health_port=0)
@@ -59,7 +59,7 @@ def read(
 
 
 @pytest.mark.parametrize(
-    ("annotations", "requested", "provider", "why"),
+    ("annotations", "requested", "provider", "reason"),
     [
         ({}, LOCAL, "ovn", "pods must see the client's address"),
         ({}, CLUSTER, "amphora", "pods need not see the client's address"),
@@ -70,33 +70,33 @@ def read(
             f"provider ovn does not support {OPENSTACK}proxy-protocol",
         ),
         ({OPENSTACK + "proxy-protocol": "false"}, LOCAL, "ovn", "externalTrafficPolicy Local"),
-        ({OURS + "timeout-client-data": "5m"}, LOCAL, "amphora", "timeout-client-data"),
+        ({FAIRLEAD + "timeout-client-data": "5m"}, LOCAL, "amphora", "timeout-client-data"),
         ({}, LOCAL._replace(restricted=True), "amphora", "spec.loadBalancerSourceRanges"),
-        ({OURS + "lb-method": "LEAST_CONNECTIONS"}, LOCAL, "amphora", "lb-method"),
+        ({FAIRLEAD + "lb-method": "LEAST_CONNECTIONS"}, LOCAL, "amphora", "lb-method"),
         (
-            {OURS + "lb-method": "SOURCE_IP_PORT"},
+            {FAIRLEAD + "lb-method": "SOURCE_IP_PORT"},
             CLUSTER,
             "ovn",
             "provider amphora does not support this value of fairlead.io/lb-method",
         ),
         (
-            {OURS + "octavia-provider": "amphora"},
+            {FAIRLEAD + "octavia-provider": "amphora"},
             LOCAL,
             "amphora",
             "fairlead.io/octavia-provider selects it",
         ),
     ],
 )
-def test_the_provider_is_chosen_by_need(
-    annotations: dict[str, str], requested: OctaviaRequest, provider: Provider, why: str
+def test_the_provider_supports_the_requested_features(
+    annotations: dict[str, str], requested: OctaviaRequest, provider: Provider, reason: str
 ) -> None:
     found, _ = read(annotations, requested)
     assert found.provider == provider
-    assert why in found.why
+    assert reason in found.why
 
 
-def test_a_provider_stays() -> None:
-    found, notes = read({OURS + "octavia-provider": "ovn"}, CLUSTER, "amphora")
+def test_the_provider_of_an_existing_load_balancer_does_not_change() -> None:
+    found, notes = read({FAIRLEAD + "octavia-provider": "ovn"}, CLUSTER, "amphora")
     assert found.provider == "amphora"
     assert any("cannot change; recreate the Service" in note for note in notes)
     assert read({}, LOCAL, "amphora", provider="ovn")[0].provider == "amphora"
@@ -120,7 +120,7 @@ def test_a_provider_stays() -> None:
         ),
     ],
 )
-def test_what_is_essential_and_cannot_be_had_is_refused(
+def test_a_service_that_needs_a_feature_which_its_provider_lacks_is_refused(
     annotations: dict[str, str], requested: OctaviaRequest, existing: Provider, words: str
 ) -> None:
     with pytest.raises(Refused) as error:
@@ -129,7 +129,7 @@ def test_what_is_essential_and_cannot_be_had_is_refused(
     assert "fairlead.io/octavia-provider: amphora" in str(error.value)
 
 
-def test_other_wishes_are_told_what_comes_instead() -> None:
+def test_other_annotations_that_the_provider_does_not_support_are_reported() -> None:
     annotations = {
         OPENSTACK + "timeout-client-data": "50000",
         OPENSTACK + "connection-limit": "5",
@@ -142,14 +142,14 @@ def test_other_wishes_are_told_what_comes_instead() -> None:
     assert len([note for note in notes if note.startswith("AnnotationWithoutEffect")]) == 4
 
 
-def test_times_are_told_only_if_somebody_asks() -> None:
+def test_timeouts_are_set_only_if_the_service_requests_them() -> None:
     found, _ = read({}, CLUSTER)
     assert (found.client_ms, found.connect_ms, found.member_ms, found.inspect_ms) == (None,) * 4
-    assert read({OURS + "timeout-tcp-inspect": "0"}, CLUSTER)[0].inspect_ms == 0
+    assert read({FAIRLEAD + "timeout-tcp-inspect": "0"}, CLUSTER)[0].inspect_ms == 0
 
 
 @pytest.mark.parametrize(
-    ("annotations", "requested", "provider", "asking"),
+    ("annotations", "requested", "provider", "monitor_types"),
     [
         ({}, LOCAL, "amphora", {"TCP": "HTTP"}),
         ({}, LOCAL._replace(protocols=["TCP", "UDP"]), "amphora", {"TCP": "HTTP", "UDP": "HTTP"}),
@@ -165,20 +165,20 @@ def test_times_are_told_only_if_somebody_asks() -> None:
         ({OPENSTACK + "enable-health-monitor": "false"}, LOCAL, "amphora", {}),
     ],
 )
-def test_members_are_asked_as_the_provider_can(
+def test_the_types_of_health_monitors_are_those_that_the_provider_supports(
     annotations: dict[str, str],
     requested: OctaviaRequest,
     provider: Provider,
-    asking: dict[str, str],
+    monitor_types: dict[str, str],
 ) -> None:
     found, _ = read(annotations, requested, provider)
-    assert dict(found.asking) == asking
-    assert (found.checks is not None) == bool(asking)
+    assert dict(found.monitor_types) == monitor_types
+    assert (found.checks is not None) == bool(monitor_types)
 
 
-def test_the_configuration_says_what_services_do_not() -> None:
+def test_the_configuration_gives_the_values_that_annotations_do_not_set() -> None:
     monitor = OctaviaMonitorConfig(delay_s=7, max_retries_down=2)
-    annotations = {OPENSTACK + "network-id": "other", OURS + "health-monitor-timeout": "2"}
+    annotations = {OPENSTACK + "network-id": "other", FAIRLEAD + "health-monitor-timeout": "2"}
     found, _ = read(
         annotations,
         monitor=monitor,
@@ -197,9 +197,9 @@ def test_the_configuration_says_what_services_do_not() -> None:
     annotations=st.dictionaries(
         st.sampled_from(
             [
-                prefix + wish
-                for prefix in (OURS, OPENSTACK)
-                for wish in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)
+                prefix + name
+                for prefix in (FAIRLEAD, OPENSTACK)
+                for name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)
             ]
         ),
         st.one_of(
@@ -217,7 +217,7 @@ def test_the_configuration_says_what_services_do_not() -> None:
     existing=st.sampled_from([None, "amphora", "ovn"]),
 )
 @settings(max_examples=300, deadline=None)
-def test_what_a_provider_lacks_is_never_asked_of_it(
+def test_the_settings_contain_nothing_that_the_provider_lacks(
     annotations: dict[str, str], requested: OctaviaRequest, existing: Provider | None
 ) -> None:
     try:
@@ -238,8 +238,8 @@ def test_what_a_provider_lacks_is_never_asked_of_it(
         assert not found.place.flavor_id
 
 
-def there(service: Service, provider: Provider) -> ExistingLoadBalancer:
-    """The load balancer that the Service has."""
+def existing_of(service: Service, provider: Provider) -> ExistingLoadBalancer:
+    """Return an existing load balancer of the Service."""
     return ExistingLoadBalancer(service.metadata.uid, provider, ("10.0.0.7",))
 
 
@@ -262,7 +262,7 @@ def planned(
     return found
 
 
-def test_members_are_nodes_with_ready_pods_weighted_by_them(
+def test_members_are_nodes_with_ready_pods_weighted_by_their_number(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -286,7 +286,7 @@ def test_members_are_nodes_with_ready_pods_weighted_by_them(
     assert found.ip_mode == "Proxy"
 
 
-def test_ports_and_families_that_cannot_be_served(
+def test_a_port_without_a_node_port_is_not_served(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -302,7 +302,7 @@ def test_ports_and_families_that_cannot_be_served(
         planned(make_service(ports=ports[1:]), slices, nodes)
 
 
-def test_both_families_are_served_where_there_is_a_subnet_for_each(
+def test_both_families_are_served_if_each_has_a_subnet(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -312,11 +312,11 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
         make_slice([("fd00::1", "node1", "ready")], name="web-6", family="IPv6"),
     ]
     with_both = msgspec.structs.replace(CONFIG, subnet_id_v6="sixth", floating_network_id="outside")
-    asking = {"fairlead.io/addresses": "fd00:9::9"}
-    both = make_service(ip_families=("IPv6", "IPv4"), annotations=asking)
+    requested = {"fairlead.io/addresses": "fd00:9::9"}
+    both = make_service(ip_families=("IPv6", "IPv4"), annotations=requested)
     must = make_service(ip_families=("IPv4", "IPv6"), ip_family_policy="RequireDualStack")
 
-    def told(found: LoadBalancer) -> list[str]:
+    def skipped_families(found: LoadBalancer) -> list[str]:
         return [str(note) for note in found.notes if note.code == "AddressFamilySkipped"]
 
     for service in (both, must):
@@ -327,29 +327,29 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
             "subnet",
             "sixth",
         )
-        assert found.settings.floating == FloatingWish("outside")
-        assert told(found) == []
+        assert found.settings.floating == FloatingIpRequest("outside")
+        assert skipped_families(found) == []
     found = planned(both, slices, nodes, with_both)
     assert isinstance(found.settings, OctaviaSettings)
     assert (found.settings.place.address, found.settings.place.address_v6) == ("", "fd00:9::9")
-    # What is there stays as it is.
+    # An existing load balancer keeps its address families.
     for service in (both, must):
-        found = planned(service, slices, nodes, with_both, there(service, "ovn"))
+        found = planned(service, slices, nodes, with_both, existing_of(service, "ovn"))
         assert {each.family for each in found.listeners} == {"IPv4"}
-        assert told(found) == [
+        assert skipped_families(found) == [
             "class fairlead.io/octavia serves only IPv4: its load balancer has only addresses "
             "of IPv4, and that cannot change; recreate the Service to change it"
         ]
-    # There is no subnet for it.
-    (message,) = told(planned(both, slices, nodes))
+    # The configuration has no subnet for IPv6.
+    (message,) = skipped_families(planned(both, slices, nodes))
     assert "serves only IPv6: the configuration has no octavia.subnetIdV6" in message
     with pytest.raises(
         Refused,
         match=r"cannot serve both address families: the configuration has no octavia\.subnetIdV6",
     ):
         planned(must, slices, nodes)
-    placed = make_service(ip_families=("IPv4", "IPv6"), annotations={OURS + "subnet-id": "own"})
-    (message,) = told(planned(placed, slices, nodes, with_both))
+    placed = make_service(ip_families=("IPv4", "IPv6"), annotations={FAIRLEAD + "subnet-id": "own"})
+    (message,) = skipped_families(planned(placed, slices, nodes, with_both))
     assert (
         "serves only IPv4: fairlead.io/subnet-id selects the place of a single address" in message
     )
@@ -358,14 +358,16 @@ def test_both_families_are_served_where_there_is_a_subnet_for_each(
     assert (alone.settings.place, alone.settings.floating) == (OctaviaPlace("sixth"), None)
 
 
-def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
+def test_the_settings_of_a_configured_class_override_the_general_ones() -> None:
     classes = {
         "inner": OctaviaClassConfig(network_id="inner"),
         "members": OctaviaClassConfig(member_subnet_id="racks"),
     }
     found, _ = read({OPENSTACK + "class": "inner"}, classes=classes, member_subnet_id="nodes")
     assert (found.place, found.member_subnet_id) == (OctaviaPlace(network_id="inner"), "nodes")
-    found, _ = read({OPENSTACK + "class": "members", OURS + "subnet-id": "mine"}, classes=classes)
+    found, _ = read(
+        {OPENSTACK + "class": "members", FAIRLEAD + "subnet-id": "mine"}, classes=classes
+    )
     assert (found.place, found.member_subnet_id) == (OctaviaPlace("mine"), "racks")
     outer = OctaviaClassConfig(floating_network_id="outer", floating_subnet="pool-*")
     for network in ("", "general"):
@@ -375,35 +377,43 @@ def test_a_class_says_where_and_what_it_does_not_say_is_as_in_general() -> None:
             floating_network_id=network,
             floating_subnet_tags="big",
         )
-        assert found.floating == FloatingWish("outer", subnet="pool-*")
-    assert (CONFIG.floats, OctaviaConfig(classes={"outer": outer}).floats) == (False, True)
+        assert found.floating == FloatingIpRequest("outer", subnet="pool-*")
+    assert (
+        CONFIG.uses_floating_ips,
+        OctaviaConfig(classes={"outer": outer}).uses_floating_ips,
+    ) == (False, True)
     found, _ = read(
         {OPENSTACK + "class": "inner"},
         classes=classes,
         floating_network_id="general",
         floating_subnet_tags="big",
     )
-    assert found.floating == FloatingWish("general", subnet_tags="big")
+    assert found.floating == FloatingIpRequest("general", subnet_tags="big")
     found, notes = read(
-        {OURS + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes"
+        {FAIRLEAD + "class": "fairlead.io/octavia"}, classes=classes, member_subnet_id="nodes"
     )
-    assert (found.member_subnet_id, notes) == ("nodes", [])  # the controller's own mark
+    assert (found.member_subnet_id, notes) == (
+        "nodes",
+        [],
+    )  # the claim annotation of the controller
     with pytest.raises(
         Refused, match=r"no such class \(inner, members\); name a class of octavia\.classes"
     ):
         read({OPENSTACK + "class": "outer"}, classes=classes)
 
 
-def test_a_method_of_the_configuration_holds_where_the_provider_has_it() -> None:
+def test_the_configured_lb_method_is_used_if_the_provider_supports_it() -> None:
     assert read({}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method == "LEAST_CONNECTIONS"
     assert read({}, LOCAL, lb_method="LEAST_CONNECTIONS")[0].method == "SOURCE_IP_PORT"
     assert (
-        read({OURS + "lb-method": "source-ip"}, CLUSTER, lb_method="LEAST_CONNECTIONS")[0].method
+        read({FAIRLEAD + "lb-method": "source-ip"}, CLUSTER, lb_method="LEAST_CONNECTIONS")[
+            0
+        ].method
         == "SOURCE_IP"
     )
 
 
-def test_tls_is_refused() -> None:
+def test_termination_of_tls_is_refused() -> None:
     with pytest.raises(
         Refused,
         match="do not terminate TLS; remove it, and let an ingress controller terminate TLS",
@@ -411,7 +421,7 @@ def test_tls_is_refused() -> None:
         read({OPENSTACK + "default-tls-container-ref": "https://keys/1"})
 
 
-def test_nodes_are_chosen_by_their_labels(
+def test_only_nodes_that_match_the_node_selector_are_members(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -431,7 +441,7 @@ def test_nodes_are_chosen_by_their_labels(
     assert members("zone=a, zone") == [name]
     assert members("zone=b") == []
     assert members("?") == ["node1", "node2"]
-    service = make_service(annotations={OURS + "node-selector": "zone=b"})
+    service = make_service(annotations={FAIRLEAD + "node-selector": "zone=b"})
     assert "NoNodeSelected" in [note.code for note in planned(service, slices, chosen).notes]
     octavia = msgspec.structs.replace(CONFIG, node_selector="zone=a")
     assert [
@@ -439,31 +449,31 @@ def test_nodes_are_chosen_by_their_labels(
     ] == [name]
 
 
-def test_all_nodes_are_members_only_if_somebody_asks_them(
+def test_all_nodes_are_members_only_if_a_health_monitor_probes_them(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
 ) -> None:
     slices = [make_slice([("10.0.1.1", "node1", "ready")])]
-    found = planned(make_service(annotations={OURS + "members": "all"}), slices, nodes)
+    found = planned(make_service(annotations={FAIRLEAD + "members": "all"}), slices, nodes)
     assert [(each.node, each.weight) for each in found.listeners[0].members] == [
         (name, 1) for name in sorted(nodes)
     ]
-    annotations = {OURS + "members": "all", OURS + "enable-health-monitor": "false"}
+    annotations = {FAIRLEAD + "members": "all", FAIRLEAD + "enable-health-monitor": "false"}
     found = planned(make_service(annotations=annotations), slices, nodes)
     assert [each.node for each in found.listeners[0].members] == ["node1"]
     assert any("fairlead.io/members has no effect over TCP" in str(note) for note in found.notes)
 
 
-@pytest.mark.parametrize("monitor", [{}, {OURS + "enable-health-monitor": "true"}])
-def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp(
+@pytest.mark.parametrize("monitor", [{}, {FAIRLEAD + "enable-health-monitor": "true"}])
+def test_all_nodes_are_members_only_of_ports_with_a_health_monitor_over_http_or_tcp(
     monitor: dict[str, str],
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
 ) -> None:
-    """Provider ovn asks nobody over UDP, or by UDP-CONNECT, which hears nothing from a node that
-    drops what comes."""
+    """Provider ovn does not probe UDP ports, or probes them by UDP-CONNECT, which does not detect a
+    node that drops packets."""
     ports = (
         ServicePort(80, name="web", node_port=30080),
         ServicePort(53, name="dns", protocol="UDP", node_port=30053),
@@ -475,7 +485,7 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
     service = make_service(
         ports=ports,
         external_traffic_policy="Local",
-        annotations={OURS + "members": "all", OURS + "octavia-provider": "ovn"} | monitor,
+        annotations={FAIRLEAD + "members": "all", FAIRLEAD + "octavia-provider": "ovn"} | monitor,
     )
     found = planned(service, slices, nodes)
     assert {
@@ -485,15 +495,15 @@ def test_all_nodes_are_members_only_of_ports_that_somebody_asks_over_http_or_tcp
         "UDP": ["node1"],
         "SCTP": ["node1"],
     }
-    (said,) = [str(note) for note in found.notes if "io/members" in str(note)]
-    assert said.startswith("fairlead.io/members has no effect over SCTP, UDP: ")
-    amphora = planned(service, slices, nodes, existing=there(service, "amphora"))
+    (message,) = [str(note) for note in found.notes if "io/members" in str(note)]
+    assert message.startswith("fairlead.io/members has no effect over SCTP, UDP: ")
+    amphora = planned(service, slices, nodes, existing=existing_of(service, "amphora"))
     assert all(
         [member.node for member in each.members] == sorted(nodes) for each in amphora.listeners
     )
 
 
-def test_a_hostname_is_published_in_the_place_of_the_address(
+def test_the_hostname_annotation_is_published_instead_of_the_address(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -509,7 +519,7 @@ def test_a_hostname_is_published_in_the_place_of_the_address(
     assert any("allowed: a DNS name" in str(note) for note in found.notes)
 
 
-def test_an_id_that_is_none_is_refused(
+def test_an_invalid_id_of_a_load_balancer_is_refused(
     make_service: Callable[..., Service], nodes: dict[str, Node]
 ) -> None:
     with pytest.raises(Refused, match="which is not the id of a load balancer"):
@@ -520,23 +530,24 @@ def test_an_id_that_is_none_is_refused(
         make_service(annotations={OPENSTACK + "load-balancer-id": id_}), [], nodes, octavia
     )
     assert isinstance(found.settings, OctaviaSettings)
-    assert found.settings.elsewhere is not None
-    assert found.settings.elsewhere.id == id_
-    assert found.settings.elsewhere.names[0].startswith("kube_service_kubernetes_default_")
+    assert found.settings.shared_or_adopted is not None
+    assert found.settings.shared_or_adopted.id == id_
+    assert found.settings.shared_or_adopted.names[0].startswith("kube_service_kubernetes_default_")
 
 
-def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(
+def test_the_plan_has_the_addresses_of_the_existing_load_balancer(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
 ) -> None:
-    """Until it has one by which clients reach it, those that the Service shows."""
+    """Until the load balancer has an address that clients can use, the plan has the addresses in
+    the status of the Service."""
     shown = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.9"),)))
     service = msgspec.structs.replace(make_service(), status=shown)
-    inner = make_service(annotations={OURS + "internal": "true"})
+    inner = make_service(annotations={FAIRLEAD + "internal": "true"})
     inside = msgspec.structs.replace(inner, status=shown)
     outside = msgspec.structs.replace(CONFIG, floating_network_id="outside")
-    bare = there(service, "ovn")
+    bare = existing_of(service, "ovn")
     reached = msgspec.structs.replace(bare, floating=("203.0.113.7",))
     for asked, existing, addresses in (
         (service, None, ("203.0.113.9",)),
@@ -555,8 +566,8 @@ def test_the_plan_has_the_addresses_of_the_load_balancer_that_is_there(
         )
 
 
-def test_a_service_is_planned_anew_when_its_load_balancer_is_seen_to_be_another() -> None:
-    """And not when it is seen again as it was."""
+def test_a_service_becomes_dirty_when_its_load_balancer_is_observed_to_have_changed() -> None:
+    """An equal observation does not make the Service dirty."""
     state = State(())
     key = ServiceKey("default", "web")
     existing = ExistingLoadBalancer("uid", "ovn", ("10.0.0.7",))

@@ -1,5 +1,5 @@
-"""What is kept of objects: plans do not notice that the rest is missing, and nobody plans anew for
-a change of it."""
+"""Which fields of objects a role stores: the plans do not depend on the other fields, and a change
+of another field causes no new plan."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.kube.watch_events import Item
 from fairlead.plan.cluster import plan_controller, plan_node
@@ -109,8 +109,8 @@ NODE_BODIES = st.fixed_dictionaries(
 def objects(
     drawn: list[Any], nodes: list[Any]
 ) -> tuple[list[Service], list[EndpointSlice], list[Node]]:
-    """As they are decoded from what the API server sends."""
-    told: tuple[list[Service], list[EndpointSlice], list[Node]] = ([], [], [])
+    """Return the objects as they are decoded from responses of the API server."""
+    decoded: tuple[list[Service], list[EndpointSlice], list[Node]] = ([], [], [])
     for number, body in enumerate(drawn):
         meta = {
             "name": f"web{number}",
@@ -122,7 +122,7 @@ def objects(
             key: body[key]
             for key in ("labels", "annotations", "deletionTimestamp", "managedFields")
         }
-        told[0].append(
+        decoded[0].append(
             msgspec.convert(
                 {"metadata": meta, "spec": body["spec"], "status": body["status"]}, Service
             )
@@ -140,7 +140,7 @@ def objects(
                 "endpoints": endpoints,
                 "ports": [{"name": "", "port": 8080}],
             }
-            told[1].append(msgspec.convert(body_, EndpointSlice))
+            decoded[1].append(msgspec.convert(body_, EndpointSlice))
     for number, body in enumerate(nodes):
         gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if body["leaving"] else {}
         addresses = [
@@ -155,12 +155,12 @@ def objects(
             },
             "status": {"addresses": addresses},
         }
-        told[2].append(msgspec.convert(node, Node))
-    return told
+        decoded[2].append(msgspec.convert(node, Node))
+    return decoded
 
 
 def state_of(
-    told: tuple[list[Service], list[EndpointSlice], list[Node]], keep: Projection | None
+    decoded: tuple[list[Service], list[EndpointSlice], list[Node]], keep: Projection | None
 ) -> State:
     def through(projection: Callable[[Any], Any] | None, each: Any) -> dict[ObjectKey, Any]:
         kept = ((one, projection(one) if projection else one) for one in each)
@@ -171,14 +171,14 @@ def state_of(
         }
 
     state = State(())
-    state.update_services(through(keep.service if keep else None, told[0]))
-    state.update_slices(through(keep.slice if keep else None, told[1]))
-    state.update_nodes(through(keep.node if keep else None, told[2]))
+    state.update_services(through(keep.service if keep else None, decoded[0]))
+    state.update_slices(through(keep.slice if keep else None, decoded[1]))
+    state.update_nodes(through(keep.node if keep else None, decoded[2]))
     return state
 
 
 def plans(role: Projection, state: State, names: Any) -> dict[Any, Any]:
-    """Refusals by their words."""
+    """Return the plan of the role for these Services, with the text of each refusal."""
     if role is CONTROLLER:
         planned: Any = plan_controller(state, CONFIG, Ledger(), names)
     elif role is GATEWAY:
@@ -192,16 +192,18 @@ def plans(role: Projection, state: State, names: Any) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
 @given(drawn=st.lists(services(), max_size=3), nodes=st.lists(NODE_BODIES, max_size=3))
-def test_plans_of_what_is_kept_are_those_of_all(
+def test_a_plan_of_the_stored_fields_equals_a_plan_of_all_fields(
     role: Projection, drawn: list[Any], nodes: list[Any]
 ) -> None:
-    told = objects(drawn, nodes)
-    names = [service.key for service in told[0]]
-    assert plans(role, state_of(told, role), names) == plans(role, state_of(told, None), names)
+    decoded = objects(drawn, nodes)
+    names = [service.key for service in decoded[0]]
+    assert plans(role, state_of(decoded, role), names) == plans(
+        role, state_of(decoded, None), names
+    )
 
 
-def test_a_change_of_what_is_not_kept_is_none() -> None:
-    mirror: Mirror[Node] = Mirror(of_node)
+def test_a_change_of_a_field_that_is_not_stored_is_not_reported() -> None:
+    cache: ObjectCache[Node] = ObjectCache(of_node)
     for version, labels in enumerate(
         [
             {"zone": "a"},
@@ -212,12 +214,12 @@ def test_a_change_of_what_is_not_kept_is_none() -> None:
         node = msgspec.convert(
             {"metadata": {"name": "node1", "labels": labels, "resourceVersion": str(version)}}, Node
         )
-        mirror.process(Item(ObjectKey("", "node1"), str(version), node))
-        assert len(mirror.take()) == (0 if version == 1 else 1)
+        cache.process(Item(ObjectKey("", "node1"), str(version), node))
+        assert len(cache.take()) == (0 if version == 1 else 1)
 
 
-def test_what_is_no_address_is_none_of_a_nodes() -> None:
-    """The API server lets a Node's status have any text there."""
+def test_only_valid_internal_addresses_of_a_node_are_stored() -> None:
+    """The API server accepts any text as an address in the status of a Node."""
     written = [
         ("InternalIP", "node1.example"),
         ("InternalIP", "2001:DB8::1"),
@@ -232,8 +234,10 @@ def test_what_is_no_address_is_none_of_a_nodes() -> None:
 
 
 @pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
-@pytest.mark.parametrize("projected", [True, False], ids=["kept", "whole"])
-def test_slices_labelled_headless_count_nowhere(role: Projection, projected: bool) -> None:
+@pytest.mark.parametrize("projected", [True, False], ids=["stored fields", "all fields"])
+def test_endpoints_of_slices_with_the_headless_label_get_no_traffic(
+    role: Projection, projected: bool
+) -> None:
     """Slices with the label are ignored, because nodes do not serve them. On a Service with a
     ClusterIP the label has no effect."""
     spec = {
@@ -256,8 +260,10 @@ def test_slices_labelled_headless_count_nowhere(role: Projection, projected: boo
             "endpoints": [{"addresses": ["10.244.0.1"], "nodeName": NODES[0]}],
             "ports": [{"name": "", "port": 8080}],
         }
-        told = ([service], [msgspec.convert(body, EndpointSlice)], [msgspec.convert(node, Node)])
-        return plans(role, state_of(told, role if projected else None), [service.key])[service.key]
+        decoded = ([service], [msgspec.convert(body, EndpointSlice)], [msgspec.convert(node, Node)])
+        return plans(role, state_of(decoded, role if projected else None), [service.key])[
+            service.key
+        ]
 
     def receives(each: Any) -> bool:
         if role is NODE:

@@ -1,4 +1,5 @@
-"""What Services say of connections that end at the balancer, and what their owners are told."""
+"""The plan of Services of class proxy: the settings that their annotations select, the ports that
+are served, and the findings."""
 
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from fairlead.plan.classes import DIRECT, PROXY
 from fairlead.plan.proxying import ANNOTATIONS, ended, hostname_suffix, settings_of, switched
 
 OPENSTACK = "loadbalancer.openstack.org/"
-OURS = "fairlead.io/"
+FAIRLEAD = "fairlead.io/"
 
 
 @pytest.mark.parametrize(
@@ -27,35 +28,40 @@ OURS = "fairlead.io/"
     [
         ({}, ProxySettings()),
         ({OPENSTACK + "proxy-protocol": "true"}, ProxySettings(header="v1")),
-        ({OURS + "proxy-protocol": " V2 "}, ProxySettings(header="v2")),
-        ({OPENSTACK + "proxy-protocol": "v2", OURS + "proxy-protocol": "false"}, ProxySettings()),
+        ({FAIRLEAD + "proxy-protocol": " V2 "}, ProxySettings(header="v2")),
+        (
+            {OPENSTACK + "proxy-protocol": "v2", FAIRLEAD + "proxy-protocol": "false"},
+            ProxySettings(),
+        ),
         ({OPENSTACK + "x-forwarded-for": "True"}, ProxySettings(forwarded_for=True)),
         (
             {
                 OPENSTACK + "timeout-client-data": "50000",
-                OURS + "timeout-member-data": "5m",
-                OURS + "timeout-tcp-inspect": "0",
+                FAIRLEAD + "timeout-member-data": "5m",
+                FAIRLEAD + "timeout-tcp-inspect": "0",
             },
             ProxySettings(client_ms=50_000, member_ms=300_000),
         ),
-        ({OURS + "timeout-member-connect": "1.5s"}, ProxySettings(connect_ms=1500)),
+        ({FAIRLEAD + "timeout-member-connect": "1.5s"}, ProxySettings(connect_ms=1500)),
         ({OPENSTACK + "connection-limit": "-1"}, ProxySettings()),
         ({OPENSTACK + "connection-limit": "100"}, ProxySettings(connection_limit=100)),
         ({OPENSTACK + "lb-method": "LEAST_CONNECTIONS"}, ProxySettings(method="leastconn")),
-        ({OURS + "lb-method": "source-ip"}, ProxySettings(method="source")),
+        ({FAIRLEAD + "lb-method": "source-ip"}, ProxySettings(method="source")),
         ({OPENSTACK + "enable-health-monitor": "true"}, ProxySettings(checks=MemberChecks())),
         (
-            {OURS + "health-monitor-delay": "2"},
+            {FAIRLEAD + "health-monitor-delay": "2"},
             ProxySettings(checks=MemberChecks(interval_ms=2000)),
         ),
         (
-            {OURS + "health-monitor-delay": "2", OURS + "enable-health-monitor": "false"},
+            {FAIRLEAD + "health-monitor-delay": "2", FAIRLEAD + "enable-health-monitor": "false"},
             ProxySettings(),
         ),
         ({"metallb.io/allow-shared-ip": "k"}, ProxySettings(shared=True)),
     ],
 )
-def test_what_is_asked_for(annotations: dict[str, str], expected: ProxySettings) -> None:
+def test_annotations_select_the_settings(
+    annotations: dict[str, str], expected: ProxySettings
+) -> None:
     assert settings_of(annotations, affinity=False) == (expected, [])
 
 
@@ -74,10 +80,10 @@ def test_what_is_asked_for(annotations: dict[str, str], expected: ProxySettings)
         ("health-monitor-max-retries", "11", "from 1 to 10"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named_and_the_rest_goes_on(
+def test_an_invalid_value_is_reported_and_the_other_annotations_apply(
     name: str, value: str, allowed: str
 ) -> None:
-    rest = {OURS + "timeout-tcp-inspect": "7"}
+    rest = {FAIRLEAD + "timeout-tcp-inspect": "7"}
     found, notes = settings_of({OPENSTACK + name: value} | rest, affinity=False)
     without, _ = settings_of(rest, affinity=False)
     assert (found.header, found.inspect_ms, found.client_ms) == (
@@ -90,15 +96,15 @@ def test_a_value_that_cannot_be_used_is_named_and_the_rest_goes_on(
     assert allowed in str(note)
 
 
-def test_wishes_that_exclude_each_other() -> None:
+def test_annotations_that_exclude_each_other_are_reported() -> None:
     found, [note] = settings_of(
-        {OURS + "proxy-protocol": "v2", OPENSTACK + "x-forwarded-for": "true"}, affinity=False
+        {FAIRLEAD + "proxy-protocol": "v2", OPENSTACK + "x-forwarded-for": "true"}, affinity=False
     )
     assert (found.header, found.forwarded_for) == ("v2", False)
     assert str(note).startswith(
-        f"{OPENSTACK}x-forwarded-for has no effect together with {OURS}proxy-protocol"
+        f"{OPENSTACK}x-forwarded-for has no effect together with {FAIRLEAD}proxy-protocol"
     )
-    found, [note, _] = settings_of({OURS + "lb-method": "least-connections"}, affinity=True)
+    found, [note, _] = settings_of({FAIRLEAD + "lb-method": "least-connections"}, affinity=True)
     assert found.method == "source"
     assert "sessionAffinity" in str(note)
 
@@ -110,7 +116,9 @@ def test_wishes_that_exclude_each_other() -> None:
         st.text() | st.integers().map(str) | st.sampled_from(["true", "v2", "5s"]),
     )
 )
-def test_whatever_stands_there_settings_are_within_limits(annotations: dict[str, str]) -> None:
+def test_settings_are_within_their_limits_whatever_the_annotations_contain(
+    annotations: dict[str, str],
+) -> None:
     found, _ = settings_of(annotations, affinity=False)
     for time_ms in (found.client_ms, found.connect_ms, found.member_ms, found.inspect_ms):
         assert 0 <= time_ms <= 2_073_600_000
@@ -118,7 +126,7 @@ def test_whatever_stands_there_settings_are_within_limits(annotations: dict[str,
     assert found.checks is None or (found.checks.rise, found.checks.fall) <= (10, 10)
 
 
-def test_a_slip_of_the_pen_is_named() -> None:
+def test_a_misspelled_annotation_is_reported_with_the_known_name() -> None:
     [note] = unknown(
         {
             "fairlead.io/proxi-protocol": "v2",
@@ -138,12 +146,14 @@ def test_a_slip_of_the_pen_is_named() -> None:
         ({}, "v2", "", ""),
         ({}, "v2", "nip.io", "nip.io"),
         ({}, "", "nip.io", ""),
-        ({OURS + "hostname-suffix": "none"}, "v2", "nip.io", ""),
-        ({OURS + "hostname-suffix": "LB.example.com."}, "", "", "lb.example.com"),
-        ({OURS + "hostname-suffix": "not a name"}, "v2", "nip.io", "nip.io"),
+        ({FAIRLEAD + "hostname-suffix": "none"}, "v2", "nip.io", ""),
+        ({FAIRLEAD + "hostname-suffix": "LB.example.com."}, "", "", "lb.example.com"),
+        ({FAIRLEAD + "hostname-suffix": "not a name"}, "v2", "nip.io", "nip.io"),
     ],
 )
-def test_hostnames(annotations: dict[str, str], header: str, configured: str, suffix: str) -> None:
+def test_the_hostname_suffix_of_a_service(
+    annotations: dict[str, str], header: str, configured: str, suffix: str
+) -> None:
     found, notes = hostname_suffix(
         annotations, ProxySettings(header="v2" if header else ""), configured
     )
@@ -152,18 +162,18 @@ def test_hostnames(annotations: dict[str, str], header: str, configured: str, su
 
 
 @given(st.ip_addresses().map(str).filter(lambda text: read_address(text) == text))
-def test_an_address_is_found_again_in_its_hostname(text: str) -> None:
+def test_the_address_is_read_back_from_its_hostname(text: str) -> None:
     assert address_in(hostname_of(text, "lb.example.com")) == text
 
 
 @pytest.mark.parametrize(
     "name", ["lb.example.com", "a-b.example.com", "203.0.113.7", "1.2.3.example.com", ""]
 )
-def test_other_hostnames_hold_no_address(name: str) -> None:
+def test_other_hostnames_contain_no_address(name: str) -> None:
     assert address_in(name) is None
 
 
-def test_a_service_of_class_proxy(
+def test_annotations_of_class_proxy_have_an_effect_only_in_class_proxy(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -173,7 +183,7 @@ def test_a_service_of_class_proxy(
         annotations={
             OPENSTACK + "proxy-protocol": "v2",
             OPENSTACK + "flavor-id": "x",
-            OURS + "drian": "1",
+            FAIRLEAD + "drian": "1",
         }
     )
     planned = plan_load_balancer(
@@ -193,12 +203,14 @@ def test_a_service_of_class_proxy(
     assert any(f"{OPENSTACK}proxy-protocol has no effect" in str(note) for note in direct.notes)
 
 
-def test_who_wants_affinity_is_told_whose_it_becomes(
+def test_a_service_with_session_affinity_is_reported_to_have_affinity_by_gateway(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
 ) -> None:
-    made = make_service(session_affinity="ClientIP", annotations={OURS + "lb-method": "source-ip"})
+    made = make_service(
+        session_affinity="ClientIP", annotations={FAIRLEAD + "lb-method": "source-ip"}
+    )
     slices = [make_slice([("10.244.1.2", "node1", "ready")])]
     planned = plan_load_balancer(made, slices, nodes, ["203.0.113.7"], PROXY)
     [note] = planned.notes
@@ -218,7 +230,7 @@ def test_who_wants_affinity_is_told_whose_it_becomes(
     assert plan_load_balancer(make_service(), slices, nodes, ["203.0.113.7"], PROXY).notes == ()
 
 
-def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(
+def test_a_gateway_serves_an_address_that_is_published_as_a_hostname(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -242,7 +254,7 @@ def test_what_a_gateway_plans_is_what_is_published_be_it_in_a_hostname(
     assert [each.port for each in planned.listeners] == [80]
 
 
-def test_ports_that_no_proxy_can_serve(
+def test_ports_that_a_proxy_cannot_serve_are_reported(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],
     nodes: dict[str, Node],
@@ -260,16 +272,16 @@ def test_ports_that_no_proxy_can_serve(
         (53, "fairlead.io/ProtocolNotSupported"),
         (81, "fairlead.io/NodePortMissing"),
     ]
-    told = {note.code: str(note) for note in planned.notes}
-    assert "53/UDP" in told["ProtocolNotSupported"]
-    assert DIRECT.name in told["ProtocolNotSupported"]
+    messages = {note.code: str(note) for note in planned.notes}
+    assert "53/UDP" in messages["ProtocolNotSupported"]
+    assert DIRECT.name in messages["ProtocolNotSupported"]
     with pytest.raises(Refused, match=r"53/UDP.*fairlead\.io/direct"):
         plan_load_balancer(make_service(ports=ports[1:2]), [], nodes, ["203.0.113.7"], PROXY)
 
 
-def test_every_wish_is_read_by_a_gateway() -> None:
-    assert {OURS + wish for wish in PROXY_ANNOTATIONS} | {
-        OPENSTACK + wish for wish in PROXY_ANNOTATIONS
+def test_gateways_read_every_annotation_of_class_proxy() -> None:
+    assert {FAIRLEAD + name for name in PROXY_ANNOTATIONS} | {
+        OPENSTACK + name for name in PROXY_ANNOTATIONS
     } < set(ANNOTATIONS)
 
 
@@ -289,7 +301,7 @@ def test_every_wish_is_read_by_a_gateway() -> None:
         ("v1", "v2", ("with a PROXY header v2", "already accept both versions")),
     ],
 )
-def test_a_switch_says_what_to_change_in_which_order(
+def test_the_finding_about_a_changed_header_tells_what_to_change_in_which_order(
     before: ProxyHeader, after: ProxyHeader, words: tuple[str, ...]
 ) -> None:
     note = switched(before, after)
@@ -297,7 +309,7 @@ def test_a_switch_says_what_to_change_in_which_order(
     assert len(str(note)) < 500
 
 
-def test_what_was_cut_is_told_with_the_limit() -> None:
+def test_the_finding_about_ended_connections_tells_the_limit() -> None:
     assert ended(1, 20).message.startswith("1 connection was ended, the oldest ")
     assert [
         word

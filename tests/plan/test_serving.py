@@ -1,5 +1,5 @@
-"""Which nodes get the connections of a listener, by the states of its members and who serves
-now."""
+"""Which nodes get the new connections of a listener. The result depends on the states of its
+members and on the nodes that serve now."""
 
 import pytest
 
@@ -39,6 +39,15 @@ def listener(*rows: Row, policy: str = "Local", protocol: Protocol = "TCP") -> L
         ([("a", 1, "draining"), ("b", 1, "down")], (), ()),
         ([("a", 0, "active"), ("b", 1, "pending")], (), ("b",)),
     ],
+    ids=[
+        "all nodes are active: they have weights",
+        "an active node has a weight, a pending node has none",
+        "a pending node and no other candidate: undecided",
+        "a pending and a draining node with weight: the draining one has a weight",
+        "a draining node without weight has none",
+        "no node is pending: draining nodes have no weights",
+        "an active node without weight does not count",
+    ],
 )
 def test_only_while_no_node_is_confirmed_do_draining_nodes_have_weights(
     rows: list[Row], weights: tuple[tuple[str, int], ...], undecided: tuple[str, ...]
@@ -61,8 +70,19 @@ def test_only_while_no_node_is_confirmed_do_draining_nodes_have_weights(
         ((("b", 1),), (), {"a"}, False),
         ((), (), {"a"}, False),
     ],
+    ids=[
+        "the pending node serves",
+        "the pending node serves, a draining one may",
+        "the pending node serves, and so does a departed one",
+        "the draining node serves",
+        "only a departed node serves, a draining one may",
+        "only a departed node serves, no other may",
+        "no node serves",
+        "no node is pending, another one may serve",
+        "no node is pending, and none may serve",
+    ],
 )
-def test_a_listener_stays_as_it_is_while_a_pending_node_serves_or_no_other_may(
+def test_a_listener_does_not_change_while_a_pending_node_serves_or_no_other_node_may(
     weights: tuple[tuple[str, int], ...],
     undecided: tuple[str, ...],
     serving: set[str],
@@ -71,7 +91,7 @@ def test_a_listener_stays_as_it_is_while_a_pending_node_serves_or_no_other_may(
     assert stays_as_it_is(weights, undecided, serving) == stays
 
 
-def test_which_nodes_keep_connections_depends_on_the_protocol_and_the_policy() -> None:
+def test_which_nodes_keep_connections_depends_on_protocol_and_policy() -> None:
     rows: list[Row] = [("a", 1, "active"), ("b", 1, "down"), ("c", 0, "draining")]
     assert shares_of(listener(*rows)) == Shares(
         (("a", 1),), (), ("a", "b", "c"), retain_departed=False

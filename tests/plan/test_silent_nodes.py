@@ -1,11 +1,11 @@
-"""A node with ready pods that gives the gateway no answer is named in a Finding, with the path by
-which it was asked."""
+"""A finding names each node with ready pods that does not answer the probes of the gateway, and the
+probe path."""
 
 from collections.abc import Mapping
 
 import pytest
 
-from fairlead.kube.events import LONGEST_MESSAGE
+from fairlead.kube.events import MAX_MESSAGE_LENGTH
 from fairlead.model import HealthMonitor, Member, Verdict
 from fairlead.plan.members import (
     HEALTH_CHECKS_FAILING,
@@ -27,7 +27,7 @@ def notes(
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "remedy"),
+    ("kind", "path", "remedy"),
     [
         ("", "node2 (198.18.0.22): no", "check the gateway's routes to the nodes"),
         ("ipip", "node2 (198.18.0.22) through the ipip tunnel: no", "allow IP protocols 4 and 41"),
@@ -38,18 +38,20 @@ def notes(
         ),
     ],
 )
-def test_one_that_is_silent_while_others_answer(kind: str, way: str, remedy: str) -> None:
+def test_a_node_that_does_not_answer_while_others_do_is_reported_with_its_probe_path(
+    kind: str, path: str, remedy: str
+) -> None:
     ((reason, message),) = notes(
         {ONE.address: "up", TWO.address: "down"}, {TWO.address: kind} if kind else {}
     )
     assert reason == NODE_NOT_ANSWERING
     assert (
-        f"no answer from the health port 10256 of {way} new connections are sent there" in message
+        f"no answer from the health port 10256 of {path} new connections are sent there" in message
     )
     assert remedy in message
 
 
-def test_if_all_are_silent_the_note_says_who_is_believed_and_which_tunnels_to_look_at() -> None:
+def test_if_no_node_answers_the_finding_names_all_nodes_and_the_tunnels_to_check() -> None:
     ((reason, message),) = notes({ONE.address: "down", TWO.address: "down"}, {TWO.address: "ipip"})
     assert reason == HEALTH_CHECKS_FAILING
     assert "(node1 (192.0.2.21), node2 (198.18.0.22) through the ipip tunnel)" in message
@@ -57,16 +59,16 @@ def test_if_all_are_silent_the_note_says_who_is_believed_and_which_tunnels_to_lo
 
 
 @pytest.mark.parametrize("verdict", ["up", "assumed_up", "unready", "probe_failed"])
-def test_nothing_is_said_of_nodes_that_answer_or_were_not_asked(verdict: Verdict) -> None:
+def test_nodes_that_answer_or_were_not_probed_are_not_reported(verdict: Verdict) -> None:
     assert notes({ONE.address: "up", TWO.address: verdict}, {TWO.address: "ipip"}) == []
 
 
-def test_nothing_is_said_while_all_pods_are_on_their_way_out() -> None:
+def test_no_node_is_reported_while_all_pods_terminate() -> None:
     assert notes({ONE.address: "up", TWO.address: "down"}, {}, any_ready=False) == []
 
 
-def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
-    """An Event has no more than 1,024 characters."""
+def test_the_finding_contains_the_remedy_however_many_nodes_do_not_answer() -> None:
+    """The message of an Event has at most 1,024 characters."""
     silent = [
         Member(f"worker-{i:03}.rack-7.example.net", f"198.18.0.{i}", 1) for i in range(1, 101)
     ]
@@ -79,4 +81,4 @@ def test_the_remedy_is_told_however_many_nodes_are_silent() -> None:
         "worker-005.rack-7.example.net (198.18.0.5) through the ipip tunnel and 95 more: no new "
         "connections"
     ) in str(note)
-    assert "allow IP protocols 4 and 41" in str(note)[:LONGEST_MESSAGE]
+    assert "allow IP protocols 4 and 41" in str(note)[:MAX_MESSAGE_LENGTH]

@@ -1,4 +1,4 @@
-"""Conditions from outcomes."""
+"""Conditions of a Service, computed from its plan and its outcome."""
 
 import msgspec
 import pytest
@@ -13,37 +13,36 @@ def balancer(*notes: Finding) -> LoadBalancer:
     )
 
 
-PORT = Finding("PortConflict", "port 80 is another's; use another one", blocks="Programmed")
-NOBODY = Finding("NoReadyEndpoints", "nobody is ready; look at the pods", blocks="Ready")
-WORD = Finding("LoadBalancerSourceRanges", "pods are in no range; add them")
-FALSE, UNKNOWN = "False", "Unknown"
+PORT = Finding("PortConflict", "another Service has port 80; use another port", blocks="Programmed")
+NO_ENDPOINTS = Finding("NoReadyEndpoints", "no endpoint is ready; check the pods", blocks="Ready")
+RANGES = Finding("LoadBalancerSourceRanges", "no range contains the pods; add their range")
 
 ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, str, str]]] = {
-    "all is well": (
+    "served without findings": (
         balancer(),
         DONE,
         (),
         ("True/Accepted", "True/Programmed", "True/EndpointsReady"),
     ),
-    "a word to the owner": (
-        balancer(WORD),
+    "a finding that blocks no condition": (
+        balancer(RANGES),
         DONE,
         (),
         ("True/Accepted", "True/Programmed", "True/EndpointsReady"),
     ),
-    "partly served": (
+    "a port conflict blocks Programmed": (
         balancer(PORT),
         DONE,
         (),
         ("True/Accepted", "False/PortConflict", "True/EndpointsReady"),
     ),
-    "nobody answers": (
-        balancer(NOBODY),
+    "missing endpoints block Ready": (
+        balancer(NO_ENDPOINTS),
         DONE,
         (),
         ("True/Accepted", "True/Programmed", "False/NoReadyEndpoints"),
     ),
-    "no port is served": (
+    "a port conflict at the only port also blocks Ready": (
         msgspec.structs.replace(
             balancer(PORT), unserved_ports=(UnservedPort(80, "TCP", "fairlead.io/PortConflict"),)
         ),
@@ -57,25 +56,25 @@ ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, 
         (),
         ("False/Refused", "False/Refused", "False/Refused"),
     ),
-    "refused, but served before": (
+    "refused, but still served: Ready is Unknown": (
         None,
         Outcome("refused", "no"),
         ("203.0.113.1",),
         ("False/Refused", "False/Refused", "Unknown/Refused"),
     ),
-    "refused by a driver that knows why": (
+    "refused by a driver with a reason of its own": (
         balancer(),
         Outcome("refused", "no", reason="PortTaken"),
         (),
         ("False/PortTaken", "False/Refused", "False/Refused"),
     ),
-    "to be tried again": (
+    "unavailable": (
         balancer(),
         Outcome("unavailable", "away"),
         (),
         ("True/Accepted", "False/Unavailable", "False/Unavailable"),
     ),
-    "on its way": (
+    "waiting": (
         balancer(),
         Outcome("waiting", "soon"),
         (),
@@ -85,26 +84,26 @@ ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, 
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_conditions(name: str) -> None:
+def test_the_conditions_of_a_service(name: str) -> None:
     intent, outcome, shown, expected = ROWS[name]
     found = conditions_of(intent, outcome, shown)
     assert tuple(each.type for each in found) == CONDITION_TYPES
     assert tuple(f"{each.status}/{each.reason}" for each in found) == expected
     assert all(each.message for each in found if each.status != "True"), (
-        "a condition that is not true says why"
+        "a condition that is not True has a message"
     )
 
 
-def test_messages_say_what_to_do() -> None:
-    accepted, programmed, ready = conditions_of(balancer(WORD, PORT, NOBODY), DONE, ())
+def test_the_message_of_a_condition_is_that_of_its_finding() -> None:
+    accepted, programmed, ready = conditions_of(balancer(RANGES, PORT, NO_ENDPOINTS), DONE, ())
     assert (accepted.message, programmed.message, ready.message) == (
-        WORD.message,
+        RANGES.message,
         PORT.message,
-        NOBODY.message,
+        NO_ENDPOINTS.message,
     )
 
 
-def test_what_goes_on_as_before_is_said() -> None:
+def test_the_conditions_of_a_refused_service_say_on_which_addresses_it_is_still_served() -> None:
     _, programmed, ready = conditions_of(
         None, Outcome("refused", "no such pool; name another"), ("203.0.113.1",)
     )

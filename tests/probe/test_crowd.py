@@ -138,7 +138,7 @@ def test_a_server_that_dies_breaks_open_flows(crowd: Crowd, pod: Pod) -> None:
         in seen[TCP].failed.keys()
         <= {"ConnectionRefusedError", "ConnectionResetError"}
     )
-    assert len(seen[TCP].trouble) == sum(seen[TCP].failed.values()) < 1000
+    assert len(seen[TCP].problems) == sum(seen[TCP].failed.values()) < 1000
     assert seen[UDP].broken["a"].keys() == {"ConnectionRefusedError"}
 
 

@@ -26,7 +26,7 @@ from fairlead.sections import OctaviaConfig
 from fairlead.web import View
 
 DEADLINE_S = 60.0
-PATIENCE_S = 0.5
+GRACE_PERIOD_S = 0.5
 """The time for which a problem must last before the controller reports it. It is shorter than in
 production, because the problems that tests create are lasting ones."""
 GATEWAY = "gw1"
@@ -92,7 +92,9 @@ class Cluster:
             octavia=self.octavia,
         )
         self._controller = asyncio.ensure_future(
-            controller.run(config, self._access, patience_s=PATIENCE_S, start_s=PATIENCE_S)
+            controller.run(
+                config, self._access, grace_period_s=GRACE_PERIOD_S, start_s=GRACE_PERIOD_S
+            )
         )
 
     async def stop_controller(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.roles.cluster import PATIENCE_S, Cluster, until
+from tests.roles.cluster import GRACE_PERIOD_S, Cluster, until
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -59,7 +59,7 @@ async def test_a_restart_and_another_leader_repeat_no_event(
     before = await events_of(cluster, *names)
     assert set(before.values()) == {1}
     # A write that belongs to the first Events may still be in progress.
-    await asyncio.sleep(PATIENCE_S)
+    await asyncio.sleep(GRACE_PERIOD_S)
     versions = {
         name: (await cluster.kubectl.service(name))["metadata"]["resourceVersion"] for name in names
     }
@@ -68,7 +68,7 @@ async def test_a_restart_and_another_leader_repeat_no_event(
         await cluster.start_controller()
         await cluster.apply("sign")
         await cluster.addresses("sign")
-        await asyncio.sleep(PATIENCE_S + 0.5)
+        await asyncio.sleep(GRACE_PERIOD_S + 0.5)
         await cluster.kubectl("delete", "service", "sign")
     assert await events_of(cluster, *names) == before
     after = {

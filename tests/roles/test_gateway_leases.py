@@ -5,8 +5,8 @@ import msgspec
 from fairlead.kube.lease_object import Lease, LeaseSpec
 from fairlead.kube.objects import ObjectKey, ObjectMeta
 from fairlead.kube.presence import (
-    LONGEST_REASON,
-    MOST_NAMED,
+    MAX_NAMED,
+    MAX_REASON_LENGTH,
     RECORD_ANNOTATION,
     NotServed,
     Presence,
@@ -127,12 +127,12 @@ def test_a_record_that_is_too_long_is_truncated() -> None:
         first=False,
     )
     refusals = silences.value().refusals
-    assert len(refusals) == MOST_NAMED
+    assert len(refusals) == MAX_NAMED
     assert {
         len(name) + len(message)
         for reasons in refusals.values()
         for name, message in reasons.items()
-    } == {2 * LONGEST_REASON}
+    } == {2 * MAX_REASON_LENGTH}
 
 
 def test_a_lease_without_a_record_is_ignored() -> None:

@@ -16,7 +16,7 @@ from fairlead.kube.objects import Node, ObjectKey, Service, ServiceStatus
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
-from fairlead.roles.answering import command
+from fairlead.roles.health_check_server import command
 from fairlead.roles.node import (
     SYNC_FAILED,
     HostAddresses,
@@ -346,18 +346,18 @@ def ip(*words: str) -> None:
 @pytest.mark.root
 async def test_node_addresses_are_limited_to_the_configured_networks(here: None) -> None:
     found = HostAddresses(["192.0.2.0/25", "2001:db8::/64", "127.0.0.0/8", "fe80::/10"])
-    assert not await found.look()
+    assert not await found.refresh()
     for family, address in (
         ("-4", "192.0.2.7/24"),
         ("-4", "192.0.2.200/24"),
         ("-6", "2001:db8::7/64"),
     ):
         ip(family, "address", "add", address, "dev", "lo")
-    assert await found.look()
+    assert await found.refresh()
     assert found() == ("192.0.2.7", "2001:db8::7")
-    assert not await found.look()
+    assert not await found.refresh()
     ip("address", "del", "192.0.2.7/24", "dev", "lo")
-    assert await found.look()
+    assert await found.refresh()
     assert found() == ("2001:db8::7",)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.drivers.octavia.site import SUBNET, clouds_file
 from tests.openstack import clients
-from tests.openstack.front import Answer, Front
+from tests.openstack.fault_proxy import ErrorResponse, FaultProxy
 from tests.roles.cluster import Cluster, until
 
 from fairlead.kube.access import Access
@@ -21,13 +21,13 @@ OCTAVIA = "fairlead.io/octavia"
 
 
 @pytest.fixture
-async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(octavia_proxy: FaultProxy, tmp_path: Path) -> AsyncIterator[Cluster]:
     """A cluster with two nodes, and a controller that serves class octavia and the classes of
     gateways."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
         made = Cluster(Access(server.url), client, tmp_path)
-        file = str(clouds_file(tmp_path, octavia_front.url))
+        file = str(clouds_file(tmp_path, octavia_proxy.url))
         made.octavia = OctaviaConfig(
             cloud="test", clouds_file=file, subnet_id=SUBNET, provider="amphora", calls_per_s=1000.0
         )
@@ -38,21 +38,21 @@ async def cluster(octavia_front: Front, tmp_path: Path) -> AsyncIterator[Cluster
         await made.add_node("life-2", 2)
         await made.start_controller()
         yield made
-        octavia_front.pass_on()
+        octavia_proxy.forward_all()
         await made.stop()
 
 
-async def members(front: Front) -> list[tuple[str, int]]:
+async def members(proxy: FaultProxy) -> list[tuple[str, int]]:
     """Return address and weight of all members in the project."""
-    lb = clients.without_auth(octavia=front.url).load_balancer
-    pools = lb.pools(project_id=front.project)
+    lb = clients.without_auth(octavia=proxy.url).load_balancer
+    pools = lb.pools(project_id=proxy.project)
     return sorted(
         (member.address, member.weight) for pool in pools for member in lb.members(pool.id)
     )
 
 
 async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
-    cluster: Cluster, octavia_front: Front
+    cluster: Cluster, octavia_proxy: FaultProxy
 ) -> None:
     await cluster.set_endpoints(
         "web", ("10.244.1.1", "life-1", True), ("10.244.1.2", "life-1", True)
@@ -69,14 +69,14 @@ async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
         "ClientAddressHidden",
     )
     await cluster.has("web", Programmed="True/Programmed", Ready="True/EndpointsReady")
-    assert await members(octavia_front) == [("192.0.2.1", 2)]
+    assert await members(octavia_proxy) == [("192.0.2.1", 2)]
 
     await cluster.set_endpoints(
         "web", ("10.244.1.1", "life-1", True), ("10.244.2.1", "life-2", True)
     )
 
     async def moved() -> bool:
-        return await members(octavia_front) == [("192.0.2.1", 1), ("192.0.2.2", 1)]
+        return await members(octavia_proxy) == [("192.0.2.1", 1), ("192.0.2.2", 1)]
 
     await until(moved, "the member on the second node")
     await cluster.kubectl(
@@ -93,32 +93,32 @@ async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
     assert (await cluster.addresses("plain")) != [address]
     await cluster.has("plain", Programmed="True/Programmed")
     await cluster.kubectl("delete", "service", "web", "plain", "--timeout=30s")
-    lb = clients.without_auth(octavia=octavia_front.url).load_balancer
-    assert list(lb.load_balancers(project_id=octavia_front.project)) == []
+    lb = clients.without_auth(octavia=octavia_proxy.url).load_balancer
+    assert list(lb.load_balancers(project_id=octavia_proxy.project)) == []
     assert [
-        str(call) for call in octavia_front.writes if "POST /v2/lbaas/loadbalancers" in str(call)
+        str(call) for call in octavia_proxy.writes if "POST /v2/lbaas/loadbalancers" in str(call)
     ] == ["POST /v2/lbaas/loadbalancers"]
 
 
 async def test_a_restarted_controller_changes_nothing_in_the_cloud(
-    cluster: Cluster, octavia_front: Front
+    cluster: Cluster, octavia_proxy: FaultProxy
 ) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)
     await cluster.addresses("web")
     await cluster.stop_controller()
-    writes = len(octavia_front.writes)
+    writes = len(octavia_proxy.writes)
     await cluster.start_controller()
     await cluster.apply("later", loadBalancerClass="fairlead.io/direct")
     await cluster.addresses("later")
     await cluster.has("web", Programmed="True/Programmed")
-    assert len(octavia_front.writes) == writes
+    assert len(octavia_proxy.writes) == writes
 
 
 async def test_an_unreachable_cloud_is_reported_and_delays_no_other_class(
-    cluster: Cluster, octavia_front: Front
+    cluster: Cluster, octavia_proxy: FaultProxy
 ) -> None:
     await cluster.stop_controller()
-    octavia_front.fate = lambda _: Answer(503, "in maintenance")
+    octavia_proxy.fault = lambda _: ErrorResponse(503, "in maintenance")
     await cluster.start_controller()
     await cluster.apply("web", loadBalancerClass=OCTAVIA)
     await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
@@ -126,7 +126,7 @@ async def test_an_unreachable_cloud_is_reported_and_delays_no_other_class(
     await cluster.has("plain", Programmed="True/Programmed")
     await cluster.described("web", "SyncLoadBalancerFailed", "GET /lbaas/loadbalancers")
     await cluster.has("web", Programmed="False/Unavailable")
-    octavia_front.pass_on()
+    octavia_proxy.forward_all()
     await cluster.addresses("web")
 
 
@@ -146,7 +146,7 @@ async def test_an_impossible_request_is_refused_with_a_remedy(cluster: Cluster) 
 
 
 async def test_a_plan_from_before_the_cloud_was_read_is_replaced(
-    cluster: Cluster, octavia_front: Front
+    cluster: Cluster, octavia_proxy: FaultProxy
 ) -> None:
     """The load balancer has a provider that new load balancers do not get, and uses a feature that
     the default provider lacks. The test is repeated with a cloud that can be read only some time
@@ -169,16 +169,16 @@ async def test_a_plan_from_before_the_cloud_was_read_is_replaced(
     await cluster.has("web", Accepted="True/Accepted", Programmed="True/Programmed")
     assert await cluster.addresses("web") == [address]
     await cluster.stop_controller()
-    octavia_front.fate = lambda _: Answer(503, "in maintenance")
+    octavia_proxy.fault = lambda _: ErrorResponse(503, "in maintenance")
     await cluster.start_controller()
     await cluster.has("web", Accepted="False/Refused")
-    octavia_front.pass_on()
+    octavia_proxy.forward_all()
     await cluster.has("web", Accepted="True/Accepted", Programmed="True/Programmed")
     assert await cluster.addresses("web") == [address]
 
 
 async def test_without_a_cloud_services_are_refused_and_none_is_lost(
-    cluster: Cluster, octavia_front: Front
+    cluster: Cluster, octavia_proxy: FaultProxy
 ) -> None:
     await cluster.apply("web", loadBalancerClass=OCTAVIA)
     await cluster.addresses("web")
@@ -198,5 +198,5 @@ async def test_without_a_cloud_services_are_refused_and_none_is_lost(
     await cluster.start_controller()
     await cluster.addresses("new")
     await cluster.kubectl("wait", "--for=delete", "service/web", "--timeout=30s")
-    lb = clients.without_auth(octavia=octavia_front.url).load_balancer
-    assert len(list(lb.load_balancers(project_id=octavia_front.project))) == 1
+    lb = clients.without_auth(octavia=octavia_proxy.url).load_balancer
+    assert len(list(lb.load_balancers(project_id=octavia_proxy.project))) == 1

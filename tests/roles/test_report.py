@@ -16,8 +16,8 @@ from fairlead.web import View
 
 KEY = ServiceKey("default", "web")
 FAILING = Finding("HealthChecksFailing", "no health port answers 200")
-PATIENCE_S = 0.05
-SETTLE_S = 2 * PATIENCE_S
+GRACE_PERIOD_S = 0.05
+SETTLE_S = 2 * GRACE_PERIOD_S
 
 
 class Bench:
@@ -38,7 +38,7 @@ class Bench:
             reason="SyncFailed",
             who="gateway gw1",
             notes=lambda balancer: balancer.notes,
-            patience_s=PATIENCE_S,
+            grace_period_s=GRACE_PERIOD_S,
             settle_s=SETTLE_S,
         )
 
@@ -66,7 +66,7 @@ class Bench:
         )
 
     async def reasons(self) -> list[str]:
-        await asyncio.sleep(4 * PATIENCE_S)
+        await asyncio.sleep(4 * GRACE_PERIOD_S)
         return [reason for reason, _, _ in self.warnings]
 
 
@@ -116,7 +116,7 @@ async def test_a_changed_number_is_the_same_problem(bench: Bench) -> None:
     while not bench.warnings:
         for number in range(10):
             bench.tell(Finding("Full", f"{number} of 10 entries are taken"))
-            await asyncio.sleep(PATIENCE_S / 4)
+            await asyncio.sleep(GRACE_PERIOD_S / 4)
     bench.warnings.clear()
     bench.tell(Finding("Full", "10 of 10 entries are taken"))
     assert bench.warnings == [("Full", "10 of 10 entries are taken", "")]
@@ -149,7 +149,7 @@ async def test_a_note_about_the_start_is_reported_when_the_service_is_old_enough
     bench.tell(NO_ENDPOINT)
     async with asyncio.timeout(30):
         while not bench.warnings:
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(GRACE_PERIOD_S)
 
 
 async def test_failures_name_the_role_and_a_driver_may_give_a_reason(bench: Bench) -> None:

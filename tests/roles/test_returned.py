@@ -7,14 +7,14 @@ from tests.drivers.direct.conftest import SERVICE, a_forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.pins import OBJECT
-from fairlead.kube.events import LONGEST_MESSAGE, RECOVERED
+from fairlead.kube.events import MAX_MESSAGE_LENGTH, RECOVERED
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.model import ServiceKey
 from fairlead.net.elf import read_object
 from fairlead.roles.returned import (
     PACKETS_RETURNED,
-    PATIENCE,
-    REMIND,
+    REMIND_AFTER,
+    WARN_AFTER,
     Returned,
     message,
     watch_returned,
@@ -26,34 +26,36 @@ WEB, DNS = ServiceKey("default", "web"), ServiceKey("default", "dns")
 
 def test_a_service_is_reported_once_packets_have_been_returned_for_a_while() -> None:
     returned = Returned({WEB: 7, DNS: 5}, {"node1": 12})
-    for look in range(1, PATIENCE):
-        assert returned.look({WEB: 7 + look, DNS: 5}, {"node1": 12 + look}) == ([], ["node1"])
-    assert returned.look({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == (
+    for check in range(1, WARN_AFTER):
+        assert returned.check({WEB: 7 + check, DNS: 5}, {"node1": 12 + check}) == ([], ["node1"])
+    assert returned.check({WEB: 20, DNS: 6}, {"node1": 20, "node2": 1}) == (
         [WEB],
         ["node1", "node2"],
     )
-    assert returned.look({WEB: 21, DNS: 7}, {"node1": 22, "node2": 1}) == ([], ["node1"])
+    assert returned.check({WEB: 21, DNS: 7}, {"node1": 22, "node2": 1}) == ([], ["node1"])
 
 
 def test_packets_returned_for_a_moment_are_not_reported() -> None:
     returned = Returned({}, {})
-    for look in range(20):
-        assert returned.look({WEB: look // 2}, {"node1": look // 2})[0] == []
+    for check in range(20):
+        assert returned.check({WEB: check // 2}, {"node1": check // 2})[0] == []
 
 
 def test_returned_packets_that_last_are_reported_again() -> None:
     returned = Returned({}, {})
     reported = [
-        look for look in range(1, 2 * REMIND) if returned.look({WEB: look}, {"node1": look})[0]
+        check
+        for check in range(1, 2 * REMIND_AFTER)
+        if returned.check({WEB: check}, {"node1": check})[0]
     ]
-    assert reported == [PATIENCE, REMIND + PATIENCE]
+    assert reported == [WARN_AFTER, REMIND_AFTER + WARN_AFTER]
 
 
 def test_the_end_of_returned_packets_is_reported_once() -> None:
     returned = Returned({}, {})
     counts, over = [1, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5], []
     for count in counts:
-        returned.look({WEB: count}, {"node1": count})
+        returned.check({WEB: count}, {"node1": count})
         over.append(returned.over())
     assert over == [[], [], [], [], [], [], [WEB], [], [], [], [], []]
 
@@ -63,7 +65,7 @@ def test_the_message_names_the_checks_for_any_number_of_nodes() -> None:
     if the last one is gone."""
     many = message("gw1", [f"worker-{i:03}.rack-7.example.net" for i in range(100)])
     assert "worker-004.rack-7.example.net and 95 more came back" in many
-    assert "service.kubernetes.io/service-proxy-name" in many[:LONGEST_MESSAGE]
+    assert "service.kubernetes.io/service-proxy-name" in many[:MAX_MESSAGE_LENGTH]
     assert "packets that were sent to nodes came back" in message("gw1", [])
 
 
@@ -95,7 +97,7 @@ async def test_the_event_names_the_nodes_that_send_packets_back() -> None:
                 state,
                 log,
                 "gw1",
-                look_s=0.01,
+                check_interval_s=0.01,
             )
         )
         async with asyncio.timeout(30):

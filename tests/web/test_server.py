@@ -20,7 +20,7 @@ from fairlead.lab import namespace
 from fairlead.lab.ports import free_port
 from fairlead.model import Outcome, ServiceKey
 from fairlead.web import View, serve
-from fairlead.web.connections import ACCEPTS, MOST, MOST_FROM_ONE, Connections
+from fairlead.web.connections import ACCEPTS, MAX_CONNECTIONS, MAX_FROM_ONE, Connections
 from fairlead.web.server import is_among, is_local
 
 WRONG_UNITS = re.compile(
@@ -83,7 +83,7 @@ async def get(url: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-async def test_all_addresses_of_both_families_are_listened_on(port: int, host: str) -> None:
+async def test_the_server_listens_on_all_addresses_of_both_families(port: int, host: str) -> None:
     assert await get(f"http://{host}:{port}/healthz") == (200, "ok\n")
     assert (await get(f"http://{host}:{port}/readyz"))[0] == 503
     assert (await get(f"http://{host}:{port}/state"))[0] == 200
@@ -97,7 +97,7 @@ class Watch:
         self.watching = watching
 
 
-async def test_staleness_is_a_separate_check(port: int) -> None:
+async def test_staleness_is_a_check_of_its_own_and_does_not_affect_readiness(port: int) -> None:
     """A gateway without contact to the API server forwards as before, so it stays ready."""
     now_s = 1000.0
     answered_s = now_s - 3
@@ -149,7 +149,7 @@ def test_callers_on_this_host_are_recognized(peer: str | None, local: bool) -> N
     assert is_local(peer) == local
 
 
-async def test_metrics_follow_the_conventions(port: int) -> None:
+async def test_metrics_follow_the_conventions_of_prometheus(port: int) -> None:
     """The rules of `promtool check metrics`: counters, and only counters, end in _total; all
     metrics have a help text and a type; units are base units; names are prefixed."""
     status, text = await get(f"http://127.0.0.1:{port}/metrics")
@@ -165,7 +165,7 @@ async def test_metrics_follow_the_conventions(port: int) -> None:
         for sample in family.samples:
             assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
             assert not set(sample.labels) & {"job", "instance", "pod", "namespace"}, (
-                "Prometheus gives these to a target itself"
+                "Prometheus sets these labels for each target"
             )
     names = {family.name for family in families}
     assert {
@@ -200,12 +200,14 @@ async def test_metrics_show_the_outcomes_of_services(port: int) -> None:
         (None, False),
     ],
 )
-def test_metrics_are_restricted_to_networks(peer: str | None, among: bool) -> None:
+def test_addresses_are_matched_with_the_networks_that_may_read_metrics(
+    peer: str | None, among: bool
+) -> None:
     assert is_among(peer, [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]) == among
 
 
 @pytest.fixture
-def here() -> Iterator[None]:
+def own_namespace() -> Iterator[None]:
     """Move this process into a network namespace of its own."""
     name = f"flt-{os.getpid()}-web"
     namespace.create(name)
@@ -220,11 +222,11 @@ def here() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("metrics_from", "status"), [([], 403), (["192.0.2.0/24"], 200), (["198.51.100.0/24"], 403)]
 )
-async def test_metrics_are_for_the_host_and_networks_that_are_named(
-    here: None, metrics_from: list[str], status: int
+async def test_metrics_are_readable_from_the_host_and_from_configured_networks(
+    own_namespace: None, metrics_from: list[str], status: int
 ) -> None:
-    """All callers can read the health, because the kubelet is in none of the networks."""
-    await borne("192.0.2.1/24")
+    """Every client can read the health, because the kubelet may be outside of the networks."""
+    await add_address("192.0.2.1/24")
     port = free_port()
     async with serve(View("controller", "c"), f"*:{port}", metrics_from):
         assert (await get(f"http://192.0.2.1:{port}/metrics"))[0] == status
@@ -233,14 +235,14 @@ async def test_metrics_are_for_the_host_and_networks_that_are_named(
         assert (await get(f"http://127.0.0.1:{port}/metrics"))[0] == 200
 
 
-async def borne(address: str) -> None:
+async def add_address(address: str) -> None:
     for command in (("address", "add", address, "dev", "lo"), ("link", "set", "lo", "up")):
         process = await asyncio.create_subprocess_exec("ip", *command)
         assert await process.wait() == 0
 
 
-class Silent(asyncio.Protocol):
-    """A protocol of a server that never answers; it counts the bytes of each read."""
+class SilentProtocol(asyncio.Protocol):
+    """A server protocol that never responds, and records the size of each read."""
 
     sizes: list[int]
 
@@ -251,64 +253,66 @@ class Silent(asyncio.Protocol):
         self.sizes.append(len(data))
 
 
-async def test_connections_are_bounded_and_a_new_one_is_always_accepted() -> None:
-    made: list[Silent] = []
+async def test_the_number_of_connections_is_limited_and_a_new_one_is_always_accepted() -> None:
+    made: list[SilentProtocol] = []
 
-    def make() -> Silent:
-        made.append(Silent())
+    def make() -> SilentProtocol:
+        made.append(SilentProtocol())
         return made[-1]
 
     connections = Connections(make)
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         listener.setblocking(False)
-        callers = [caller(listener, f"127.0.1.{number % 50}") for number in range(200)]
-        crowd = [caller(listener, "127.0.2.1") for _ in range(100)]
-        for count in range(ACCEPTS, len(callers) + len(crowd) + ACCEPTS, ACCEPTS):
+        clients = [connect(listener, f"127.0.1.{number % 50}") for number in range(200)]
+        clients_of_one_address = [connect(listener, "127.0.2.1") for _ in range(100)]
+        for count in range(ACCEPTS, len(clients) + len(clients_of_one_address) + ACCEPTS, ACCEPTS):
             connections.accept(listener)
             assert len(made) <= count
-            while connections.count < min(MOST_FROM_ONE, len(made)):
+            while connections.count < min(MAX_FROM_ONE, len(made)):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
-        assert connections.count <= MOST
-        newest = caller(listener, "127.0.3.1")
+        assert connections.count <= MAX_CONNECTIONS
+        newest = connect(listener, "127.0.3.1")
         newest.send(b"x" * 100_000)
         connections.accept(listener)
         async with asyncio.timeout(30):
             while sum(made[-1].sizes) < 100_000:
                 await asyncio.sleep(0)
         assert max(made[-1].sizes) <= 4096
-        for each in (*callers, *crowd, newest):
+        for each in (*clients, *clients_of_one_address, newest):
             each.close()
 
 
-def caller(listener: socket.socket, source: str) -> socket.socket:
+def connect(listener: socket.socket, source: str) -> socket.socket:
     made = socket.socket()
     made.bind((source, 0))
     made.connect(listener.getsockname())
     return made
 
 
-async def test_only_one_request_of_a_connection_is_answered(port: int) -> None:
-    """Other callers are answered meanwhile."""
+async def test_each_connection_gets_only_one_response(port: int) -> None:
+    """A client that sends many requests does not delay other clients."""
     loop, answers = asyncio.get_running_loop(), b""
-    with socket.create_connection(("127.0.0.1", port)) as flooder:
-        flooder.setblocking(False)
-        pouring = asyncio.create_task(
-            loop.sock_sendall(flooder, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
+    with socket.create_connection(("127.0.0.1", port)) as flood:
+        flood.setblocking(False)
+        sending = asyncio.create_task(
+            loop.sock_sendall(flood, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
         )
         assert await get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n")
         # The rest of the data was not read, so the connection is reset.
         with suppress(ConnectionError):
-            while received := await loop.sock_recv(flooder, 1 << 16):
+            while received := await loop.sock_recv(flood, 1 << 16):
                 answers += received
-        pouring.cancel()
-        await asyncio.gather(pouring, return_exceptions=True)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
     assert answers.count(b"HTTP/1.1 200 ") == answers.count(b"HTTP/1.1 ") == 1
     assert b"Connection: close" in answers
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/healthz", 405)])
-async def test_a_refusal_ends_the_connection_too(port: int, path: str, status: int) -> None:
+async def test_the_connection_is_closed_after_an_error_response(
+    port: int, path: str, status: int
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     method = b"GET" if status == 404 else b"PUT"
     writer.write(b"%s %s HTTP/1.1\r\nHost: x\r\n\r\n" % (method, path.encode()))

@@ -1,5 +1,5 @@
-"""The command line: one thin module for each command. A module is imported only when its command is
-run, so that `--help` is fast."""
+"""The command line: a module for each command, and modules that several commands share. A module is
+imported only when its command is run, so that `--help` is fast."""
 
 import importlib
 import importlib.util

@@ -48,57 +48,56 @@ def demo(connections: int, watch_s: float, name: str, keep: bool, output: Format
     from fairlead.lab.demo import Demo, Report
     from fairlead.lab.site import Site
 
-    def tell(what: str) -> None:
+    def show_progress(what: str) -> None:
         click.echo(f"demo: {what}", err=True)
 
     async def show_it() -> Report:
         site = Site.create(name)
-        await site.up(lambda what: tell(f"lab: {what}"))
+        await site.up(lambda what: show_progress(f"lab: {what}"))
         try:
-            report = await Demo(site, connections=connections, watch_s=watch_s, progress=tell).run()
+            demo_run = Demo(site, connections=connections, watch_s=watch_s, progress=show_progress)
+            report = await demo_run.run()
         except BaseException:
             await site.down()
             raise
         if not keep:
-            tell("deleting the lab")
+            show_progress("deleting the lab")
             await site.down()
         return report
 
     report = run(show_it())
     show(report, output, lambda: _table(report))
     if keep:
-        _say_what_to_try(name)
+        _print_next_steps(name)
 
 
 def _table(report: "Report") -> None:
     rows = [
         (
-            way.way,
-            f"{way.answered} of {way.requests}",
-            "yes" if way.client_address_kept else "no",
-            f"{way.busiest_pod_over_fair:.2f}",
+            setup.setup,
+            f"{setup.answered} of {setup.requests}",
+            "yes" if setup.client_address_kept else "no",
+            f"{setup.busiest_pod_over_fair:.2f}",
             *(
                 f"{event.failed} / {event.broken} / {event.longest_gap_ms} ms"
-                for event in (way.pod_moved, way.node_killed)
+                for event in (setup.pod_moved, setup.node_killed)
             ),
         )
-        for way in report.ways
+        for setup in report.setups
     ]
     draw(
         ("SETUP", "ANSWERED", "CLIENT ADDRESS KEPT", "BUSIEST POD", "POD MOVED", "NODE KILLED"),
         rows,
     )
+    click.echo("BUSIEST POD: its share of the requests, divided by an equal share.")
     click.echo(
-        "BUSIEST POD: its share divided by an equal share. POD MOVED, NODE KILLED: failed new "
-        "connections /"
+        "POD MOVED, NODE KILLED: failed new connections / open connections that broke "
+        "unnecessarily /"
     )
-    click.echo(
-        "open connections that broke unnecessarily / longest time that a client was without an "
-        "answer."
-    )
+    click.echo("longest time that a client was without an answer.")
 
 
-def _say_what_to_try(name: str) -> None:
+def _print_next_steps(name: str) -> None:
     from fairlead.invocation import called
 
     fairlead = called()

@@ -137,8 +137,8 @@ def up(
         )
     transport = Transport(tunnel=tunnel, forwarding=forwarding, attach=attach, peers=peers)
     site = Site.create(name, roles=not no_roles, transport=transport, **size)
-    with _progress(f"lab {name}") as tell:
-        run(site.up(tell))
+    with _progress(f"lab {name}") as show_progress:
+        run(site.up(show_progress))
     option = "" if name == "default" else f" --name {name}"
     click.echo(f"Lab {name} is running. Next:")
     click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")
@@ -272,14 +272,14 @@ def revive(name: str, host: str) -> None:
 def down(name: str, everything: bool) -> None:
     """Delete a lab completely, in any state. If the lab does not exist, nothing is done."""
     from fairlead.lab.rundir import all_labs
-    from fairlead.lab.site import demolish
+    from fairlead.lab.site import tear_down
 
     for each in all_labs() if everything else (name,):
-        there = each in all_labs()
-        run(demolish(each))
+        present = each in all_labs()
+        run(tear_down(each))
         click.echo(
             f"Lab {each} is down."
-            if there
+            if present
             else f"Lab {each} does not exist. Labs: {', '.join(all_labs()) or 'none'}."
         )
 

@@ -80,9 +80,9 @@ def pools(source: Source) -> None:
     from fairlead.plan.pools import read_pools
 
     config, found = _read(source)
-    there = read_pools(config.pools, found.address_pools).by_name
+    present = read_pools(config.pools, found.address_pools).by_name
     translations, refused = _translated(found.metallb_pools)
-    made = [pool for pool in translations if pool["metadata"]["name"] not in there]
+    made = [pool for pool in translations if pool["metadata"]["name"] not in present]
     everything = read_pools(
         config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)]
     )

@@ -35,7 +35,7 @@ def octavia() -> None:
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A leftover as it is shown. `load_balancer`, `address`: empty if the leftover has none.
+    """A leftover in the output. `load_balancer`, `address`: empty if the leftover has none.
     `deleted`: None if deletion was not requested. `problem`: why it could not be deleted."""
 
     cluster: str
@@ -43,8 +43,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: str
     load_balancer: str
     address: str
-    goes: str
-    why: str
+    resource: str
+    reason: str
     deleted: bool | None = None
     problem: str = ""
 
@@ -228,15 +228,15 @@ def _line(one: "Either") -> Line:
     from fairlead.drivers.octavia.leftovers import Leftover
 
     if isinstance(one, Leftover):
-        goes = "load balancer" if one.whole else "listeners and pools"
+        resource = "load balancer" if one.whole else "listeners and pools"
         return Line(
-            one.cluster, one.service, one.uid, one.load_balancer, one.address, goes, one.why
+            one.cluster, one.service, one.uid, one.load_balancer, one.address, resource, one.why
         )
     if one.floating is not None:
-        goes = "floating IP, kept" if one.floating.kept else "floating IP"
-        return Line(one.cluster, one.service, "", "", one.floating.address, goes, one.why)
-    goes = f"{len(one.rules)} security-group rules" if one.rules else "security group"
-    return Line(one.cluster, one.service, "", "", "", goes, one.why)
+        resource = "floating IP, kept" if one.floating.kept else "floating IP"
+        return Line(one.cluster, one.service, "", "", one.floating.address, resource, one.why)
+    resource = f"{len(one.rules)} security-group rules" if one.rules else "security group"
+    return Line(one.cluster, one.service, "", "", "", resource, one.why)
 
 
 def _cloud_of(config: Config | None, name: str | None) -> OctaviaConfig:
@@ -267,8 +267,8 @@ def _table(answer: Answer, delete: bool) -> None:
                 each.service or "-",
                 each.load_balancer or "-",
                 each.address or "-",
-                each.goes,
-                each.why,
+                each.resource,
+                each.reason,
                 *(("yes" if each.deleted else "no",) if delete else ()),
             )
             for each in answer.leftovers
@@ -277,7 +277,8 @@ def _table(answer: Answer, delete: bool) -> None:
         for each in answer.leftovers:
             if each.problem:
                 click.echo(
-                    f"{each.load_balancer or each.address or each.goes}: {each.problem}", err=True
+                    f"{each.load_balancer or each.address or each.resource}: {each.problem}",
+                    err=True,
                 )
         if not delete:
             click.echo("nothing was deleted: see --delete")

@@ -220,10 +220,10 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
 
 def _used(name: str, resource: ResourceState) -> str:
     """Return the usage of a resource, in MiB if it is memory."""
-    used, most = resource.used, resource.most
+    used, limit = resource.used, resource.limit
     if name == "table_memory":
-        return f"table memory {used / 2**20:.1f} of {most / 2**20:g} MiB"
-    return f"{name.replace('_', ' ')} {used} of {most}"
+        return f"table memory {used / 2**20:.1f} of {limit / 2**20:g} MiB"
+    return f"{name.replace('_', ' ')} {used} of {limit}"
 
 
 def _proxied(proxy: ProxyState) -> None:

@@ -8,7 +8,7 @@ load balancer for seconds: the driver limits how many Services one `apply` carri
 the loop (`reconcile.py`) how many calls of `apply` run at once. Drivers form a chain, in the order
 in which things must be created; the loop deletes in the reverse order.
 
-A component is a part of a role with a life of its own. A role is a list of components, and most of
+A component is a part of a role with its own lifecycle. A role is a list of components, and most of
 them are drivers. `roles.components` opens them in the order of the list and closes them in the
 reverse order."""
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # the helper processes of a role need none of these imports
 Requeue = Callable[[Collection[ServiceKey]], None]
 """Called by a driver to have these Services reconciled again although nothing in the cluster has
 changed: a node became reachable, memory was released, or a process ended. A role passes
-`State.subscribers.mark`, so that the next pass of the loop includes the Services. What a driver
-learns during a pass, it returns as an Outcome instead."""
+`State.subscribers.mark`, so that the next pass of the loop includes the Services. During a pass, a
+driver returns an Outcome instead."""
 
 
 def no_requeue(_: Collection[ServiceKey]) -> None:
@@ -35,9 +35,9 @@ def no_requeue(_: Collection[ServiceKey]) -> None:
 
 
 class Component:
-    """A part of a role with a life of its own. A subclass overrides the methods that it needs.
+    """A part of a role with its own lifecycle. A subclass overrides the methods that it needs.
 
-    `close` and `remove` must work after every result of `open`, which may have failed half way or
+    `close` and `remove` must work whatever happened in `open`, which may have failed half way or
     been cancelled."""
 
     name = ""
@@ -59,11 +59,12 @@ class Component:
         The method may return early. An error ends the role."""
 
     async def close(self) -> None:
-        """Release all resources of the process. Whatever forwards packets stays in place."""
+        """Release all resources of the process. The data plane stays in place."""
 
     async def remove(self) -> Sequence[str]:
-        """Remove everything of this kind from the host, also what other processes left. Return
-        descriptions of what was removed. Needs no `open`, and leaves nothing to close."""
+        """Remove everything that components of this type have created on the host, including what
+        other processes left. Return descriptions of what was removed. Needs no `open`, and leaves
+        nothing to close."""
         return ()
 
     def status(self) -> "Part | None":
@@ -135,16 +136,22 @@ class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
         is to be removed. There is no step where both are equal."""
 
     async def read(self, keys: Collection[KeyT] | None) -> Mapping[KeyT, ActualT]:
-        """Return what exists for these keys; with None, everything that carries our mark.
+        """Return what exists for these keys; with None, everything that carries the mark of
+        Fairlead.
 
-        With None, `read` queries the thing itself and refreshes what the driver knows; the loop
-        does so at its start and at every audit. With keys, the driver may answer from what it
-        knows, if that is cheaper. `read` may run concurrently with `apply`."""
+        With None, `read` queries the real state and refreshes the memory of the driver; the loop
+        does so at its start and at every audit. With keys, the driver may answer from memory, if
+        that is cheaper. `read` may run concurrently with `apply`.
+
+        Raise Unavailable or Refused only if nothing can be read: with keys, all Services of the
+        pass have failed then, also Services of other drivers in the chain; with None, the loop
+        starts or audits later. What exists without a Service has a key that no Service has, such
+        as `ServiceKey("", "")`."""
 
     async def apply(self, changes: Sequence[ChangeT]) -> Mapping[KeyT, Outcome]:
-        """Carry out the changes. Return the Outcomes of Services that were not simply done: a
-        Service that cannot be served does not hold up the others. A Service without a change may
-        get an Outcome too, to be reconciled again.
+        """Carry out the changes. Return the Outcomes of Services that are not done, or about which
+        there is more to report: a Service that cannot be served does not hold up the others. A
+        Service without a change may get an Outcome too, to be reconciled again.
 
         Raise Refused or Unavailable where a failure cannot be attributed to single Services. The
         loop then halves the batch until the failing Service is alone in it."""

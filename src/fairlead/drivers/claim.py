@@ -71,25 +71,25 @@ class ClaimDriver(Component):
     def __init__(
         self,
         writer: ServiceWriter,
-        newest: ServiceCache,
+        services: ServiceCache,
         recorder: Recorder,
         *,
         loop: LoopName = "services",
         may_keep: bool = True,
     ) -> None:
         """Create the driver. `loop`: the loop that runs this driver; the driver claims only
-        Services of the classes that this loop serves. `may_keep`: the addresses of this loop's
+        Services of the classes that this loop serves. `may_keep`: whether the addresses of these
         classes can be kept for later Services."""
         self._loop = loop
         self._may_keep = may_keep
         self._writer = writer
-        self._newest = newest
+        self._services = services
         self._recorder = recorder
         self.unfinished: dict[ServiceKey, Claim | Release] = {}
         """Changes that were tried and have not succeeded yet, by Service."""
         self._warned: dict[ServiceKey, tuple[str, str]] = {}
-        """Uid and annotation value of each Service for which an Event has been written, because
-        only the controller writes the class annotation."""
+        """Uid and annotation value of each Service for which an Event has reported an annotation
+        that a user wrote: only the controller may write the class annotation."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
         return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
@@ -110,11 +110,11 @@ class ClaimDriver(Component):
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
         """Return the known claims. The watch reports every change, so no request is made."""
         if keys is None:
-            self._newest.forget_answers()
+            self._services.forget_answers()
             self._forget_gone()
             self._warn_of_foreign_annotations()
         claimed = {}
-        for key, service in self._newest.of(keys).items():
+        for key, service in self._services.of(keys).items():
             if name := claimed_for(service, self._loop):
                 whole = CLEANUP_FINALIZER in service.metadata.finalizers
                 claimed[key] = Claimed(service.metadata.uid, name if whole else "")
@@ -134,17 +134,17 @@ class ClaimDriver(Component):
         """Forget unfinished changes of Services that are deleted or were recreated under the same
         name."""
         present = {
-            key: service.metadata.uid for key, service in self._newest.of(self.unfinished).items()
+            key: service.metadata.uid for key, service in self._services.of(self.unfinished).items()
         }
         self.unfinished = {
             key: change for key, change in self.unfinished.items() if present.get(key) == change.uid
         }
 
     def _warn_of_foreign_annotations(self) -> None:
-        """Write one Event for each Service whose class annotation a user wrote and which no class
-        of Fairlead is to serve. On other Services the claim overwrites the annotation."""
+        """Write one Event for each Service whose class annotation was written by a user and that no
+        class of Fairlead is to serve. On other Services the claim overwrites the annotation."""
         foreign = {}
-        for key, service in self._newest.of(None).items():
+        for key, service in self._services.of(None).items():
             value = service.metadata.annotations.get(CLASS_ANNOTATION, "")
             if (
                 value
@@ -167,7 +167,7 @@ class ClaimDriver(Component):
         self._warned = foreign
 
     async def _claim(self, claim: Claim) -> None:
-        service = self._newest.of([claim.service]).get(claim.service)
+        service = self._services.of([claim.service]).get(claim.service)
         held = claimed_class(service) if service is not None else ""
         if held and loop_of(held) != self._loop:
             raise Conflict(f"class {held} has not released Service {claim.service} yet")

@@ -1,10 +1,10 @@
 """The driver of the conditions of Services, which show the result of each request on the object
-itself, for readers who do not look at Events.
+itself, for readers who do not read Events.
 
 In: conditions by Service. Out: `status.conditions`, a list keyed by type. The driver owns the types
-of our own domain and leaves other types alone. A Service that we no longer serve loses our
-conditions. Invariants: the field manager is used for nothing else; `lastTransitionTime` changes
-only when `status` does."""
+of Fairlead's domain and leaves other types alone. A Service that Fairlead no longer serves loses
+these conditions. Invariants: the field manager is used for nothing else; `lastTransitionTime`
+changes only when `status` does."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class ShowConditions(msgspec.Struct, frozen=True):
-    """Show exactly these conditions. An empty tuple removes our conditions."""
+    """Show exactly these conditions. An empty tuple removes all conditions of Fairlead."""
 
     service: ServiceKey
     uid: str
@@ -84,7 +84,8 @@ class ConditionsDriver(Component):
         ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Conditions]:
-        """Return our conditions on the Services, as far as we know them."""
+        """Return Fairlead's conditions on the Services, as the watch or the last write of this
+        process shows them."""
         actual = {}
         for key, service in self._services.of(keys).items():
             if self._undecided(service):

@@ -1,10 +1,11 @@
-"""The newest known version of each AddressGrant: from the watch, or from the answer to our own last
-write.
+"""The newest known version of each AddressGrant: from the watch, or from the answer to the last
+write of this process.
 
-Works as `mutation_cache.ServiceCache` does for Services, with two additions. A grant that we
-created counts from the answer on, before the watch shows it. A grant that we deleted is gone until
-the watch shows another one with its name. Invariant: an answer counts only until the watch shows
-that version or a later one, and at most until the next audit."""
+Works as `mutation_cache.ServiceCache` does for Services, with two additions. A grant that this
+process created exists as soon as the API server has answered, before the watch shows it. A grant
+that this process deleted is gone until the watch shows another one with its name. Invariant: an
+answer counts only until the watch shows that version or a later one, and at most until the next
+audit."""
 
 from fairlead.drivers.mutation_cache import MutationCache
 from fairlead.kube.crds import AddressGrant
@@ -15,8 +16,8 @@ SOURCE = "addressgrants"
 
 
 class GrantCache:
-    """The AddressGrants as the watch or our own last write shows them. Shared by the drivers that
-    write AddressGrants and the drivers that read them."""
+    """The AddressGrants as the watch or the last write of this process shows them. Shared by the
+    drivers that write AddressGrants and the drivers that read them."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -24,7 +25,7 @@ class GrantCache:
         self._answered: dict[ServiceKey, set[str]] = {}
         """The names of the grants with a stored answer, keyed by the Services that they name."""
         self._deleted: dict[str, str] = {}
-        """The uids of the grants that we deleted, keyed by their names."""
+        """The uids of the grants that this process deleted, keyed by their names."""
 
     @property
     def absent(self) -> bool:
@@ -40,13 +41,13 @@ class GrantCache:
         self._list(self._cache.answer(name))
 
     def note_deletion(self, grant: AddressGrant) -> None:
-        """Record that we deleted this grant, or that it was already deleted."""
+        """Record that this process deleted the grant, or found that it was already deleted."""
         name = grant.metadata.name
         self._unlist(self._cache.forget(name))
         self._deleted[name] = grant.metadata.uid
 
     def forget_answers(self) -> None:
-        """Delete all stored answers. From now on the watch counts."""
+        """Delete all stored answers. From now on only the watch is used."""
         self._cache.forget_all()
         self._answered.clear()
         self._deleted.clear()

@@ -4,17 +4,17 @@ In: LoadBalancers with their grants. Out: AddressGrants that name the Service an
 precondition under which `drivers.publish` may publish addresses. The driver comes after the claim
 and before the publication. A grant is removed after its address is no longer published.
 
-Invariant: for all controllers, and every order in which their calls arrive, no two Services ever
-show the same port of an address. The invariant rests on these rules, each of which the API server
-enforces through the version of an object:
+Invariant: no two Services ever show the same port of an address, whatever the number of controllers
+and the order in which their calls arrive. The invariant follows from these rules, each of which the
+API server enforces through the version of an object:
 
-- An AddressGrant is created (409 if it exists), or it is changed and deleted at exactly the version
-  that was read.
-- A port is published over exactly the version of the Service for which its entry in the grant was
-  written (`serviceVersion`), or over a version that shows the port already.
+- An AddressGrant is created (409 if it exists), or is changed or deleted on condition that it still
+  has the version that was read.
+- A port is published by a write that is conditional on the version of the Service for which its
+  entry in the grant was written (`serviceVersion`), or on a version that shows the port already.
 - A port is removed from a grant only when the Service is gone, or when a version of the Service
-  later than `serviceVersion` does not show the port. Then a publication over the older version can
-  no longer succeed, and a later one needs the grant again."""
+  later than `serviceVersion` does not show the port. Then a write that is conditional on the older
+  version can no longer succeed, and a later write needs the grant again."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -59,13 +59,13 @@ class Held(msgspec.Struct, frozen=True):
     """The grants that name a Service.
 
     - `published`: the version of the Service; None if there is no Service of this name.
-    - `lapsed`: why addresses are no longer kept for it, by address.
-    - `undated`: kept addresses without a record of since when they are kept."""
+    - `expired`: why addresses are no longer kept for it, by address.
+    - `without_date`: kept addresses without a record of the time since which they are kept."""
 
     published: PublishedVersion | None
     grants: tuple[AddressGrant, ...]
-    lapsed: Mapping[str, str] = {}
-    undated: frozenset[str] = frozenset()
+    expired: Mapping[str, str] = {}
+    without_date: frozenset[str] = frozenset()
 
 
 class AddHolder(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class RemoveHolder(msgspec.Struct, frozen=True):
         return f"revoke the grant of {self.address} to Service {self.service}"
 
 
-class FreeKept(msgspec.Struct, frozen=True):
+class FreeKeptAddress(msgspec.Struct, frozen=True):
     """Free an address that is kept for a deleted Service."""
 
     service: ServiceKey
@@ -102,7 +102,7 @@ class FreeKept(msgspec.Struct, frozen=True):
         return f"stop keeping {self.address} for Service {self.service}: {self.why}"
 
 
-class DateKept(msgspec.Struct, frozen=True):
+class RecordKeptSince(msgspec.Struct, frozen=True):
     """Record the present time as the time since which an address is kept."""
 
     service: ServiceKey
@@ -112,7 +112,7 @@ class DateKept(msgspec.Struct, frozen=True):
         return f"record since when {self.address} is kept for Service {self.service}"
 
 
-Change = AddHolder | RemoveHolder | FreeKept | DateKept
+Change = AddHolder | RemoveHolder | FreeKeptAddress | RecordKeptSince
 
 
 class GrantDriver(Component):
@@ -127,7 +127,7 @@ class GrantDriver(Component):
         writer: ServiceWriter,
         services: ServiceCache,
         grants: GrantCache,
-        keeping: KeptAddresses,
+        kept_addresses: KeptAddresses,
         *,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
@@ -137,7 +137,7 @@ class GrantDriver(Component):
         self._writer = writer
         self._services = services
         self._grants = grants
-        self._kept = keeping
+        self._kept = kept_addresses
         self._dates_are_kept = True
         """Whether the API server stores `keptSince`. An older version of the CRD lacks the
         field."""
@@ -153,9 +153,9 @@ class GrantDriver(Component):
         for key in sorted(desired.keys() | actual.keys()):
             wanted = desired.get(key, Granted("", ()))
             held = actual.get(key, Held(None, ()))
-            there = {grant.spec.address: grant for grant in held.grants}
+            present = {grant.spec.address: grant for grant in held.grants}
             for grant in wanted.grants:
-                known = there.pop(grant.address, None)
+                known = present.pop(grant.address, None)
                 if known is None or not locks.settled(
                     known.spec, key, wanted.uid, grant, held.published
                 ):
@@ -164,7 +164,7 @@ class GrantDriver(Component):
                     continue
                 if not locks.shows_surplus(known.spec, key, grant, held.published):
                     changes.append(RemoveHolder(key, grant.address, grant))
-            for address, known in there.items():
+            for address, known in present.items():
                 # An address that the Service still shows keeps its grant until `publish`, the next
                 # driver, has removed it from the status.
                 shown = (
@@ -173,17 +173,17 @@ class GrantDriver(Component):
                     and bool(held.published.shown.get(address))
                 )
                 if locks.is_kept(known.spec, key):
-                    if address in held.lapsed:
-                        changes.append(FreeKept(key, address, held.lapsed[address]))
-                    elif address in held.undated:
-                        changes.append(DateKept(key, address))
+                    if address in held.expired:
+                        changes.append(FreeKeptAddress(key, address, held.expired[address]))
+                    elif address in held.without_date:
+                        changes.append(RecordKeptSince(key, address))
                 elif not shown:
                     changes.append(RemoveHolder(key, address))
         return changes
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Held]:
-        """Return the grants as the watch or our own last write shows them. That suffices, because
-        the API server checks the version when a grant is written."""
+        """Return the grants as the watch or the last write of this process shows them. That
+        suffices, because the API server checks the version when a grant is written."""
         if keys is None:
             self._services.forget_answers()
             self._grants.forget_answers()
@@ -196,20 +196,22 @@ class GrantDriver(Component):
                 for grant in grants
                 if (holder := grant.holder(key)) and not holder.uid
             }
-            lapsed = {
+            expired = {
                 address: why
                 for address, holder in kept.items()
-                if (why := self._kept.lapsed(holder))
+                if (why := self._kept.expired(holder))
             }
-            undated = frozenset(
+            without_date = frozenset(
                 address
                 for address, holder in kept.items()
                 if self._dates_are_kept and not holder.kept_since
             )
-            # Kept addresses of a deleted Service need no change unless one has lapsed or has no
+            # Kept addresses of a deleted Service need no change unless one has expired or has no
             # date.
-            if grants and (service is not None or len(kept) < len(grants) or lapsed or undated):
-                held[key] = Held(published_version_of(service), grants, lapsed, undated)
+            if grants and (
+                service is not None or len(kept) < len(grants) or expired or without_date
+            ):
+                held[key] = Held(published_version_of(service), grants, expired, without_date)
             elif service is not None and key in services:
                 held[key] = Held(published_version_of(service), ())
         return held
@@ -223,9 +225,9 @@ class GrantDriver(Component):
                     await self._add_holder(change)
                 case RemoveHolder():
                     await self._remove_holder(change)
-                case FreeKept():
+                case FreeKeptAddress():
                     await self._free_kept(change)
-                case DateKept():
+                case RecordKeptSince():
                     await self._date_kept(change)
         return {}
 
@@ -236,8 +238,9 @@ class GrantDriver(Component):
     def publish_precondition(
         self, key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
     ) -> str:
-        """Return the version of the Service over which `ingress` may be published. Raise Conflict
-        if a port of it is not granted for this version, or if the Service was recreated."""
+        """Return the version of the Service on which the write of `ingress` is conditional. Raise
+        Conflict if a port of `ingress` is not granted for this version, or if the Service was
+        recreated."""
         service = self._services.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
             raise Conflict(f"Service {key} was deleted or recreated")
@@ -314,12 +317,12 @@ class GrantDriver(Component):
                 locks.without_holder(known.spec, key, None, keep=keep, since=self._kept.since),
             )
 
-    async def _free_kept(self, change: FreeKept) -> None:
+    async def _free_kept(self, change: FreeKeptAddress) -> None:
         known = self._grants.named(grant_name(change.address))
         holder = known.holder(change.service) if known is not None else None
         if known is None or holder is None or holder.uid:
             return
-        await self._kept.check_lapsed(holder)
+        await self._kept.check_expired(holder)
         await self._write(known, locks.without_holder(known.spec, change.service, None, keep=False))
         log.info(
             "address is no longer kept",
@@ -328,9 +331,9 @@ class GrantDriver(Component):
             why=change.why,
         )
 
-    async def _date_kept(self, change: DateKept) -> None:
-        """Record since when the address is kept. An API server whose CRD lacks the field drops it
-        without an error; in that case log a warning and do not try again."""
+    async def _date_kept(self, change: RecordKeptSince) -> None:
+        """Record the time since which the address is kept. An API server whose CRD lacks the field
+        drops it without an error; in that case log a warning and do not try again."""
         known = self._grants.named(grant_name(change.address))
         if known is None:
             return
@@ -377,8 +380,9 @@ class GrantDriver(Component):
         self._grants.note(answer)
 
     async def _check_lock(self, wanted: AddressGrant) -> None:
-        """Check an AddressGrant that another process has created. Raise Unavailable if it has our
-        name but is not a lock on the address: it will stay in the way."""
+        """Check an AddressGrant that another process has created. Raise Unavailable if it has the
+        name of the lock but is not a lock on the address: it prevents the creation of the lock
+        until a user deletes it."""
         name = wanted.metadata.name
         try:
             found = await self._client.get(ADDRESS_GRANTS, ("", name))
@@ -392,7 +396,7 @@ class GrantDriver(Component):
             )
 
     async def _check_gone(self, key: ServiceKey, uid: str) -> None:
-        """Ask the API server whether the Service is gone, because the watch may lag behind. Raise
+        """Query the API server whether the Service is gone, because the watch may lag behind. Raise
         Conflict if the Service with this uid exists."""
         try:
             found = await self._client.get(SERVICES, key)
@@ -402,11 +406,11 @@ class GrantDriver(Component):
             raise Conflict(f"Service {key} exists, but the watch has not shown it yet")
 
     async def _bump_version(self, key: ServiceKey, published: PublishedVersion) -> PublishedVersion:
-        """Create a new version of the Service, and return that version. A publication over the
-        version for which the grant was written can then no longer succeed.
+        """Create a new version of the Service, and return that version. A write that is conditional
+        on the version for which the grant was written can then no longer succeed.
 
-        This is needed when a Service is released before anything was published on it, and nothing
-        else has changed it. An annotation is written and removed again."""
+        This is necessary if a Service is released before anything was published on it, and no other
+        change has made a new version. An annotation is written and removed again."""
         marked = {"annotations": {RELEASING_ANNOTATION: str(published.version)}}
         for metadata in (marked, None):
             await self._writer.apply(
@@ -416,7 +420,7 @@ class GrantDriver(Component):
 
 
 def published_version_of(service: Service | None) -> PublishedVersion | None:
-    """Return the version of the Service that we know, with the ports that it shows."""
+    """Return the known version of the Service, with the ports that it shows."""
     if service is None:
         return None
     return PublishedVersion(service.metadata.uid, service.metadata.version, shown_by(service))

@@ -1,5 +1,5 @@
-"""The answers of a node's health ports, and the messages between the role and the answering
-process.
+"""The answers of a node's health ports, and the messages between the role and the
+health check server.
 
 In: Updates. Out: answers as kube-proxy gives them (pkg/proxy/healthcheck): 200 while there are
 ready local endpoints and the node proxy is in step with the plan, otherwise 503, with the number of
@@ -34,7 +34,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Update(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Message of the role: ports to close, then ports to open, then the numbers of ready endpoints
-    by port. The answering process replies to each Update with a Done."""
+    by port. The health check server replies to each Update with a Done."""
 
     healthy: bool
     eligible: bool

@@ -7,7 +7,7 @@ each Service; the probes to start and to stop."""
 from collections.abc import Mapping, Sequence
 
 from fairlead.drivers.liveness import Target
-from fairlead.model import LoadBalancer, ProxySettings, ServiceKey, Value
+from fairlead.model import LoadBalancer, ServiceKey, Value
 
 
 class Probes(Value, frozen=True):
@@ -18,7 +18,7 @@ class Probes(Value, frozen=True):
 
 
 class StartProbes(Value, frozen=True):
-    """Start to probe `targets` for this Service."""
+    """Start probing `targets` for this Service."""
 
     service: ServiceKey
     targets: tuple[Target, ...]
@@ -29,7 +29,7 @@ class StartProbes(Value, frozen=True):
 
 
 class StopProbes(Value, frozen=True):
-    """Stop to probe `targets` for this Service."""
+    """Stop probing `targets` for this Service."""
 
     service: ServiceKey
     targets: tuple[Target, ...]
@@ -51,7 +51,7 @@ def probes_of(balancer: LoadBalancer) -> Probes:
     monitor = balancer.health_monitor
     if monitor is None:
         return Probes((), False)
-    routed = isinstance(balancer.settings, ProxySettings)
+    routed = balancer.terminates_connections
     addresses = {member.address for listener in balancer.listeners for member in listener.members}
     targets = tuple(
         [Target(address, monitor.port, monitor.path, routed) for address in sorted(addresses)]

@@ -5,8 +5,8 @@ In: NodeService values with a `health_check`. Out: listening ports that answer a
 see `health_answers`; and the health of the node proxy on port 10256 (`/healthz`, `/livez`;
 KEP-3836).
 
-A separate process answers (`roles/answering`), so that no health check waits for a plan, and no
-flood of health checks delays a plan. The role sends the process every change, and every
+A separate process answers (`roles/health_check_server`), so that no health check waits for a plan,
+and no flood of health checks delays a plan. The role sends the process every change, and every
 STATE_INTERVAL_S whether the node proxy is in step with the plan. A process that ends is started
 again.
 
@@ -34,15 +34,15 @@ log = structlog.get_logger()
 
 PROXY_HEALTH_PORT = 10256
 STATE_INTERVAL_S = 0.25
-"""How often the role sends its state to the answering process."""
+"""How often the role sends its state to the health check server."""
 RESTART_S = (0.02, 5.0)
-"""The first and the longest wait before a new answering process replaces one that ended."""
+"""The first and the longest wait before a new health check server replaces one that ended."""
 REPLY_TIMEOUT_S = 5.0
-"""Time-out for the reply of the answering process. A process that exceeds it is replaced."""
+"""Time-out for the reply of the health check server. A process that exceeds it is replaced."""
 END_TIMEOUT_S = 2.0
-"""An answering process that does not end by itself within this time is killed."""
+"""A health check server that does not end by itself within this time is killed."""
 OPEN_TIMEOUT_S = 1.0
-"""How long `open` tries again to open the proxy's own port. The answering process of a previous
+"""How long `open` tries again to open the proxy's own port. The health check server of a previous
 role that was killed ends a moment after that role, and holds the port until then."""
 OPEN_RETRY_S = 0.02
 """Wait between two of these attempts."""
@@ -74,7 +74,7 @@ class Change(Value, frozen=True):
 
 
 class _Process:
-    """An answering process, and the connection to it."""
+    """A health check server, and the connection to it."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class _Process:
                 process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno())
             except OSError as problem:
                 ours.close()
-                what = f"starting the process that answers health checks failed: {problem.strerror}"
+                what = f"starting the health check server failed: {problem.strerror}"
                 raise Unavailable(
-                    what, fix="see the limits of processes and memory of this host, or pod"
+                    what, fix="check the limits of processes and memory of this host or pod"
                 ) from problem
         return cls(process, *await asyncio.open_connection(sock=ours))
 
@@ -119,10 +119,10 @@ class _Process:
                     pass
         except TimeoutError:
             raise Unavailable(
-                f"the process that answers health checks did not reply for {REPLY_TIMEOUT_S:g} s"
+                f"the health check server did not reply for {REPLY_TIMEOUT_S:g} s"
             ) from None
         if done is None:
-            raise Unavailable("the process that answers health checks has ended")
+            raise Unavailable("the health check server has ended")
         return done
 
     async def ended_within(self, wait_s: float) -> bool:
@@ -157,7 +157,7 @@ class HealthPortDriver(Component):
         """Set up a driver without ports.
 
         - `healthy`: whether the node proxy is in step with the plan.
-        - `command`: starts the answering process, see `roles/answering`.
+        - `command`: starts the health check server, see `roles/health_check_server`.
         - `node_eligible`: whether the node may get new traffic, because it is neither being deleted
           nor tainted by the autoscaler.
         - `proxy_port`: the port for the health of the node proxy; 0 for none. It is open at every
@@ -176,8 +176,8 @@ class HealthPortDriver(Component):
         self._served: dict[ServiceKey, HealthCheck] = {}
 
     async def open(self) -> None:
-        """Start the answering process, and open the proxy's own health port. Raise Refused if
-        another process has the port, and Unavailable if the answering process does not start."""
+        """Start the health check server, and open the proxy's own health port. Raise Refused if
+        another process has the port, and Unavailable if the health check server does not start."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + OPEN_TIMEOUT_S
         while True:
@@ -196,14 +196,14 @@ class HealthPortDriver(Component):
             await self._end()
 
     async def run(self) -> None:
-        """Send the state of the node to the answering process every STATE_INTERVAL_S, and replace
+        """Send the state of the node to the health check server every STATE_INTERVAL_S, and replace
         the process if it ends, until cancelled."""
         retry = Backoff(*RESTART_S)
         while True:
             process = self._process
             ended = process is None or await process.ended_within(STATE_INTERVAL_S)
             if ended:
-                log.warning("the process that answers health checks has ended: starting a new one")
+                log.warning("the health check server has ended: starting a new one")
                 await asyncio.sleep(retry.next_s())
             else:
                 retry.reset()
@@ -262,7 +262,7 @@ class HealthPortDriver(Component):
         """Close ports, then open ports, so that a port can move from one Service to another. A
         Service whose port is in use becomes unavailable, with kube-proxy's message, and is tried
         again because the other process may close the port. The other Services are served. Raise
-        Unavailable if the answering process does not carry out the changes."""
+        Unavailable if the health check server does not carry out the changes."""
         async with self._turn:
             await self._start()
             close = [
@@ -306,8 +306,8 @@ class HealthPortDriver(Component):
                 for key in batch
             )
             done = await self._send(self._update(opened=tuple(opened)))
-            for place, key in enumerate(batch):
-                if (number := done.problems.get(place)) is None:
+            for index, key in enumerate(batch):
+                if (number := done.problems.get(index)) is None:
                     self._served[key] = wanted[key]
                 else:
                     self._served.pop(key, None)
@@ -329,10 +329,10 @@ class HealthPortDriver(Component):
         return Update(self._healthy(), self._node_eligible(), closed, opened, dict(endpoints or {}))
 
     async def _send(self, update: Update) -> Done:
-        """Have the answering process carry out an Update. If it fails to, end the process and raise
-        Unavailable."""
+        """Have the health check server carry out an Update. If it fails to, end the process and
+        raise Unavailable."""
         if self._process is None:
-            raise Unavailable("the process that answers health checks is not running")
+            raise Unavailable("the health check server is not running")
         try:
             return await self._process.send(update)
         except Unavailable:
@@ -340,8 +340,8 @@ class HealthPortDriver(Component):
             raise
 
     async def _start(self) -> None:
-        """Start the answering process with the present ports, unless it runs. A port that cannot be
-        opened is no longer served, and its Service is reconciled again. Raise Unavailable, or
+        """Start the health check server with the present ports, unless it runs. A port that cannot
+        be opened is no longer served, and its Service is reconciled again. Raise Unavailable, or
         Refused if another process has the proxy's own port."""
         if self._process is not None:
             return
@@ -361,7 +361,7 @@ class HealthPortDriver(Component):
             self._requeue(problems)
 
     async def _end(self) -> None:
-        """End the answering process if it runs."""
+        """End the health check server if it runs."""
         if self._process is not None:
             process, self._process = self._process, None
             await process.end()

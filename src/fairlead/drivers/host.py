@@ -5,9 +5,9 @@ In: the `SysctlRequirement`s of a role: a setting, the values that do harm, and 
 `Finding` for each harmful setting, for log and status; if allowed, the settings are changed and
 their earlier values recorded in a file, so that `restore` can write them back. Invariants: without
 permission nothing is written. If a setting was changed twice, the first value is recorded. A
-setting that another program has changed since is not restored. A need belongs here only if a test
-shows its harm with packets; the exceptions are needs whose harm would reach every namespace of the
-test machine (`direct.needs`, `nodeproxy.requirements`)."""
+setting that another program has changed since is not restored. A requirement is added only if a
+test shows the harm with packets, except where the harm would reach every namespace of the test
+machine (`direct.host_network.requirements`, `nodeproxy.requirements`)."""
 
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -35,22 +35,26 @@ class HarmfulSetting(NamedTuple):
     """An unmet SysctlRequirement, with the value that the setting has, or had before it was
     `adjusted`."""
 
-    need: SysctlRequirement
+    requirement: SysctlRequirement
     value: str
     adjusted: bool = False
 
     @property
     def finding(self) -> Finding:
         """The Finding for log and status."""
-        setting, should, why = self.need.setting, self.need.should, self.need.why
+        setting, recommended, why = (
+            self.requirement.setting,
+            self.requirement.recommended,
+            self.requirement.why,
+        )
         if self.adjusted:
-            message = f"{setting} was {self.value}, set to {should}: {why}"
+            message = f"{setting} was {self.value}, set to {recommended}: {why}"
             return Finding(SETTING_ADJUSTED, message, severity="info", subject=_subject(setting))
         return Finding(
             SETTING_HARMFUL,
-            f"{setting} is {self.value}, should be {should}: {why}",
+            f"{setting} is {self.value}, should be {recommended}: {why}",
             subject=_subject(setting),
-            remedy=sysctl.command(setting, should),
+            remedy=sysctl.command(setting, recommended),
         )
 
 
@@ -64,14 +68,14 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 def harmful_settings(
-    needs: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
+    requirements: Iterable[SysctlRequirement], read: Callable[[str], str | None] = sysctl.read
 ) -> tuple[HarmfulSetting, ...]:
-    """Return the needs that are not met. A setting that does not exist does no harm."""
-    values = ((need, read(need.setting)) for need in needs)
+    """Return the requirements that are not met. A setting that does not exist does no harm."""
+    values = ((each, read(each.setting)) for each in requirements)
     return tuple(
-        HarmfulSetting(need, value)
-        for need, value in values
-        if value is not None and need.harmful(value)
+        HarmfulSetting(each, value)
+        for each, value in values
+        if value is not None and each.harmful(value)
     )
 
 
@@ -90,21 +94,22 @@ class Host:
         """The findings of the last `check`."""
         return tuple(each.finding for each in self._shown)
 
-    def check(self, needs: Collection[SysctlRequirement]) -> tuple[Finding, ...]:
+    def check(self, requirements: Collection[SysctlRequirement]) -> tuple[Finding, ...]:
         """Find the settings that do harm now, and correct them if that is allowed. Each finding is
         logged once, with the command that corrects it."""
         found = tuple(
-            self._apply_value(each) if self._adjust else each for each in harmful_settings(needs)
+            self._apply_value(each) if self._adjust else each
+            for each in harmful_settings(requirements)
         )
         for each in found:
             if each.finding in self._logged:
                 continue
-            setting, why = each.need.setting, each.need.why
+            setting, why = each.requirement.setting, each.requirement.why
             if each.adjusted:
                 log.info(
                     "setting corrected",
                     setting=setting,
-                    value=each.need.should,
+                    value=each.requirement.recommended,
                     was=each.value,
                     why=why,
                 )
@@ -118,14 +123,13 @@ class Host:
                 )
         # A corrected setting is not found again. It stays in the findings while a component needs
         # it.
+        required = {each.setting for each in requirements}
         kept = [
-            each
-            for each in self._shown
-            if each.adjusted and each.need.setting in {need.setting for need in needs}
+            each for each in self._shown if each.adjusted and each.requirement.setting in required
         ]
-        renewed = {each.need.setting for each in found}
+        renewed = {each.requirement.setting for each in found}
         self._logged = frozenset(each.finding for each in found)
-        self._shown = (*(each for each in kept if each.need.setting not in renewed), *found)
+        self._shown = (*(each for each in kept if each.requirement.setting not in renewed), *found)
         return self.findings
 
     def restore(self) -> tuple[str, ...]:
@@ -141,10 +145,10 @@ class Host:
         return tuple(restored)
 
     def _apply_value(self, found: HarmfulSetting) -> HarmfulSetting:
-        setting = found.need.setting
+        setting = found.requirement.setting
         try:
             self._record(found)
-            sysctl.write(setting, found.need.should)
+            sysctl.write(setting, found.requirement.recommended)
         except Conflict:  # the interface went away
             return found
         except FairleadError as problem:
@@ -155,11 +159,11 @@ class Host:
     def _record(self, found: HarmfulSetting) -> None:
         """Record the change before it is made, so that a process killed in between leaves no
         unrecorded change."""
-        known, setting = self._recorded(), found.need.setting
+        known, setting = self._recorded(), found.requirement.setting
         before = known[setting].before if setting in known else found.value
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_bytes(
-            msgspec.json.encode(known | {setting: _Change(before, found.need.should)})
+            msgspec.json.encode(known | {setting: _Change(before, found.requirement.recommended)})
         )
 
     def _recorded(self) -> dict[str, _Change]:

@@ -4,7 +4,7 @@ the present state.
 In: AddressGrants, namespaces, the configuration, the clock. Out: whether one more address is kept,
 whether a kept address becomes free, and an Event for a Service whose address is not kept.
 Invariant: a namespace that the watch does not show may exist, because the watch may lag behind. The
-API server is asked before an address is freed for that reason."""
+API server is queried before an address is freed for that reason."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fairlead.kube.events import Recorder, stamp
 from fairlead.kube.objects import NAMESPACES, Namespace
 from fairlead.model import ServiceKey
 from fairlead.plan import keeping
-from fairlead.plan.keeping import NOT_KEPT, KeepLimits
+from fairlead.plan.keeping import NOT_KEPT, KeptAddressLimits
 from fairlead.state import State
 
 NAME_LABEL = "kubernetes.io/metadata.name"
@@ -37,7 +37,7 @@ class KeptAddresses:
         state: State,
         grants: GrantCache,
         recorder: Recorder,
-        limits: KeepLimits,
+        limits: KeptAddressLimits,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -54,25 +54,25 @@ class KeptAddresses:
         """The time to record for an address that is kept from now on."""
         return stamp(self._now())
 
-    def lapsed(self, holder: Holder) -> str:
+    def expired(self, holder: Holder) -> str:
         """Return why the address is no longer kept for this holder, as far as the watch shows;
         empty while it is kept."""
-        return keeping.lapsed(
+        return keeping.expired(
             holder, self._state.namespace(holder.namespace), self._limits, self._now()
         )
 
-    async def check_lapsed(self, holder: Holder) -> None:
+    async def check_expired(self, holder: Holder) -> None:
         """Raise Conflict if the address is still kept for this holder, according to the API
         server."""
         namespace = await self._fetch_namespace(holder.namespace)
-        if not keeping.lapsed(holder, namespace, self._limits, self._now()):
+        if not keeping.expired(holder, namespace, self._limits, self._now()):
             raise Conflict(
                 f"namespace {holder.namespace} exists, but the watch has not shown it yet"
             )
 
     async def may_keep(self, key: ServiceKey, uid: str, grant: AddressGrant) -> bool:
-        """Whether to keep the address of this Service, which is being deleted or is gone. If a
-        limit forbids it, send an Event to the Service."""
+        """Return whether to keep the address of this Service, which is being deleted or is gone. If
+        a limit forbids that, write an Event on the Service."""
         known = self._state.namespace(key.namespace)
         if known is None or known.metadata.deletion_timestamp is not None:
             known = await self._fetch_namespace(key.namespace)

@@ -8,12 +8,12 @@ verdict rests on answers, or on their absence:
 - `up`: one good answer; after `down`, two good answers an interval apart, because a machine that
   boots needs a moment.
 - `flapping`: good answers, but the target stopped answering more than once recently. It must first
-  answer well for a trial period, which doubles each time. Removal never waits.
+  answer well for a trial period, which doubles each time. The verdicts below are never delayed.
 - `unready`: one bad answer; or two refused connections; or two time-outs while the machine answers
   on another port. A target without a verdict becomes `unready` only after five bad answers or
-  refused connections, because its rules may still be on their way.
+  refused connections, because its node may still be installing the rules.
 - `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
-verdict.
+  verdict.
 - `probe_failed`: the probe of a target without a verdict could not be sent, which is a failure on
   our own side."""
 
@@ -33,7 +33,7 @@ GOOD_AFTER_DOWN = 2
 """Good answers in a row after which a target that was `down` is `up`."""
 STABLE_S = 60.0
 """Previous failures of a target are forgotten after it has been up for this time."""
-FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
+FIRST_TRIAL_S, MAX_TRIAL_S = 1.0, 30.0
 """The trial period after the second recent failure, and the longest trial period."""
 MAX_IN_TURN = 4
 """Up to this number, all targets of a node are probed in turn. With more targets, one of them
@@ -77,10 +77,11 @@ class Record:
         """How often the target stopped answering without having been up for `STABLE_S` in
         between."""
         self.since_s = 0.0
-        """Since when the target is up; while it is not up, since when all its answers are good."""
+        """When the target became up; while it is not up, the time of the first good answer after
+        its last bad one."""
 
     def record_failure(self, now_s: float) -> None:
-        """Record that the target stops answering. Only a target that was up counts."""
+        """Record that the target stops answering. Do nothing unless the target was up."""
         if self.verdict == "up":
             self.failures = 1 if now_s - self.since_s >= STABLE_S else self.failures + 1
 
@@ -88,9 +89,7 @@ class Record:
     def trial_s(self) -> float:
         """How long the target has to answer well before it is up again."""
         return (
-            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), LONGEST_TRIAL_S)
-            if self.failures > 1
-            else 0.0
+            min(FIRST_TRIAL_S * 2 ** (self.failures - 2), MAX_TRIAL_S) if self.failures > 1 else 0.0
         )
 
 
@@ -137,7 +136,7 @@ class NodeLiveness:
         self._rotation[target] = self._fresh[target] = None
 
     def remove(self, target: Target) -> None:
-        """Probe this target no longer."""
+        """Stop probing this target."""
         for place in (self._records, self._fresh, self._to_confirm, self._rotation, self._unready):
             place.pop(target, None)
         if target == self._representative:
@@ -197,13 +196,13 @@ class NodeLiveness:
         self._probes_in_a_row = self._probes_in_a_row + 1 if target == self._representative else 1
         self._representative, self._representative_record = target, self._records.get(target)
 
-    def judge(
+    def evaluate(
         self, target: Target, answer: Answer, now_s: float
     ) -> Sequence[tuple[Target, Verdict]]:
         """Record an answer, and return the verdicts that it changes."""
         record = self._records.get(target)
         if answer.kind == "silent":
-            return tuple(self._judge_silence(target, record, now_s))
+            return tuple(self._evaluate_silence(target, record, now_s))
         self._silences = 0
         if self._down:
             # The machine is back. The verdict `down` of its targets was about the machine, so probe
@@ -235,7 +234,7 @@ class NodeLiveness:
             record.verdict = "probe_failed"
             yield target, "probe_failed"
 
-    def _judge_silence(
+    def _evaluate_silence(
         self, target: Target, record: Record | None, now_s: float
     ) -> Iterator[tuple[Target, Verdict]]:
         # A time-out of a target that is known to hang proves nothing about the machine. Otherwise

@@ -11,10 +11,10 @@ Invariants: there is one probe in flight per node address, not per Service. A no
 is `down` after two time-outs (0.3 s) plus at most one interval. A failure on our own side does not
 count against a node.
 
-The monitor runs in its own process (`roles/probing`); the driver in the gateway's loop is `prober`.
-A thousand nodes, each probed ten times a second, must cost a small part of a CPU core. Therefore
-one task serves all nodes, a few hundred times a second, connections are kept open, and new targets
-are probed at a limited rate."""
+The monitor runs in its own process (`roles/prober_process`); the driver in the gateway's loop is
+`prober`. A thousand nodes, each probed ten times a second, must cost a small part of a CPU core.
+Therefore one task serves all nodes, a few hundred times a second, connections are kept open, and
+new targets are probed at a limited rate."""
 
 import asyncio
 import heapq
@@ -78,7 +78,7 @@ class NodeProbes:
         self.due_s: float | None = None
         self.outstanding: Target | None = None
         self.sent_s = float("-inf")
-        self.lines: dict[int, ProbeConnection] = {}
+        self.connections: dict[int, ProbeConnection] = {}
         """The open connections by port; the one used last comes last."""
         self.probes_sent = 0
 
@@ -143,7 +143,7 @@ class Monitor:
         return len(self._users)
 
     def change(self, starts: Sequence[StartProbes], stops: Sequence[StopProbes]) -> None:
-        """Start to probe the targets in `starts`, then stop to probe the targets in `stops`."""
+        """Start probing the targets in `starts`, then stop probing the targets in `stops`."""
         if new := [each.service for each in starts if each.service not in self._wanted]:
             self._awaited.update(dict.fromkeys(new, 0))
             asyncio.get_running_loop().call_later(FIRST_VERDICTS_S, self._release, new)
@@ -180,9 +180,9 @@ class Monitor:
         finally:
             self._running = False
             for node in self._nodes.values():
-                for line in node.lines.values():
-                    line.close()
-                node.lines, node.outstanding, node.due_s = {}, None, None
+                for connection in node.connections.values():
+                    connection.close()
+                node.connections, node.outstanding, node.due_s = {}, None, None
             self._agenda.clear()
             self._outstanding.clear()
 
@@ -232,12 +232,12 @@ class Monitor:
             self._forget(node)
             return
         due_s, target = next_probe
-        if due_s <= now_s and target.port not in node.lines:
+        if due_s <= now_s and target.port not in node.connections:
             if not self._connects:
                 # No new connection is allowed in this tick. Until the target's turn, probe
                 # over the connection that is open, to see whether the machine is alive.
                 due_s, target = node.liveness.repeat(node.sent_s) or next_probe
-                due_s = due_s if target.port in node.lines else now_s + self._interval_s
+                due_s = due_s if target.port in node.connections else now_s + self._interval_s
             else:
                 self._connects -= 1
         if due_s > now_s:
@@ -347,45 +347,46 @@ class Monitor:
                     self._observe_target(target, self._withheld.pop(target), self._services(target))
 
     def _forget(self, node: NodeProbes) -> None:
-        for line in node.lines.values():
-            line.close()
+        for connection in node.connections.values():
+            connection.close()
         del self._nodes[node.path]
 
     def _probe(self, node: NodeProbes, target: Target, now_s: float) -> None:
         node.outstanding, node.sent_s = target, now_s
         node.liveness.probe_started(target)
-        line = node.lines.pop(target.port, None)  # inserted again below, as the one used last
+        # The connection is inserted again below, as the one used last.
+        connection = node.connections.pop(target.port, None)
         node.probes_sent += 1
-        if line is None or node.probes_sent % PROBES_PER_CONNECTION == 0:
-            if line is not None:
-                line.close()
+        if connection is None or node.probes_sent % PROBES_PER_CONNECTION == 0:
+            if connection is not None:
+                connection.close()
             mark = 0 if target.routed else self._mark
-            line = ProbeConnection(
+            connection = ProbeConnection(
                 asyncio.get_running_loop(),
                 target.address,
                 target.port,
                 partial(self._on_answer, node),
                 mark,
             )
-        node.lines[target.port] = line
-        if len(node.lines) > MAX_IN_TURN:
-            node.lines.pop(next(iter(node.lines))).close()
+        node.connections[target.port] = connection
+        if len(node.connections) > MAX_IN_TURN:
+            node.connections.pop(next(iter(node.connections))).close()
         self._outstanding.append((now_s, node))
         self.sent += 1
-        line.send_request(target.path)
+        connection.send_request(target.path)
 
     def _on_answer(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
         target, node.outstanding = node.outstanding, None
         if target is None:
             return
         now_s = asyncio.get_running_loop().time()
-        if not node.lines[target.port].open:
-            del node.lines[target.port]
+        if not node.connections[target.port].open:
+            del node.connections[target.port]
         if isinstance(answer, Unavailable):
             log.warning("probe not sent", target=str(target), problem=str(answer))
             self._report(node.liveness.probe_not_sent(target, now_s))
         else:
-            if changes := node.liveness.judge(target, answer, now_s):
+            if changes := node.liveness.evaluate(target, answer, now_s):
                 self._report(changes)
         next_probe = node.liveness.next(node.sent_s)
         self._schedule(node, next_probe[0] if next_probe else now_s)
@@ -394,18 +395,18 @@ class Monitor:
         """Record that a probe timed out. The next one uses a new connection, because this one may
         be stuck."""
         node.outstanding = None
-        node.lines.pop(target.port).close()
+        node.connections.pop(target.port).close()
         late_s = now_s - node.sent_s - self._timeout_s
         if late_s > 0.5 * self._timeout_s:
             # This process was late itself (a busy event loop), so the answer may have arrived in
             # time and not have been read yet.
             log.warning("probe disregarded", target=str(target), late_s=round(late_s, 3))
             return
-        self._report(node.liveness.judge(target, SILENT, now_s))
+        self._report(node.liveness.evaluate(target, SILENT, now_s))
 
     def _report(self, changes: Iterable[tuple[Target, Verdict]]) -> None:
         for target, verdict in changes:
-            # A first verdict `up` is not logged: it would come a hundred thousand times.
+            # A first verdict `up` is not logged: there may be a hundred thousand of them.
             if verdict != "up" or target in self._logged_not_up:
                 log.info("probed", target=str(target), verdict=verdict)
             (self._logged_not_up.discard if verdict == "up" else self._logged_not_up.add)(target)
@@ -425,5 +426,5 @@ def _allow_descriptors() -> None:
     """Raise the limit of file descriptors to the hard limit. Each probed node takes up to
     `MAX_IN_TURN` of them. The default soft limit of 1,024 exists for the sake of select(2), which
     is not used here."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

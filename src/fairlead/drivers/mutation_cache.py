@@ -1,11 +1,12 @@
-"""The newest known version of an object: from the watch, or from the answer to our own last write.
+"""The newest known version of an object: from the watch, or from the answer to the last write of
+this process.
 
 The watch lags behind. A driver that looked only at the watch would repeat a write that it has just
 made. client-go calls this a mutation cache. Invariant: an answer counts only until the watch shows
-that version or a later one, and at most until the next audit. So the watch is trusted again after
-the API server's versions went back (etcd was restored from a backup). Versions of one kind can be
-compared as numbers (KEP-5504), also the versions of an object and of its successor with the same
-name."""
+that version or a later one, and at most until the next audit. So the watch counts again after the
+next audit even if the API server's versions went back (etcd was restored from a backup). Versions
+of one resource type can be compared as numbers (KEP-5504), also the versions of an object and of
+its successor with the same name."""
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
@@ -18,7 +19,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class MutationCache(Generic[KeyT, ObjectT]):
-    """The answers of the API server to our writes, for objects of one kind."""
+    """The answers of the API server to the writes of this process, for objects of one type."""
 
     def __init__(self) -> None:
         self._answers: dict[KeyT, ObjectT] = {}
@@ -54,18 +55,18 @@ class MutationCache(Generic[KeyT, ObjectT]):
         return watched
 
     def forget(self, key: KeyT) -> ObjectT | None:
-        """Delete the stored answer for `key` and return it. From now on the watch counts."""
+        """Delete the stored answer for `key` and return it. From now on only the watch is used."""
         return self._answers.pop(key, None)
 
     def forget_all(self) -> None:
-        """Delete all stored answers. From now on the watch counts."""
+        """Delete all stored answers. From now on only the watch is used."""
         self._answers.clear()
 
 
 class ServiceCache:
-    """The Services as the watch or our own last write shows them. Shared by all drivers that write
-    to Services. A Service that the watch no longer shows is gone, also if an answer for it is
-    stored."""
+    """The Services as the watch or the last write of this process shows them. Shared by all drivers
+    that write to Services. A Service that the watch no longer shows is gone, even if an answer for
+    it is stored."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -76,7 +77,7 @@ class ServiceCache:
         self._cache.note(answer.key, answer)
 
     def forget_answers(self) -> None:
-        """Delete all stored answers. From now on the watch counts."""
+        """Delete all stored answers. From now on only the watch is used."""
         self._cache.forget_all()
 
     def of(self, keys: Iterable[ServiceKey] | None) -> Mapping[ServiceKey, Service]:

@@ -1,9 +1,9 @@
 """The driver of the status of AddressPools, and of the finalizer on pools that are in use.
 
-In: what each pool should show. Out: its status by server-side apply, an Event when a problem begins
-and when it ends, and the finalizer; each is written only where it differs from what the pool shows.
-Invariants: a pool that fails does not hold up the others; nothing is written when the fence
-raises."""
+In: the desired status of each pool. Out: the status by server-side apply, an Event when a problem
+begins and when it ends, and the finalizer; each is written only if it differs from the present
+state of the pool. Invariants: a pool that fails does not delay the others; nothing is written when
+the fence raises."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from fairlead.state import State
 FIELD_MANAGER = "fairlead-pools"
 
 
-class Wanted(NamedTuple):
+class DesiredPool(NamedTuple):
     """The desired state of the pool with this uid."""
 
     uid: str
@@ -38,7 +38,7 @@ class ShowPool(NamedTuple):
     key in its loop."""
 
     service: str
-    wanted: Wanted
+    wanted: DesiredPool
 
     def __str__(self) -> str:
         return f"update the status of AddressPool {self.service}"
@@ -58,11 +58,11 @@ class PoolDriver(Component):
         self._recorder = recorder
         self._fence = fence
 
-    def render(self, intents: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
+    def render(self, intents: Mapping[str, DesiredPool]) -> Mapping[str, DesiredPool]:
         return intents
 
     def diff(
-        self, desired: Mapping[str, Wanted], actual: Mapping[str, AddressPool]
+        self, desired: Mapping[str, DesiredPool], actual: Mapping[str, AddressPool]
     ) -> Sequence[ShowPool]:
         """Return a step for each pool that exists and differs. A pool that is gone needs no
         step."""
@@ -74,7 +74,7 @@ class PoolDriver(Component):
         ]
 
     async def read(self, keys: Collection[str] | None) -> Mapping[str, AddressPool]:
-        """Return the pools as the watch or our own last write shows them."""
+        """Return the pools as the watch or the last write of this process shows them."""
         pools = self._state.pools
         if keys is None:
             self.answers.forget_all()
@@ -95,7 +95,7 @@ class PoolDriver(Component):
             except Conflict as problem:
                 outcomes[name] = Outcome("waiting", str(problem))  # the watch will show it
             except FairleadError as problem:
-                # Refused counts as unavailable too: the right to write may be granted later.
+                # Refused counts as unavailable too: the permission to write may be granted later.
                 again_s = problem.retry_after_s if isinstance(problem, Unavailable) else 0.0
                 outcomes[name] = Outcome("unavailable", str(problem), again_s=again_s)
         return outcomes

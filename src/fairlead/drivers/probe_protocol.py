@@ -1,5 +1,5 @@
 """The messages between a gateway and its prober process, sent in frames (`net/frames`). `prober` is
-the gateway's side, `roles/probing` the process."""
+the gateway's side, `roles/prober_process` the process."""
 
 import msgspec
 

@@ -6,8 +6,8 @@ times a second takes a large part of a CPU core, and would hold up everything el
 event loop; in its own process it takes another core.
 
 Invariant: the driver knows all targets, so it sends only the changes to the process. If the process
-ends by itself the gateway ends too and is restarted: the kernel forwards packets meanwhile, and so
-there is only one way to start."""
+ends by itself, the gateway ends too and is restarted, so that there is only one way to start. The
+kernel forwards packets meanwhile."""
 
 import asyncio
 import socket
@@ -46,9 +46,9 @@ class Prober(Component):
         command: Sequence[str],
         prepare: Callable[[Collection[str]], Awaitable[None]] | None = None,
     ) -> None:
-        """`command` starts the process, see `roles/probing`. `prepare` is called with the addresses
-        of nodes before they are probed, so that all probes, including the first, take the path of
-        forwarded packets."""
+        """`command` starts the process, see `roles/prober_process`. `prepare` is called with the
+        addresses of nodes before they are probed, so that all probes, including the first, take the
+        path of forwarded packets."""
         self._observe = observe
         self._prepare = prepare
         self._command = command

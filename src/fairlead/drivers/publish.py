@@ -3,8 +3,8 @@ addresses, their `ipMode`, and the ports.
 
 In: LoadBalancers with their addresses. Out: `status.loadBalancer.ingress` with `ipMode` (KEP-1860)
 and `ports`, where ports that are not served carry an error (KEP-1435); and an Event that names the
-addresses. Invariants: the status is published last and taken back first; a Service that no class of
-ours has claimed is not changed; the field manager is used for nothing else."""
+addresses. Invariants: the status is published last and removed first; a Service that no class of
+Fairlead has claimed is not changed; the field manager is used for nothing else."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -26,8 +26,8 @@ FIELD_MANAGER = "fairlead-publish"
 Ingress = tuple[LoadBalancerIngress, ...]
 
 PublishPrecondition = Callable[[ServiceKey, str, Ingress], str]
-"""Returns the version of the Service with this uid over which the ingress may be published (see
-`drivers.grants`). Raises Conflict if it may not be published."""
+"""Returns the resource version of the Service with this uid on which the write of the ingress is
+conditional (see `drivers.grants`). Raises Conflict if the ingress may not be published."""
 Granted = Callable[[ServiceKey], Collection[str]]
 """Returns the addresses that are granted to a Service."""
 
@@ -40,8 +40,8 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Publish exactly `ingress`. An empty one takes back what is published. `before`: what is
-    published now."""
+    """Publish exactly `ingress`. An empty `ingress` removes everything that is published. `before`:
+    the ingress that is published now."""
 
     service: ServiceKey
     uid: str
@@ -100,10 +100,10 @@ class PublishDriver(Component):
         ]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Published]:
-        """Return what Services show, as the watch or our own last write shows it. Services that are
-        being deleted are included: nodes serve the published addresses until the Service is gone,
-        and another controller's finalizer may delay that until its address already belongs to
-        another Service."""
+        """Return the ingress of each Service, as the watch or the last write of this process shows
+        it. Services that are being deleted are included: nodes serve the published addresses until
+        the Service is gone, and another controller's finalizer may delay that until its address
+        already belongs to another Service."""
         if keys is None:
             self._services.forget_answers()
         services = self._services.of(keys)
@@ -142,10 +142,10 @@ class PublishDriver(Component):
         answer = await self._writer.apply(change.service, change.uid, field_manager=FIELD_MANAGER)
         left = set(held_by(answer)) if answer is not None else set()
         if left & set(self._granted(change.service)):
-            # The controller that served the Service before us owns these fields too, so they stay
-            # although we no longer apply them. Become their only owner with an empty list.
-            # Addresses that we never granted belong to the controller that serves the Service next,
-            # and stay.
+            # The controller that served the Service before Fairlead owns these fields too, so they
+            # stay although Fairlead no longer applies them. Become their only owner with an empty
+            # list. Addresses that Fairlead never granted belong to the controller that serves the
+            # Service next, and stay.
             nothing = {"loadBalancer": {"ingress": list[object]()}}
             await self._writer.apply(
                 change.service, change.uid, field_manager=FIELD_MANAGER, status=nothing
@@ -204,8 +204,8 @@ def _shown(entry: LoadBalancerIngress) -> str:
 
 
 def _published(service: Service, loop: LoopName) -> Published | None:
-    """Return what the Service shows; None if it shows nothing, or if this loop has not claimed
-    it."""
+    """Return the published ingress of the Service; None if there is none, or if this loop has not
+    claimed the Service."""
     if not claimed_for(service, loop):
         return None
     ingress = service.status.load_balancer.ingress
@@ -213,9 +213,9 @@ def _published(service: Service, loop: LoopName) -> Published | None:
 
 
 def _deserves_event(change: Publish) -> bool:
-    """Whether the change deserves an Event. Taking everything back does not, because the release of
-    the Service has its own Event; nor does adding ports to addresses that were published
-    without."""
+    """Return whether to write an Event for the change: not if all addresses are removed, because
+    the release of the Service has its own Event, and not if ports are added to addresses that were
+    published without ports."""
     unchanged = _where(change.ingress) == _where(change.before) and not any(
         each.ports for each in change.before
     )

@@ -1,10 +1,10 @@
 """Writes a part of a Service by server-side apply.
 
-In: the fields that one field manager wants on a Service. Out: the Service after the write. The
+In: the fields that one field manager sets on a Service. Out: the Service after the write. The
 status subresource is used, which also accepts metadata, so that rights on `services/status`
-suffice. Invariants: the fields of a manager are exactly those of its last call (KEP-555); a Service
-that was recreated under the same name is not written to (Conflict); nothing is written when the
-fence raises."""
+suffice. Invariants: a manager owns exactly the fields of its last call (KEP-555); a Service that
+was recreated under the same name is not written to (Conflict); nothing is written when the fence
+raises."""
 
 from collections.abc import Callable, Mapping
 
@@ -38,11 +38,11 @@ class ServiceWriter:
         status: Mapping[str, object] | None = None,
         version: str = "",
     ) -> Service | None:
-        """Make `metadata` and `status` the fields of `field_manager`. The API server removes the
-        manager's previous fields that are not among them.
+        """Make `metadata` and `status` the fields of `field_manager`. The API server removes
+        previous fields of the manager that are not among them.
 
-        Return the Service after the write, or None if it no longer exists, and our fields with it.
-        Raise Conflict if the Service has another uid, or with `version`, another version."""
+        Return the Service after the write, or None if the Service no longer exists. Raise Conflict
+        if the Service has another uid or, if `version` is given, another version."""
         body: dict[str, object] = {
             "metadata": {**(metadata or {}), "uid": uid}
             | ({"resourceVersion": version} if version else {})
@@ -63,8 +63,8 @@ class ServiceWriter:
             return None
         except Conflict:
             if version:
-                # The watch does not report a change that affects no field that we read, but such a
-                # change makes a new version. Learn that version, so that the retry uses it.
+                # The watch does not report a change that affects no field that the role reads, but
+                # such a change makes a new version. Store that version, so that the retry uses it.
                 self._services.note(await self._client.get(SERVICES, key))
             raise
         self._services.note(answer)

@@ -11,5 +11,5 @@ class SysctlRequirement(NamedTuple):
 
     setting: str
     harmful: Callable[[str], bool]
-    should: str
+    recommended: str
     why: str

@@ -33,7 +33,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     The outcome `answered` means an HTTP response with a status other than 400. `how` describes the
     result in words. `addresses` are all IP addresses in the response, in their shortest form. `own`
     is the local address of the connection. `claimed` is the forged source address that the request
-    contained. It has the family of the connection, which the entry point does not tell if its
+    contained. It has the family of the connection, which the entry point alone does not show if its
     address is a DNS name."""
 
     outcome: Outcome

@@ -166,15 +166,15 @@ def pod_labels(controller: Controller, release: str, namespace: str) -> dict[str
 def include_every_address(ranges: Iterable[str]) -> bool:
     """Whether the ranges together include every address of a family. Texts that are not ranges are
     ignored."""
-    four: list[IPv4Network] = []
-    six: list[IPv6Network] = []
+    ipv4: list[IPv4Network] = []
+    ipv6: list[IPv6Network] = []
     for text in ranges:
         with suppress(ValueError):
             network = ip_network(text.strip(), strict=False)
-            four.append(network) if isinstance(network, IPv4Network) else six.append(network)
-    return IPv4Network("0.0.0.0/0") in collapse_addresses(four) or IPv6Network(
+            ipv4.append(network) if isinstance(network, IPv4Network) else ipv6.append(network)
+    return IPv4Network("0.0.0.0/0") in collapse_addresses(ipv4) or IPv6Network(
         "::/0"
-    ) in collapse_addresses(six)
+    ) in collapse_addresses(ipv6)
 
 
 def _header(options: Options) -> Header:

@@ -1,12 +1,12 @@
 """The address of an API server and the identity of this process to it.
 
 In: an `Access`, a plain value, written by hand (`Access("http://127.0.0.1:8001")`) or found by
-`kube/auth.py`. Out: `Credentials`, with the time for which they may be used. A projected service
-account token is replaced on disk within its hour, so the file is read again every minute; an exec
-plugin is run again when its credentials expire. Invariants: security is never weaker than the
-Access states, and certificates are verified unless the Access disables verification; private keys
-are never written to a disk. Follows KEP-1205 (bound service account tokens) and KEP-541 (exec
-plugins, client.authentication.k8s.io v1 and v1beta1)."""
+`kube/auth.py`. Out: `Credentials`, with the time for which they may be used. The kubelet replaces a
+projected service account token on disk before its hour ends, so the file is read again every
+minute; an exec plugin is run again when its credentials expire. Invariants: security is never
+weaker than the Access specifies, and certificates are verified unless the Access disables
+verification; private keys are never written to a disk. Follows KEP-1205 (bound service account
+tokens) and KEP-541 (exec plugins, client.authentication.k8s.io v1 and v1beta1)."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ class Impersonation(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What this process authenticates with: a token, a client certificate with its key, or both.
+    """The credentials of this process: a token, a client certificate with its key, or both.
 
     `holds_s` is the number of seconds for which they may be used (None: without limit)."""
 
@@ -195,8 +195,8 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credentials:
 
 
 def exec_info(plugin: ExecPlugin, access: Access) -> str:
-    """Return the value of KUBERNETES_EXEC_INFO: that there is no terminal, and the cluster if the
-    plugin requests it."""
+    """Return the value of KUBERNETES_EXEC_INFO. It tells the plugin that there is no terminal, and
+    describes the cluster if the plugin requests that."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster: dict[str, object] = {
@@ -233,7 +233,7 @@ def read_exec_credential(
     if status is None or not (
         status.token or (status.client_certificate_data and status.client_key_data)
     ):
-        raise Refused(f"{what} gave neither a token nor a client certificate with its key")
+        raise Refused(f"{what} returned neither a token nor a client certificate with its key")
     holds_s = None
     if status.expiration_timestamp is not None:
         holds_s = max(0.0, (status.expiration_timestamp - now).total_seconds() - EXPIRY_MARGIN_S)

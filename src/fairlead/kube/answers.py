@@ -1,7 +1,7 @@
 """Map a failed response of the API server to an error.
 
-In: a description of the request, the HTTP status, the body (a `Status` object, or whatever a proxy
-in between sent), the Retry-After header. Out: an error of `fairlead.errors`, with the status
+In: a description of the request, the HTTP status, the body (a `Status` object, or the answer of a
+proxy in between), the Retry-After header. Out: an error of `fairlead.errors`, with the status
 attached, so that a caller can distinguish "not found" from "forbidden". Pure. Follows the API
 conventions, section "Error codes", and RFC 9110 for Retry-After (only the form in seconds is used).
 """
@@ -11,9 +11,9 @@ import msgspec
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 
 EXPIRED = 410
-LONGEST_MESSAGE = 500
+MAX_MESSAGE_LENGTH = 500
 TERMINATING = "NamespaceTerminating"
-"""The cause by which the API marks this kind of 403 (k8s.io/api/core/v1,
+"""The cause in a 403 for a namespace that is being deleted (k8s.io/api/core/v1,
 NamespaceTerminatingCause)."""
 
 
@@ -91,13 +91,13 @@ REMEDIES = {
     400: "",
     401: "renew the credentials: the token or certificate is missing, wrong or expired",
     403: (
-        "grant it by RBAC: apply deploy/manifests, or the chart, whose roles hold all that "
-        "Fairlead needs"
+        "grant it by RBAC: apply deploy/manifests, or the chart, whose roles have all permissions "
+        "that Fairlead needs"
     ),
     404: "",
     405: "the server does not offer this operation: is its version at least 1.29?",
     413: "make the object smaller",
-    415: "the server does not know this kind of patch: is its version at least 1.29?",
+    415: "the server does not support this type of patch: is its version at least 1.29?",
     422: "correct the named field",
 }
 
@@ -107,7 +107,7 @@ def read_status(body: bytes) -> Status:
     try:
         return STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Status(message=body.decode(errors="replace").strip()[:LONGEST_MESSAGE])
+        return Status(message=body.decode(errors="replace").strip()[:MAX_MESSAGE_LENGTH])
 
 
 def failure(

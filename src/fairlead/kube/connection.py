@@ -282,5 +282,5 @@ async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], No
         yield [line for line in whole if line.strip()]
     if begun:
         raise aiohttp.ClientPayloadError(
-            f"the connection ended within a line, after {sum(map(len, begun))} bytes of it"
+            f"the connection ended within a line, after {sum(map(len, begun))} bytes of the line"
         )

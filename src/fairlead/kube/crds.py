@@ -1,10 +1,9 @@
 """Fairlead's CRDs, of group `fairlead.io`: AddressPool and AddressGrant.
 
-In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. Both kinds are
+In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. Both CRDs are
 cluster-scoped; `deploy/crds` validates their fields. An AddressPool has addresses to assign. An
-AddressGrant is the lock on one address, and its name is derived from the address. An
-address must not be published without its AddressGrant, nor for a Service that the grant does not
-list."""
+AddressGrant is the lock on one address, and its name is derived from the address. An address must
+not be published without its AddressGrant, nor for a Service that the grant does not list."""
 
 import ipaddress
 
@@ -36,7 +35,8 @@ class AddressPoolSpec(Fields, frozen=True):
 class KeptAddresses(Fields, frozen=True):
     """The addresses of a pool that a namespace keeps for deleted Services.
 
-    `since`: since when the oldest is kept; `until`: when the first one becomes free."""
+    `since`: the time since which the oldest of them is kept; `until`: the time at which the first
+    of them becomes free."""
 
     namespace: str
     addresses: int
@@ -73,9 +73,9 @@ class Holder(Fields, frozen=True):
     name.
 
     `kept_since` is the time since which the address is kept (RFC 3339); it is empty if the address
-    was kept before this field existed. `service_version` is the resourceVersion of the Service when
-    it was granted more than its status showed: more may be published only over that version (see
-    `drivers.grants`)."""
+    was kept before this field existed. `service_version` is the resourceVersion at which the
+    Service was granted ports that its status did not show: these ports may be published only by a
+    write that is conditional on that version (see `drivers.grants`)."""
 
     namespace: str
     name: str

@@ -39,7 +39,7 @@ class CredentialGate:
         return self._rejection is not None and credentials == self._rejected
 
     def check(self, credentials: Credentials | None) -> None:
-        """Raise the last rejection if it was of these credentials and their back-off is not
+        """Raise the last rejection again if it concerns these credentials and their back-off is not
         over."""
         if self._rejection is None or credentials != self._rejected:
             return

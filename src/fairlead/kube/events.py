@@ -38,11 +38,11 @@ gateway is reported for 10,000 Services at once, and its recovery perhaps soon a
 TRIES = 3
 RECOVERED = "Recovered"
 """The reason of the Event that ends a Warning."""
-LONGEST_MESSAGE, LONGEST_REASON = 1024, 128
+MAX_MESSAGE_LENGTH, MAX_REASON_LENGTH = 1024, 128
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 STALE = timedelta(seconds=10)
-"""A process that finds the Event of a Warning that still holds renews its time if the Event is
-older than this.
+"""If the Event of a Warning that still holds is older than this, a process that finds the Event
+renews its time.
 
 The previous process may have reported the recovery, at the earliest this long after the Warning
 (`roles.report`). `kubectl describe` sorts by time, so without the renewal it would show the
@@ -129,7 +129,12 @@ class EventRecorder:
         """Report an Event on the Service with this key and uid. `kind` is `Normal` or `Warning`."""
         self._enqueue(
             EventKey(
-                ("v1", "Service"), key, uid, kind, reason[:LONGEST_REASON], without_numbers(message)
+                ("v1", "Service"),
+                key,
+                uid,
+                kind,
+                reason[:MAX_REASON_LENGTH],
+                without_numbers(message),
             ),
             message,
         )
@@ -143,7 +148,7 @@ class EventRecorder:
         key = ObjectKey(metadata.namespace, metadata.name)
         self._enqueue(
             EventKey(
-                about, key, metadata.uid, kind, reason[:LONGEST_REASON], without_numbers(message)
+                about, key, metadata.uid, kind, reason[:MAX_REASON_LENGTH], without_numbers(message)
             ),
             message,
         )
@@ -157,7 +162,7 @@ class EventRecorder:
                 del self._waiting[forgotten]
                 self.dropped += 1
         series.count += 1
-        series.message = message[:LONGEST_MESSAGE]
+        series.message = message[:MAX_MESSAGE_LENGTH]
         series.last = datetime.now(UTC)
         if key in self._waiting:
             return
@@ -292,7 +297,7 @@ class EventRecorder:
 def without_numbers(message: str) -> str:
     """Return the message with its quantities replaced. Messages with equal results share one
     Event."""
-    return _QUANTITY.sub("#", message[:LONGEST_MESSAGE])
+    return _QUANTITY.sub("#", message[:MAX_MESSAGE_LENGTH])
 
 
 def stamp(moment: datetime) -> str:

@@ -1,5 +1,5 @@
-"""The age of what this process knows of the cluster: one for each watch, and a log line when a
-watch is stale.
+"""How old this process's view of the cluster is: an age for each watch, and a log line when a watch
+is stale.
 
 In: the watches of the process, and the time of the API server's last response to any request. Out:
 ages in seconds; which watches are stale; one log line when watches become stale and one when all
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 STALE_S = 20.0
 """A watch whose last proof is older than this is stale: the time of two renewals of the Lease
-(every 10 s). Where renewals are configured to be rarer, see `stale_after_s`."""
+(every 10 s). If the configuration makes renewals less frequent, see `stale_after_s`."""
 CHECK_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 60.0
 """The minimum time between two log lines about stale watches."""
@@ -39,7 +39,7 @@ class Watch(Protocol):
     def watching(self) -> bool: ...
 
 
-def proved_s(watch: Watch, answered_s: float) -> float:
+def confirmed_s(watch: Watch, answered_s: float) -> float:
     """Return when this watch was last proved to be current.
 
     `answered_s`: when the API server last responded to a request."""
@@ -92,7 +92,7 @@ class Freshness:
         """Return for each watch the seconds since it was last proved to be current."""
         now_s, answered_s = self._clock(), self._answered_s()
         return {
-            name: max(0.0, now_s - proved_s(watch, answered_s))
+            name: max(0.0, now_s - confirmed_s(watch, answered_s))
             for name, watch in self._watches.items()
         }
 

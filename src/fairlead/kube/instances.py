@@ -3,9 +3,9 @@
 In: a client, the namespace of the Leases. Out: one `Instance` for each Lease. Raises Refused if
 reading the Leases is forbidden. Invariant: no time in a Lease is compared with a clock. An instance
 is alive if it is observed to renew its Lease, and gone if it does not renew its Lease for the
-Lease's duration. The result therefore takes until all have renewed once, or one duration if an
-instance is gone. A watch without a renewal proves nothing, because it may be denied or broken: a
-second list decides."""
+Lease's duration. The call therefore returns once all instances have renewed, or after one duration
+if an instance is gone. A watch without a renewal proves nothing, because it may be denied or
+broken: a second list decides."""
 
 import asyncio
 import time

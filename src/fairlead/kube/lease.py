@@ -74,7 +74,7 @@ class Elector:
             )
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` from its start in each term, until cancelled.
+        """Wait for the Lease and run `work`, again from its start in each term, until cancelled.
 
         A leader that is cancelled releases the Lease, so that the next leader need not wait."""
         try:
@@ -89,7 +89,7 @@ class Elector:
 
     async def _term(self, work: Callable[[], Awaitable[None]]) -> None:
         async def renew() -> None:
-            await self._renew_for_ever()
+            await self._renew_until_lost()
             raise _TermOver
 
         try:
@@ -110,7 +110,7 @@ class Elector:
                 self._log_once("Lease not acquired", error)
             await asyncio.sleep(self._retry_s)
 
-    async def _renew_for_ever(self) -> None:
+    async def _renew_until_lost(self) -> None:
         """Renew the Lease until it is lost or could not be renewed in time."""
         while True:
             await asyncio.sleep(self._retry_s)
@@ -143,8 +143,9 @@ class Elector:
         """Take or renew the Lease. Return False if another process holds it.
 
         Raise Conflict if another process wrote at the same time."""
-        # The term counts from the moment before the request: the server may have processed it then.
-        asked_at = _now()
+        # The term counts from the moment before the request, because the server may process the
+        # request at once.
+        requested_at = _now()
         try:
             lease = await self._client.get(LEASES, self._key)
         except NotFound:
@@ -158,12 +159,12 @@ class Elector:
                 return False
             body = {"metadata": {"name": self._key.name}, "spec": self._record(None)}
             await self._client.create(LEASES, body, namespace=self._key.namespace)
-            self._renewed_at = asked_at
+            self._renewed_at = requested_at
             return True
         if not self._is_ours(lease) and not self._is_free(lease):
             return False
         await self._replace(lease, self._record(lease))
-        self._renewed_at = asked_at
+        self._renewed_at = requested_at
         return True
 
     async def _replace(self, lease: Lease, record: Mapping[str, object]) -> None:

@@ -174,8 +174,8 @@ class Hint(Fields, frozen=True):
 
 
 class EndpointHints(Fields, frozen=True):
-    """The zones or nodes for whose clients an endpoint is, if every client can be served so
-    (KEP-2433, KEP-3015)."""
+    """The zones or nodes whose clients should use an endpoint, provided that every client can be
+    served in this way (KEP-2433, KEP-3015)."""
 
     for_zones: tuple[Hint, ...] | None = None
     for_nodes: tuple[Hint, ...] | None = None

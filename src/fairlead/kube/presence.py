@@ -1,10 +1,10 @@
-"""What one instance of a role publishes about itself in the Kubernetes API: a Lease with a record
+"""The Lease by which one instance of a role announces itself in the Kubernetes API, with a record
 in an annotation. Pure.
 
 In: a `Presence`. Out: the body of the Lease that announces it; and the reverse, the Presence in a
 Lease. A Lease (coordination.k8s.io/v1) is the heartbeat of Kubernetes: it is built in, kubelets
 announce nodes in the same way and at the same rate, and `kubectl get leases` shows it. The record
-is bounded (`MOST_LISTED`), because it is written every few seconds. These Leases have a separate
+is bounded (`MAX_LISTED`), because it is written every few seconds. These Leases have a separate
 namespace, like the Leases of kubelets: a gateway or node that may write there cannot write the
 Lease by which the controller leads. Invariant: the times in a Lease are only for people to read. An
 observer measures with its own clock how long a Lease has not changed. Follows KEP-589 (node
@@ -23,13 +23,13 @@ NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/compo
 SELECTOR = f"{NAME_LABEL}=fairlead"
 RECORD_ANNOTATION = "fairlead.io/presence"
 FIELD_MANAGER = "fairlead-presence"
-MOST_LISTED = 50
-"""The maximum number of Services in a record with the reason why they are not served, and of
-Warnings."""
-MOST_NAMED = 1000
-"""The maximum number of Services in a record that are listed as not served. All this is shorter
-than the limit for the annotations of an object (256 KiB)."""
-LONGEST_REASON = 200
+MAX_LISTED = 50
+"""The maximum number of Services for which a record has the reason why they are not served, and the
+maximum number of Warnings."""
+MAX_NAMED = 1000
+"""The maximum number of Services in a record that are listed as not served. A record within these
+limits is shorter than the annotations of an object may be (256 KiB)."""
+MAX_REASON_LENGTH = 200
 
 
 class NotServed(Fields, frozen=True):
@@ -91,7 +91,7 @@ def lease_name(role: str, name: str) -> str:
 def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
     """Return the Lease that announces the instance.
 
-    `identity`: of the process; `now`: RFC 3339 with microseconds."""
+    `identity`: the identity of the process; `now`: RFC 3339 with microseconds."""
     return {
         "metadata": {
             "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},

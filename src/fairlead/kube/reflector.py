@@ -3,7 +3,7 @@ watch.
 
 In: a client, a resource. Out: change sets, each a mapping from key to the present object (None:
 deleted); the first is the complete initial list. `transform` may shorten or drop objects before
-they are stored and compared. Invariants: every object given out existed on the server; when the
+they are stored and compared. Invariants: every reported object existed on the server; when the
 server is quiet, `objects` equals its state; a deletion during an interruption is found, because a
 new list is compared with the previous state and only the difference is reported; no failure ends
 the reflector, and without progress the intervals between its requests grow. The reflector also
@@ -33,7 +33,7 @@ from fairlead.kube.answers import (
     Unauthenticated,
 )
 from fairlead.kube.client import PAGE_SIZE, Client, decoder
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import ObjectKey, ObjectT, Resource
 from fairlead.kube.watch_events import Bookmark, Item, Unreadable, is_older, read_line
 
@@ -52,8 +52,8 @@ for the server."""
 STEADY_S = 5.0
 """A watch that lasted this long counts as successful, even without events."""
 UNKNOWN_VERSION_TRIES = 5
-"""After this many 504 in a row the server does not know the version (it was restored from a
-backup), and a new list is needed."""
+"""After this many answers 504 in a row, the reflector assumes that the server does not know the
+version (it was restored from a backup), and takes a new list."""
 NO_BACKEND = (502, 503)
 """Statuses by which a load balancer reports that no server is behind it."""
 
@@ -92,14 +92,14 @@ class Reflector(Generic[ObjectT]):
         """When the server last sent an event, a bookmark, a list or the start of a watch of this
         collection; initially the time of construction."""
         self.watching = False
-        """Whether a watch is open that continues from the state of `objects`, or the server reports
-        that it does not have an optional kind (`on_absent`)."""
+        """Whether a watch is open that continues from the state of `objects`. Also true while the
+        server reports that it does not serve an optional resource type (`on_absent`)."""
         self._client = client
         self._resource = resource
         self._namespace = namespace
         self._selection = {"labelSelector": label_selector} if label_selector else {}
         self._decoder = decoder(resource.type)
-        self._mirror = Mirror(transform)
+        self._cache = ObjectCache(transform)
         self._version = ""
         self._streams_lists = True
         self._page_size = PAGE_SIZE
@@ -119,7 +119,7 @@ class Reflector(Generic[ObjectT]):
     @property
     def objects(self) -> Mapping[ObjectKey, ObjectT]:
         """The objects of the server, as of the last event received."""
-        return self._mirror.objects
+        return self._cache.objects
 
     async def changes(self) -> AsyncIterator[Changes[ObjectT]]:
         """Yield change sets without end. The first comes with the first complete list and may be
@@ -131,14 +131,14 @@ class Reflector(Generic[ObjectT]):
                     await self._check_history()
                 if not self._version and not self._streams_lists:
                     await self._list()
-                    yield self._mirror.take()
+                    yield self._cache.take()
                 async with aclosing(self._watch()) as batches:
                     async for changed in batches:
                         yield changed
             except FairleadError as problem:
                 wait_s = self._after_failure(problem)
             # Events that arrived before the failure, in the same batch, are valid.
-            if pending := self._mirror.take():
+            if pending := self._cache.take():
                 yield pending
             await asyncio.sleep(wait_s)
 
@@ -167,7 +167,7 @@ class Reflector(Generic[ObjectT]):
     async def _list(self) -> None:
         """Take a list in pages. If a page has expired, the list took too long, and the next attempt
         requests it in one piece."""
-        self._mirror.begin_list()
+        self._cache.begin_list()
         continues = ""
         while True:
             try:
@@ -192,7 +192,7 @@ class Reflector(Generic[ObjectT]):
         """Follow one watch to its end. Without a version to continue from, the watch begins with a
         streamed list."""
         if not self._version:
-            self._mirror.begin_list()
+            self._cache.begin_list()
         parameters = self._parameters()
         stream = self._client.stream(
             self._resource, parameters=parameters, namespace=self._namespace, idle_s=self._idle_s
@@ -204,11 +204,11 @@ class Reflector(Generic[ObjectT]):
             async with aclosing(stream) as batches:
                 while (batch := await self._next(batches, list_until_s)) is not None:
                     begun_s = min(begun_s, loop.time())
-                    listing = self._mirror.listing
+                    listing = self._cache.listing
                     self._contact(watching=not listing)
                     for line in batch:
                         self._process(read_line(self._decoder, line))
-                    if (changed := self._mirror.take()) or (listing and not self._mirror.listing):
+                    if (changed := self._cache.take()) or (listing and not self._cache.listing):
                         yield changed
         finally:
             if loop.time() - begun_s > STEADY_S:
@@ -221,7 +221,7 @@ class Reflector(Generic[ObjectT]):
         """Return the next lines; None at the end. A streamed list has to be complete before
         `list_until_s`."""
         try:
-            async with asyncio.timeout_at(list_until_s if self._mirror.listing else None):
+            async with asyncio.timeout_at(list_until_s if self._cache.listing else None):
                 return await anext(batches, None)
         except TimeoutError:
             self._streams_lists = False
@@ -259,21 +259,21 @@ class Reflector(Generic[ObjectT]):
                         object=str(key),
                         problem=item.problem,
                     )
-                self._mirror.process(item)
+                self._cache.process(item)
             case Bookmark(version, complete):
-                if complete and self._mirror.listing:
+                if complete and self._cache.listing:
                     self._complete(version)
                     return
         # The version of an item within a list is no position to continue from, because lists are
         # not ordered by version.
-        if not self._mirror.listing:
+        if not self._cache.listing:
             self._version = version
             self._progress()
 
     def _complete(self, version: str) -> None:
         """Complete the list. This does not reset the back-off: only events that follow the list
         do."""
-        self._mirror.complete_list()
+        self._cache.complete_list()
         self._contact(watching=True)
         self._version = version
         self._history_uncertain = False
@@ -297,7 +297,7 @@ class Reflector(Generic[ObjectT]):
     def _ended(self, lasted_s: float) -> None:
         """The server ended the watch. It may do so after `timeoutSeconds`; an immediate end is a
         failure."""
-        if self._mirror.listing:
+        if self._cache.listing:
             # A server without KEP-3157 ignores the parameter, and may end the watch early without
             # an error.
             self._streams_lists = False
@@ -307,8 +307,8 @@ class Reflector(Generic[ObjectT]):
 
     def _after_failure(self, problem: FairleadError) -> float:
         """Decide how to continue after a failure. Return the number of seconds to wait."""
-        listing = self._mirror.listing or not self._version
-        self._mirror.drop_list()
+        listing = self._cache.listing or not self._version
+        self._cache.drop_list()
         rejected = isinstance(problem, RefusedByServer) and problem.status in (400, 422)
         # kube-apiserver answers 500 if its etcd (before 3.4.25 and 3.5.8) cannot report progress.
         unsupported = isinstance(problem, ServerUnavailable) and problem.status == 500
@@ -354,8 +354,8 @@ class Reflector(Generic[ObjectT]):
         )
 
     def _expired(self) -> float:
-        """Require a new list. Return the wait before it, which grows while lists do not help for
-        long."""
+        """Require a new list. Return the wait before it. The wait grows while each list is soon
+        followed by another one."""
         self._version = ""
         self._unknown_version = 0
         now_s = asyncio.get_running_loop().time()

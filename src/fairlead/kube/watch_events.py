@@ -1,8 +1,8 @@
 """Decode the items of a list and the events of a watch, one by one, into a key and an object. Pure.
 
-In: bytes from the API server. Out: tagged values. The envelope is decoded apart from the object:
-the objects of BOOKMARK and ERROR events lack required fields of the type, and one object that
-cannot be decoded must not affect the others. Follows the API concepts, sections "Efficient
+In: bytes from the API server. Out: tagged values. The envelope is decoded separately from the
+object: the objects of BOOKMARK and ERROR events lack required fields of the type, and one object
+that cannot be decoded must not affect the others. Follows the API concepts, sections "Efficient
 detection of changes", "Watch bookmarks" and "Streaming lists" (KEP-3157)."""
 
 from typing import Any, Generic, Literal
@@ -47,19 +47,19 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     object: msgspec.Raw
 
 
-class Bare(msgspec.Struct, frozen=True, gc=False):
+class MetadataOnly(msgspec.Struct, frozen=True, gc=False):
     """The fields that every object has."""
 
     metadata: ObjectMeta
 
 
-class BareStatus(msgspec.Struct, frozen=True, gc=False):
+class StatusCode(msgspec.Struct, frozen=True, gc=False):
     code: int = 500
 
 
 ENVELOPE = msgspec.json.Decoder(Envelope)
-BARE = msgspec.json.Decoder(Bare)
-BARE_STATUS = msgspec.json.Decoder(BareStatus)
+METADATA_ONLY = msgspec.json.Decoder(MetadataOnly)
+STATUS_CODE = msgspec.json.Decoder(StatusCode)
 
 
 def read_item(
@@ -70,7 +70,7 @@ def read_item(
         object_ = decoder.decode(data)
     except msgspec.DecodeError as problem:
         try:
-            metadata = BARE.decode(data).metadata
+            metadata = METADATA_ONLY.decode(data).metadata
         except msgspec.DecodeError:
             return Unreadable(str(problem))
         return Item(key_of(metadata), metadata.resource_version, None, gone, str(problem))
@@ -99,7 +99,7 @@ def read_line(
 
 def read_bookmark(data: msgspec.Raw) -> Bookmark | Unreadable:
     try:
-        metadata = BARE.decode(data).metadata
+        metadata = METADATA_ONLY.decode(data).metadata
     except msgspec.DecodeError as problem:
         return Unreadable(str(problem))
     return Bookmark(
@@ -110,7 +110,7 @@ def read_bookmark(data: msgspec.Raw) -> Bookmark | Unreadable:
 def error_of(status: msgspec.Raw) -> FairleadError:
     """Return the error that an ERROR event stands for: the same as for a response with its code."""
     try:
-        code = BARE_STATUS.decode(status).code
+        code = STATUS_CODE.decode(status).code
     except msgspec.DecodeError:
         code = 500
     return failure("the watch", code, bytes(status))

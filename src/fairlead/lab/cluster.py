@@ -159,12 +159,12 @@ class Cluster:
 
     def _load(self) -> list[str]:
         """Return the node of each Pod that is assigned to one, one entry per Pod."""
-        there = [
+        present = [
             known.spec.node_name
             for known in self._pods.values()
             if known.spec.node_name and not known.finished
         ]
-        return there + [node for _, node in self._bound.values()]
+        return present + [node for _, node in self._bound.values()]
 
     async def _bind(self, key: ObjectKey, waiting: Pod, node: str) -> None:
         binding = {

@@ -46,7 +46,7 @@ PLAIN = {
     "local-blind": "203.0.113.252",
     "local-monitored": "203.0.113.253,monitored",
 }
-WAYS = ("cluster", "local-blind", "local-monitored", "fairlead")
+SETUPS = ("cluster", "local-blind", "local-monitored", "fairlead")
 FAIRLEAD = "fairlead"
 
 MONITOR_SETTLES_S = 9.0
@@ -66,7 +66,7 @@ class Result(msgspec.Struct, frozen=True):
     """The counts for one load balancer. `busiest_pod_over_fair` is the busiest pod's share of the
     requests, divided by an equal share."""
 
-    way: str
+    setup: str
     requests: int
     answered: int
     client_address_kept: bool
@@ -78,34 +78,34 @@ class Result(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """The demo's result."""
 
-    ways: tuple[Result, ...]
+    setups: tuple[Result, ...]
 
 
-def service(way: str) -> dict[str, Any]:
+def service(setup: str) -> dict[str, Any]:
     """Return a minimal load-balancer manifest for one variant. Fairlead's has no class, so the
     default class of the configuration serves it."""
     spec: dict[str, Any] = {
         "type": "LoadBalancer",
-        "externalTrafficPolicy": "Cluster" if way == "cluster" else "Local",
-        "selector": {"app": way},
+        "externalTrafficPolicy": "Cluster" if setup == "cluster" else "Local",
+        "selector": {"app": setup},
         "ports": [{"port": 80, "targetPort": "http"}],
     }
-    if way != FAIRLEAD:
+    if setup != FAIRLEAD:
         spec["loadBalancerClass"] = PLAIN_CLASS
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": way, "namespace": "default"},
+        "metadata": {"name": setup, "namespace": "default"},
         "spec": spec,
     }
 
 
-def pod(way: str, number: int, node: str) -> dict[str, Any]:
+def pod(setup: str, number: int, node: str) -> dict[str, Any]:
     container = {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{way}-{number}", "namespace": "default", "labels": {"app": way}},
+        "metadata": {"name": f"{setup}-{number}", "namespace": "default", "labels": {"app": setup}},
         "spec": {
             "nodeName": node,
             "terminationGracePeriodSeconds": GRACE_S,
@@ -127,7 +127,8 @@ class Demo:
         addresses = await self._deploy()
         tallies = await self._bursts(addresses)
         loads = {
-            way: Piped(self._site, CLIENT, self._load("steady", addresses[way])) for way in WAYS
+            setup: Piped(self._site, CLIENT, self._load("steady", addresses[setup]))
+            for setup in SETUPS
         }
         try:
             await asyncio.sleep(1)
@@ -138,29 +139,33 @@ class Demo:
         finally:
             for load in loads.values():
                 load.kill()
-        return Report(tuple(result_of(way, tallies[way], moved[way], killed[way]) for way in WAYS))
+        return Report(
+            tuple(result_of(setup, tallies[setup], moved[setup], killed[setup]) for setup in SETUPS)
+        )
 
     async def _deploy(self) -> Mapping[str, str]:
         self._progress("applying four Services with five pods each, placed 3/1/1/0")
-        manifests = [service(way) for way in WAYS]
+        manifests = [service(setup) for setup in SETUPS]
         manifests += [
-            pod(way, number, node) for way in WAYS for number, node in enumerate(PLACEMENT, start=1)
+            pod(setup, number, node)
+            for setup in SETUPS
+            for number, node in enumerate(PLACEMENT, start=1)
         ]
         await self._site.apply(manifests)
         await self._site.await_pods()
         arguments = ["--kubeconfig", str(self._site.directory.kubeconfig_inside)]
         arguments += ["--pin-path", str(self._site.directory.pins(f"{GATEWAY}-plain"))]
-        arguments += [f"default/{way}={address}" for way, address in PLAIN.items()]
+        arguments += [f"default/{setup}={address}" for setup, address in PLAIN.items()]
         self._site.spawn(
             GATEWAY, process.python("fairlead.lab.plain", *arguments), label=f"{GATEWAY}/plain"
         )
-        return {way: await self._address_of(way) for way in WAYS}
+        return {setup: await self._address_of(setup) for setup in SETUPS}
 
-    async def _address_of(self, way: str) -> str:
+    async def _address_of(self, setup: str) -> str:
         async with self._site.client() as client, asyncio.timeout(15):
             while not (
                 ingress := (
-                    await client.get(SERVICES, ObjectKey("default", way))
+                    await client.get(SERVICES, ObjectKey("default", setup))
                 ).status.load_balancer.ingress
             ):
                 await asyncio.sleep(0.05)
@@ -186,17 +191,17 @@ class Demo:
         loop = asyncio.get_running_loop()
         settled_at = loop.time() + MONITOR_SETTLES_S
         tallies = {}
-        for way in (FAIRLEAD, "cluster", "local-blind", "local-monitored"):
-            if way == "local-monitored":
+        for setup in (FAIRLEAD, "cluster", "local-blind", "local-monitored"):
+            if setup == "local-monitored":
                 await asyncio.sleep(settled_at - loop.time())
-            self._progress(f"{way}: {self._connections} connections")
+            self._progress(f"{setup}: {self._connections} connections")
             options = ("--connections", str(self._connections), "--concurrency", "512")
             code, output, errors = await self._site.exec(
-                CLIENT, self._load("burst", addresses[way], *options), timeout_s=120
+                CLIENT, self._load("burst", addresses[setup], *options), timeout_s=120
             )
             if code:
-                raise Unavailable(f"the load on {way} ended with {code}: {errors.strip()}")
-            tallies[way] = msgspec.json.decode(output, type=Tally)
+                raise Unavailable(f"the load on {setup} ended with {code}: {errors.strip()}")
+            tallies[setup] = msgspec.json.decode(output, type=Tally)
         return tallies
 
     def _load(self, kind: str, address: str, *options: str) -> Sequence[str]:
@@ -214,25 +219,25 @@ class Demo:
             group.create_task(asyncio.sleep(self._watch_s))
         answers = await asyncio.gather(*(load.ask("") for load in loads.values()))
         return {
-            way: msgspec.json.decode(answer, type=Period)
-            for way, answer in zip(loads, answers, strict=True)
+            setup: msgspec.json.decode(answer, type=Period)
+            for setup, answer in zip(loads, answers, strict=True)
         }
 
     async def _move_pods(self) -> None:
         """Move a pod as a rollout does: delete the old pod only when the new one is ready."""
-        await self._site.apply([pod(way, 6, TO_NODE) for way in WAYS])
+        await self._site.apply([pod(setup, 6, TO_NODE) for setup in SETUPS])
         await self._site.await_pods()
         async with self._site.client() as client:
-            for way in WAYS:
+            for setup in SETUPS:
                 await client.delete(
-                    PODS, ObjectKey("default", f"{way}-{PLACEMENT.index(FROM_NODE) + 1}")
+                    PODS, ObjectKey("default", f"{setup}-{PLACEMENT.index(FROM_NODE) + 1}")
                 )
 
     async def _kill_node(self) -> None:
         await self._site.kill_node(KILLED_NODE)
 
 
-def result_of(way: str, tally: Tally, moved: Period, killed: Period) -> Result:
+def result_of(setup: str, tally: Tally, moved: Period, killed: Period) -> Result:
     """Combine the counts of one load balancer."""
     busiest = (
         max(tally.by_pod.values(), default=0) * len(PLACEMENT) / tally.answered
@@ -240,7 +245,7 @@ def result_of(way: str, tally: Tally, moved: Period, killed: Period) -> Result:
         else 0.0
     )
     return Result(
-        way=way,
+        setup=setup,
         requests=tally.requests,
         answered=tally.answered,
         client_address_kept=0 < tally.answered == tally.address_kept,

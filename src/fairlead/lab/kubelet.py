@@ -32,7 +32,7 @@ from fairlead.lab.topology import PODS_PER_NODE, Topology, pod_network
 log = structlog.get_logger()
 
 RETRY_S = 1.0
-LONGEST_RETRY_S = 10.0
+MAX_RETRY_S = 10.0
 POLL_S = 0.2
 """Interval at which a Pod's task checks whether its node is on again."""
 
@@ -130,7 +130,7 @@ class PodRun:
                 except FairleadError as problem:
                     failures += 1
                     log.warning("pod", pod=str(self._key), problem=str(problem))
-                    await asyncio.sleep(min(failures * RETRY_S, LONGEST_RETRY_S))
+                    await asyncio.sleep(min(failures * RETRY_S, MAX_RETRY_S))
 
     async def _live(self) -> None:
         while (pod := self._pod) is not None:
@@ -176,7 +176,7 @@ class PodRun:
         self._restarts += 1
         await self._report(pod, broken=True)
         await self._remove()
-        await asyncio.sleep(min(self._restarts * RETRY_S, LONGEST_RETRY_S))
+        await asyncio.sleep(min(self._restarts * RETRY_S, MAX_RETRY_S))
 
     async def _report(self, pod: Pod, *, broken: bool = False) -> None:
         sandbox = self._sandbox

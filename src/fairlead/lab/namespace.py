@@ -49,7 +49,7 @@ def create(name: str) -> None:
     except FileExistsError as error:
         raise Conflict(f"network namespace {name} exists already") from error
     try:
-        with _back_home():
+        with _original_namespace():
             _call("unshare", _CLONE_NEWNET)
             _call(
                 "mount",
@@ -81,7 +81,7 @@ def inside(name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise Conflict(f"network namespace {name} does not exist") from error
     try:
-        with _back_home():
+        with _original_namespace():
             try:
                 _call("setns", target, _CLONE_NEWNET)
             except OSError as error:
@@ -130,7 +130,7 @@ def set_sysctls(name: str, values: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def _back_home() -> Iterator[None]:
+def _original_namespace() -> Iterator[None]:
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield

@@ -99,17 +99,17 @@ def balancer_of(
     return LoadBalancer(service.key, service.metadata.uid, DIRECT.name, (address,), listeners)
 
 
-async def publish(client: Client, way: BalancedService) -> None:
+async def publish(client: Client, balanced: BalancedService) -> None:
     """Write the address into the Service's status, as a cloud controller does."""
     body = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"namespace": way.service.namespace, "name": way.service.name},
-        "status": {"loadBalancer": {"ingress": [{"ip": way.address, "ipMode": "VIP"}]}},
+        "metadata": {"namespace": balanced.service.namespace, "name": balanced.service.name},
+        "status": {"loadBalancer": {"ingress": [{"ip": balanced.address, "ipMode": "VIP"}]}},
     }
     await client.apply(
         SERVICES,
-        ObjectKey(*way.service),
+        ObjectKey(*balanced.service),
         body,
         field_manager="plain-balancer",
         subresource="status",
@@ -124,31 +124,33 @@ async def reconcile(driver: DirectDriver, wanted: Mapping[ServiceKey, LoadBalanc
             print(f"{key}: {outcome.message}", flush=True)
 
 
-async def run(ways: Sequence[BalancedService], client: Client, driver: DirectDriver) -> None:
+async def run(balanced: Sequence[BalancedService], client: Client, driver: DirectDriver) -> None:
     """Serve the Services until cancelled."""
     nodes = await client.list(NODES)
-    services = {way.service: await client.get(SERVICES, ObjectKey(*way.service)) for way in ways}
+    services = {
+        each.service: await client.get(SERVICES, ObjectKey(*each.service)) for each in balanced
+    }
     monitors = {
-        way.service: Monitor(
-            services[way.service],
-            [a for node in nodes if (a := node_address(node, family_of(way.address)))],
+        each.service: Monitor(
+            services[each.service],
+            [a for node in nodes if (a := node_address(node, family_of(each.address)))],
         )
-        for way in ways
-        if way.monitored
+        for each in balanced
+        if each.monitored
     }
 
     def wanted() -> dict[ServiceKey, LoadBalancer]:
         out = {key: monitor.out for key, monitor in monitors.items()}
         return {
-            w.service: balancer_of(
-                services[w.service], nodes, w.address, out.get(w.service, frozenset())
+            each.service: balancer_of(
+                services[each.service], nodes, each.address, out.get(each.service, frozenset())
             )
-            for w in ways
+            for each in balanced
         }
 
     await reconcile(driver, wanted())
-    for way in ways:
-        await publish(client, way)
+    for each in balanced:
+        await publish(client, each)
     print("ready", flush=True)
     round_at = asyncio.get_running_loop().time()
     while True:
@@ -164,7 +166,7 @@ async def _main() -> None:
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--pin-path", type=Path, required=True)
     parser.add_argument("--interface", default="eth0")
-    parser.add_argument("ways", nargs="+", metavar="NAMESPACE/NAME=ADDRESS[,monitored]")
+    parser.add_argument("services", nargs="+", metavar="NAMESPACE/NAME=ADDRESS[,monitored]")
     arguments = parser.parse_args()
     driver = DirectDriver(
         [arguments.interface], pin_path=arguments.pin_path, priority=FILTER_PRIORITY
@@ -172,7 +174,7 @@ async def _main() -> None:
     await driver.open()
     try:
         async with Client(find_access(arguments.kubeconfig, None)) as client:
-            await run([BalancedService.parse(text) for text in arguments.ways], client, driver)
+            await run([BalancedService.parse(text) for text in arguments.services], client, driver)
     finally:
         await driver.close(remove=True)
 

@@ -96,7 +96,7 @@ class Sandbox:
             await self.server.kill()
         if self.placement.network:
             await process.kill_all(process.in_namespaces([self.namespace]))
-            await wiring.demolish_pod(self.namespace, self._node_namespace, self.placement.network)
+            await wiring.tear_down_pod(self.namespace, self._node_namespace, self.placement.network)
 
     def _command(self, ready_fd: int) -> Sequence[str]:
         metadata = self._pod.metadata

@@ -190,7 +190,7 @@ class RunDirectory:
 
 
 def all_labs() -> tuple[str, ...]:
-    """Return the labs of which anything exists: a run directory, or only namespaces, if the
+    """Return the labs that exist at least in part: a run directory, or only namespaces, if the
     directory was lost."""
     left = {name.removeprefix("fl-").partition("-")[0] for name in namespace.names("fl-")}
     return tuple(sorted(filter(is_name, {*labs(), *left})))

@@ -5,7 +5,7 @@ In: a lab's topology and run directory. Out: processes, `kubeconfig` (for this m
 `kubeconfig_inside` (for the hosts of the lab), `apiserver.json`. The embedded server runs outside
 of the namespaces and has a socket inside. The real server runs on the control host and is reached
 from outside through a port forwarder. Invariants: when a `start_*` function returns, the server is
-ready; `demolish` finds everything that a failed start leaves.
+ready; `tear_down` finds everything that a failed start leaves.
 """
 
 import socket

@@ -128,7 +128,7 @@ class Site:
 
     async def down(self) -> None:
         """Take the lab down, also when it is only partly up or partly dead."""
-        await demolish(self.name)
+        await tear_down(self.name)
 
     def client(self) -> Client:
         """Return a client of the lab's API server, to be used as an asynchronous context manager.
@@ -285,7 +285,7 @@ class Site:
         if host.kind == "control":
             await wiring.plug_in(self.topology, host)
         else:
-            await wiring.demolish_host(self.topology, host)
+            await wiring.tear_down_host(self.topology, host)
             self.directory.remove_pins(host.name)
             await wiring.build_host(self.topology, host)
         self.directory.switch(host.name, on=True)
@@ -416,7 +416,7 @@ class Site:
         return process.one(self.name, f"{host}/{role or self.roles(host)[0]}")
 
 
-async def demolish(lab: str) -> None:
+async def tear_down(lab: str) -> None:
     """Remove everything that a lab of this name may have left: processes, namespaces with their
     contents, pins, files."""
     directory = RunDirectory(lab)

@@ -45,10 +45,10 @@ def probe_succeeds(pod: Pod) -> bool:
 
 def grace_s(pod: Pod) -> int:
     """Return the Pod's grace period: that of the deletion, else that of its spec, else 30 s."""
-    asked = pod.metadata.deletion_grace_period_seconds
-    if asked is None:
-        asked = pod.spec.termination_grace_period_seconds
-    return 30 if asked is None else asked
+    grace_s = pod.metadata.deletion_grace_period_seconds
+    if grace_s is None:
+        grace_s = pod.spec.termination_grace_period_seconds
+    return 30 if grace_s is None else grace_s
 
 
 def running_status(

@@ -47,7 +47,7 @@ PODS_PER_NODE = 250
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,19}")
 _FIRST = {"control": 5, "gateway": 10, "node": 20, "client": 10}
-_MOST = {"gateway": 9, "node": 200, "client": 200}
+_MAX_COUNT = {"gateway": 9, "node": 200, "client": 200}
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -175,8 +175,10 @@ def plan_topology(
     if far_nodes < 0:
         raise Refused(f"a lab cannot have {far_nodes} far nodes", fix="choose 0 or more")
     for kind, count in counts.items():
-        if not 0 <= count <= _MOST[kind]:
-            raise Refused(f"a lab cannot have {count} {kind}s", fix=f"choose 0 to {_MOST[kind]}")
+        if not 0 <= count <= _MAX_COUNT[kind]:
+            raise Refused(
+                f"a lab cannot have {count} {kind}s", fix=f"choose 0 to {_MAX_COUNT[kind]}"
+            )
         hosts += [
             _host(kind, number, _network(kind, number, nodes)) for number in range(1, count + 1)
         ]

@@ -129,7 +129,7 @@ async def plug_in(topology: Topology, host: Host) -> None:
         await connect(links, topology, host)
 
 
-async def demolish_host(topology: Topology, host: Host) -> None:
+async def tear_down_host(topology: Topology, host: Host) -> None:
     """Remove the host and the router's end of its cable, so that it can be built again."""
     async with _netlink(topology.namespace(ROUTER)) as router:
         await router.delete_link(host.name)
@@ -176,7 +176,7 @@ async def build_pod(name: str, node: str, host: Host, place: PodNetwork) -> None
             )
 
 
-async def demolish_pod(name: str, node: str, place: PodNetwork) -> None:
+async def tear_down_pod(name: str, node: str, place: PodNetwork) -> None:
     """Remove a pod's link and namespace. The node may already be gone."""
     with suppress(Conflict):
         async with _netlink(node) as outside:

@@ -46,7 +46,7 @@ def _number() -> int:
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise Refused(
-            f"eBPF cannot be driven on {platform.machine()}",
+            f"the system call number of bpf(2) on {platform.machine()} is unknown",
             fix="run gateways on x86_64 or aarch64",
         )
     return number
@@ -68,7 +68,7 @@ class _Element(ctypes.Structure):
 
 
 class _ElementBuffer(ctypes.Structure):
-    """The same, with a buffer for the value that the kernel returns."""
+    """Like `_Element`, with a buffer for the value that the kernel returns."""
 
     _fields_ = (
         *_Element._fields_[:3],
@@ -117,13 +117,13 @@ def address_of(buffer: "ctypes.Array[ctypes.c_char]") -> int:
     return ctypes.addressof(buffer)
 
 
-def runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of consecutive numbers, as (first, count), with at most `most` numbers each.
+def runs(numbers: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
+    """Yield runs of consecutive numbers, as (first, count), with at most `max_length` numbers each.
 
     `numbers` is sorted."""
     first, count = 0, 0
     for number in numbers:
-        if count and (number != first + count or count == most):
+        if count and (number != first + count or count == max_length):
             yield first, count
             count = 0
         if not count:
@@ -147,8 +147,8 @@ class Descriptor:
         return answer.raw
 
     def read_information(self, answer: "ctypes.Array[ctypes.c_char]") -> None:
-        """Write the same into a buffer, which may contain pointers to other buffers that the kernel
-        fills."""
+        """Write the result of `information` into a buffer, which may contain pointers to other
+        buffers that the kernel fills."""
         try:
             call(_INFO, struct.pack("<IIQ", self.descriptor, len(answer), address_of(answer)))
         except OSError as error:
@@ -357,8 +357,8 @@ class Map(Descriptor):
                 if count > 1
                 else self.lookup(struct.pack("=I", first)) or bytes(size)
             )
-            for place in range(count):
-                yield first + place, values[place * size : (place + 1) * size]
+            for index in range(count):
+                yield first + index, values[index * size : (index + 1) * size]
 
     def _run(self, first: int, count: int) -> bytes:
         """Return the values of `count` consecutive elements of an array."""
@@ -382,7 +382,7 @@ class Map(Descriptor):
         except OSError as error:
             if error.errno in (_NOT_SUPPORTED, errno.EINVAL):  # per-CPU arrays before Linux 5.13
                 return b"".join(
-                    self.lookup(struct.pack("=I", first + place)) or b"" for place in range(count)
+                    self.lookup(struct.pack("=I", first + index)) or b"" for index in range(count)
                 )
             if error.errno != errno.ENOENT:  # ENOENT: the batch reached the end of the array
                 raise failure(error, f"reading {self.name}") from error

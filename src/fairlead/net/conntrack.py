@@ -67,8 +67,8 @@ class _Flow(NamedTuple):
     """One entry. `name` holds the attributes that identify it, as the kernel wrote them: its
     original tuple, zone and ID."""
 
-    called: _Packed
-    answering: _Packed
+    destination: _Packed
+    endpoint: _Packed
     name: bytes
 
 
@@ -92,21 +92,21 @@ class Conntrack:
     async def delete_stale(
         self,
         protocol: int,
-        answering: Mapping[Endpoint, Collection[Endpoint]],
+        endpoints: Mapping[Endpoint, Collection[Endpoint]],
         *,
         timeout_s: float = 60.0,
     ) -> int:
-        """Delete the entries to each key of `answering` that are not answered by one of its values.
+        """Delete the entries to each key of `endpoints` that are not answered by one of its values.
         Return their number.
 
-        The next packet of such a flow gets a new route. Raise Unavailable if the kernel does not
-        respond in time."""
+        The next packet of such a flow is translated like the first packet of a new flow. Raise
+        Unavailable if the kernel does not respond in time."""
         deleted = 0
         for family in (socket.AF_INET, socket.AF_INET6):
             mine = {
-                called: by
-                for called, by in answering.items()
-                if is_ipv6(called[0]) == (family == socket.AF_INET6)
+                destination: allowed
+                for destination, allowed in endpoints.items()
+                if is_ipv6(destination[0]) == (family == socket.AF_INET6)
             }
             if mine:
                 try:
@@ -147,13 +147,13 @@ async def _run_to_completion(call: Callable[..., int], *arguments: object) -> in
 
 
 def _plan(
-    family: socket.AddressFamily, answering: Mapping[Endpoint, Collection[Endpoint]]
+    family: socket.AddressFamily, endpoints: Mapping[Endpoint, Collection[Endpoint]]
 ) -> tuple[Mapping[_Packed, Set[_Packed]], Set[_Packed]]:
     """Return the allowed endpoints of each destination, and the destinations of the dumps that find
     the entries."""
     allowed = {
-        _packed(family, called): {_packed(family, each) for each in by}
-        for called, by in answering.items()
+        _packed(family, destination): {_packed(family, each) for each in by}
+        for destination, by in endpoints.items()
     }
     # The kernel inverts the comparison of IPv6 addresses in this filter: for an address it returns
     # the entries of all other addresses. So IPv6 is filtered by port only.
@@ -178,7 +178,7 @@ def _delete_stale(
         stale += [
             flow
             for flow in flows
-            if flow.answering not in allowed.get(flow.called, (flow.answering,))
+            if flow.endpoint not in allowed.get(flow.destination, (flow.endpoint,))
         ]
     return _delete(netlink, family, stale)
 
@@ -257,11 +257,11 @@ def _flow(family: socket.AddressFamily, protocol: int, body: bytes) -> _Flow | N
     to, back = dict(attributes(original[_PROTOCOL], 0)), dict(attributes(reply[_PROTOCOL], 0))
     if to[_NUMBER][0] != protocol or _DESTINATION_PORT not in to:
         return None
-    called = dict(attributes(original[_IP], 0))[_DESTINATION[family]]
-    answering = dict(attributes(reply[_IP], 0))[_SOURCE[family]]
+    destination = dict(attributes(original[_IP], 0))[_DESTINATION[family]]
+    endpoint = dict(attributes(reply[_IP], 0))[_SOURCE[family]]
     name = attribute(_ORIGINAL | _NESTED, found[_ORIGINAL])
     name += b"".join(attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found)
-    return _Flow((called, to[_DESTINATION_PORT]), (answering, back[_SOURCE_PORT]), name)
+    return _Flow((destination, to[_DESTINATION_PORT]), (endpoint, back[_SOURCE_PORT]), name)
 
 
 def _failure(body: bytes) -> OSError:

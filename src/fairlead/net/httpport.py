@@ -9,8 +9,8 @@ of one source does not delay another source. Invariants: an answer is computed w
 it is never stale; requests of a connection are answered in order; at the limit of connections a new
 connection is still accepted, and the longest idle connection of the source with the most
 connections is closed; a connection that is idle, incomplete or not read for too long is closed.
-Edge-triggered epoll(7) without a task per connection: the work of one turn can be counted, and
-tests count it."""
+This module uses edge-triggered epoll(7) and no task per connection, so that tests can count the
+work of one turn."""
 
 import errno
 import resource
@@ -347,18 +347,18 @@ class Ports:
     def _answer(self, connection: Connection, got: Received | HTTPStatus) -> None:
         if isinstance(got, Received):
             del connection.received[: got.length]
-            answer, keep, head_only = (
+            answer, keep_alive, head_only = (
                 self._handler(connection.number, got.request),
-                got.keep,
+                got.keep_alive,
                 got.request.method == "HEAD",
             )
         else:
-            answer, keep, head_only = Answer(got, b"{}"), False, False
-        connection.ending = not keep
+            answer, keep_alive, head_only = Answer(got, b"{}"), False, False
+        connection.ending = not keep_alive
         connection.until_s = self._clock() + (
-            REQUEST_S if connection.received or not keep else IDLE_S
+            REQUEST_S if connection.received or not keep_alive else IDLE_S
         )
-        connection.unsent = written(answer, self._now(), head_only=head_only, keep=keep)
+        connection.unsent = written(answer, self._now(), head_only=head_only, keep_alive=keep_alive)
         self._by_source.touch(connection.source, connection)
         self._send(connection)
 

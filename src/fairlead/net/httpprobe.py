@@ -5,7 +5,7 @@ Invariants: a `ProbeConnection` holds at most one descriptor and has at most one
 a failure on this host (no descriptors, no local ports) is reported as Unavailable, because it says
 nothing about the probed host. The connection stays open between requests if the server allows it
 (RFC 9112, section 9.3): a request on it costs a third of a request on a new connection. A server
-that closes an idle connection has not thereby answered: the request is sent again on a new
+that closes an idle connection has not answered: the request is sent again on a new
 connection. Follows RFC 9110 and RFC 9112 as far as a status, headers and the presence of a body
 require; kube-proxy's health ports (pkg/proxy/healthcheck) send X-Load-Balancing-Endpoint-Weight
 with the number of local endpoints."""
@@ -22,7 +22,7 @@ from fairlead.net.address import join_host_port, socket_family
 from fairlead.net.httpanswer import REFUSED, SILENT, Answer
 
 WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
-LONGEST_ANSWER_BYTES = 16384
+MAX_ANSWER_BYTES = 16384
 
 PROBE_MARK = 0x1071
 """SO_MARK of probes that take the path of forwarded packets.
@@ -174,7 +174,7 @@ class ProbeConnection:
             self.close()
             return
         self._received += chunk
-        ended = not chunk or len(self._received) >= LONGEST_ANSWER_BYTES
+        ended = not chunk or len(self._received) >= MAX_ANSWER_BYTES
         if ended and not self._received:
             self._on_close(
                 ConnectionResetError(errno.ECONNRESET, "the server closed the connection")

@@ -1,15 +1,14 @@
 """Small HTTP requests and their answers as bytes. Pure.
 
 In: received bytes. Out: a request with its length, or the status for an invalid one; the bytes of
-an answer.
-Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining, bodies with a
-length. A request whose body has no length (chunked), or is longer than LONGEST_BYTES, is answered
-without reading its body, and the connection is closed."""
+an answer. Follows RFC 9112 as far as health checks need it: any method, keep-alive, pipelining,
+bodies with a length. A request whose body has no length (chunked), or is longer than MAX_BYTES,
+is answered without reading its body, and the connection is closed."""
 
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
-LONGEST_BYTES = 8192
+MAX_BYTES = 8192
 """Limit of a request: its head, and its body if the body is read."""
 
 END_OF_HEAD = b"\r\n\r\n"
@@ -33,11 +32,11 @@ class Answer(NamedTuple):
 class Received(NamedTuple):
     """A complete request of `length` bytes at the beginning of the received data.
 
-    `keep`: whether the connection stays open."""
+    `keep_alive`: whether the connection stays open."""
 
     request: Request
     length: int
-    keep: bool
+    keep_alive: bool
 
 
 Incomplete = Literal["incomplete"]
@@ -50,7 +49,7 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     if end < 0:
         return (
             "incomplete"
-            if len(received) < LONGEST_BYTES
+            if len(received) < MAX_BYTES
             else HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         )
     first, *rest = received[:end].decode("latin-1").split("\r\n")
@@ -70,18 +69,18 @@ def read_request(received: bytes | bytearray) -> Received | HTTPStatus | Incompl
     # Converting a number with many digits takes long, and such a body exceeds the limit anyway.
     if (
         "transfer-encoding" in fields
-        or len(length) > len(str(LONGEST_BYTES))
-        or head + int(length) > LONGEST_BYTES
+        or len(length) > len(str(MAX_BYTES))
+        or head + int(length) > MAX_BYTES
     ):
-        return Received(request, head, keep=False)
+        return Received(request, head, keep_alive=False)
     if len(received) < head + int(length):
         return "incomplete"
     connection = fields.get("connection", "").lower()
-    keep = connection == "keep-alive" if version == "HTTP/1.0" else connection != "close"
-    return Received(request, head + int(length), keep)
+    keep_alive = connection == "keep-alive" if version == "HTTP/1.0" else connection != "close"
+    return Received(request, head + int(length), keep_alive)
 
 
-def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
+def written(answer: Answer, date: str, *, head_only: bool, keep_alive: bool) -> bytes:
     """Return the bytes of the answer. `date`: the present time in the format of RFC 9110."""
     headers = (
         ("Content-Type", "application/json"),
@@ -89,7 +88,7 @@ def written(answer: Answer, date: str, *, head_only: bool, keep: bool) -> bytes:
         *answer.headers,
         ("Date", date),
         ("Content-Length", str(len(answer.body))),
-        ("Connection", "keep-alive" if keep else "close"),
+        ("Connection", "keep-alive" if keep_alive else "close"),
     )
     head = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n" + "".join(
         f"{k}: {v}\r\n" for k, v in headers

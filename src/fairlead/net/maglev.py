@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 from fairlead.errors import Refused
 
-SMALLEST = 1021
+MIN_SIZE = 1021
 DOUBLINGS = 6
 SLOTS_PER_WEIGHT = 100
-MOST_NODES = 4096
-SMALL = 2 * SMALLEST
+MAX_NODES = 4096
+SMALL = 2 * MIN_SIZE
 SMALL_CACHED = 16384
 _OBJECT = Path(__file__).resolve().parent.parent / "objects" / "maglev.so"
 _EMPTY = 0xFFFF
@@ -52,7 +52,7 @@ Weights = tuple[tuple[str, int], ...]
 Members = list[tuple[str, int]]
 
 
-class Walks(NamedTuple):
+class Permutations(NamedTuple):
     """The input of a fill: for each node its walk (offset and skip), its weight, and its number of
     slots."""
 
@@ -67,16 +67,16 @@ def table_size(total_weight: int) -> int:
     """Return the number of slots for this sum of weights: 1,021 doubled until there are 100 per
     unit, at most 65,344."""
     for doubling in range(DOUBLINGS):
-        if SMALLEST << doubling >= SLOTS_PER_WEIGHT * total_weight:
-            return SMALLEST << doubling
-    return SMALLEST << DOUBLINGS
+        if MIN_SIZE << doubling >= SLOTS_PER_WEIGHT * total_weight:
+            return MIN_SIZE << doubling
+    return MIN_SIZE << DOUBLINGS
 
 
 def sizes_down_from(size: int) -> Iterator[int]:
     """Yield the table sizes from this one down to the smallest, each half of the previous one. For
     0, the empty table, yield 0."""
     yield size
-    while size > SMALLEST:
+    while size > MIN_SIZE:
         size //= 2
         yield size
 
@@ -97,24 +97,24 @@ def quotas(weights: Sequence[int], size: int) -> list[int]:
 
 
 @lru_cache(maxsize=32768)
-def walk(name: str, size: int) -> tuple[int, int]:
+def permutation(name: str, size: int) -> tuple[int, int]:
     """Return the first slot of a node's walk over the table, and its stride, with which it visits
     every slot. Both depend on the name and the size alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     skip = int.from_bytes(digest[8:], "little") % (size - 1) | 1
-    if skip % SMALLEST == 0:
+    if skip % MIN_SIZE == 0:
         skip += 2
     return int.from_bytes(digest[:8], "little") % size, skip
 
 
-def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
+def permutations(members: Sequence[tuple[str, int]], size: int = 0) -> Permutations:
     """Return the input of a fill for these (name, weight) pairs.
 
     `size`: number of slots; 0: the size that the weights require."""
     weights = [weight for _, weight in members]
     size = size or table_size(sum(weights))
-    each_walk = [walk(name, size) for name, _ in members]
-    return Walks(
+    each_walk = [permutation(name, size) for name, _ in members]
+    return Permutations(
         size,
         [offset for offset, _ in each_walk],
         [skip for _, skip in each_walk],
@@ -123,22 +123,22 @@ def walks(members: Sequence[tuple[str, int]], size: int = 0) -> Walks:
     )
 
 
-def fill_in_python(given: Walks) -> "array[int]":
+def fill_in_python(fill: Permutations) -> "array[int]":
     """Fill a table. This is the reference implementation, to which the one in C is compared."""
-    slots = array("H", [_EMPTY]) * given.size
-    at, left = list(given.offsets), list(given.quotas)
+    slots = array("H", [_EMPTY]) * fill.size
+    at, left = list(fill.offsets), list(fill.quotas)
     credit = [0] * len(at)
-    greatest = max(given.weights)
+    greatest = max(fill.weights)
     filled = 0
-    while filled < given.size:
-        for i, weight in enumerate(given.weights):
+    while filled < fill.size:
+        for i, weight in enumerate(fill.weights):
             # A node with the greatest weight takes a slot in every round, others in proportion.
             credit[i] += weight
             if credit[i] < greatest or not left[i]:
                 continue
             credit[i] -= greatest
             while slots[at[i]] != _EMPTY:
-                at[i] = (at[i] + given.skips[i]) % given.size
+                at[i] = (at[i] + fill.skips[i]) % fill.size
             slots[at[i]] = i
             left[i] -= 1
             filled += 1
@@ -150,8 +150,8 @@ def library() -> ctypes.CDLL:
     """Load the compiled parts of table computation: bpf/maglev.c, bpf/transition.c. Raise Refused
     if the library has not been built.
 
-    PyDLL holds the GIL during the call, which takes some microseconds: to get the GIL back could
-    take a thread a hundred times that."""
+    PyDLL holds the GIL during the call, which takes some microseconds. If the thread released the
+    GIL, getting it back could take a hundred times as long."""
     try:
         return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:
@@ -165,15 +165,15 @@ def at(numbers: "array[int]") -> ctypes.c_void_p:
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 
-def fill_in_c(given: Walks) -> "array[int]":
+def fill_in_c(fill: Permutations) -> "array[int]":
     """Fill a table with the compiled implementation. Raise Refused if it has not been built."""
-    slots, count = array("H", bytes(2 * given.size)), len(given.weights)
+    slots, count = array("H", bytes(2 * fill.size)), len(fill.weights)
     # One array of four columns and plain numbers: creating an argument object for each column would
     # take longer than the fill itself.
-    columns = array("I", [*given.offsets, *given.skips, *given.weights, *given.quotas])
+    columns = array("I", [*fill.offsets, *fill.skips, *fill.weights, *fill.quotas])
     address, _ = columns.buffer_info()
     places = [address + 4 * count * column for column in range(4)]
-    if _filling()(count, *places, given.size, slots.buffer_info()[0]) != 0:
+    if _filling()(count, *places, fill.size, slots.buffer_info()[0]) != 0:
         raise MemoryError("filling a Maglev table")
     return slots
 
@@ -182,8 +182,8 @@ def fill_in_c(given: Walks) -> "array[int]":
 def _filling() -> Callable[..., int]:
     """Return `fill` of bpf/maglev.c."""
     fill = library().fill
-    number, place = ctypes.c_uint32, ctypes.c_void_p
-    fill.argtypes = (number, place, place, place, place, number, place)
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    fill.argtypes = (number, pointer, pointer, pointer, pointer, number, pointer)
     return fill
 
 
@@ -216,22 +216,22 @@ def prepare(many: Iterable[Weights]) -> None:
         for weights in many
         if weights not in _small and (members := _small_members(weights))
     }
-    given = [walks(members) for members in missing.values()]
-    columns = array("I", chain.from_iterable(column for each in given for column in each[1:]))
+    fill = [permutations(members) for members in missing.values()]
+    columns = array("I", chain.from_iterable(column for each in fill for column in each[1:]))
     counts, sizes = (
-        array("I", [len(each.weights) for each in given]),
-        array("I", [each.size for each in given]),
+        array("I", [len(each.weights) for each in fill]),
+        array("I", [each.size for each in fill]),
     )
     slots = array("H", bytes(2 * sum(sizes)))
     if (
         _filling_all()(
-            len(given), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
+            len(fill), *(each.buffer_info()[0] for each in (counts, sizes, columns, slots))
         )
         != 0
     ):
         raise MemoryError("filling Maglev tables")
     end = 0
-    for (weights, members), each in zip(missing.items(), given, strict=True):
+    for (weights, members), each in zip(missing.items(), fill, strict=True):
         begin, end = end, end + each.size
         _small[weights] = _named(members, each, slots[begin:end])
 
@@ -262,23 +262,23 @@ def _compute(weights: Weights, size: int = 0) -> Table:
     members = _members(weights)
     if not members:
         return EMPTY
-    if len(members) > MOST_NODES:
+    if len(members) > MAX_NODES:
         raise Refused(
             f"{len(members)} nodes for one listener",
-            fix=f"at most {MOST_NODES} nodes can share one",
+            fix=f"at most {MAX_NODES} nodes can share one",
         )
-    given = walks(members, size)
-    return _named(members, given, fill_in_c(given))
+    fill = permutations(members, size)
+    return _named(members, fill, fill_in_c(fill))
 
 
-def _named(members: Members, given: Walks, slots: "array[int]") -> Table:
+def _named(members: Members, fill: Permutations, slots: "array[int]") -> Table:
     """Return the table with the names of the nodes that have slots.
 
     A node whose share is less than half a slot may have none, and names without slots would make
     equal tables compare as different."""
     names = [name for name, _ in members]
-    if 0 in given.quotas:
-        has_slot = [quota > 0 for quota in given.quotas]
+    if 0 in fill.quotas:
+        has_slot = [quota > 0 for quota in fill.quotas]
         place = [sum(has_slot[:i]) for i in range(len(members))]
         slots = array("H", (place[i] for i in slots))
         names = list(compress(names, has_slot))

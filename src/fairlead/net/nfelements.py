@@ -24,7 +24,7 @@ _KEY, _DATA, _USER_DATA, _KEY_END = 1, 2, 6, 10
 _VALUE, _VERDICT = 1, 2
 _CODE, _CHAIN = 1, 2
 _COMMENT = 0
-_MOST_BYTES = 60_000
+_MAX_BYTES = 60_000
 """The length of an attribute has 16 bits, and all elements of a message are in one attribute."""
 _HEADER, _HEADERS = struct.Struct("=HH"), struct.Struct("=HHHH")
 _SIGNED = struct.Struct(">i")
@@ -79,7 +79,7 @@ def changing(table: str, name: str, elements: Iterable[bytes]) -> Iterator[bytes
     some: list[bytes] = []
     size = 0
     for each in elements:
-        if size + len(each) > _MOST_BYTES:
+        if size + len(each) > _MAX_BYTES:
             yield begin + attribute(_ELEMENTS | _NESTED, b"".join(some))
             some, size = [], 0
         some.append(each)

@@ -23,8 +23,8 @@ LIBRARY = "libnftables.so.1"
 _OUTPUT_JSON = 1 << 4
 _OUTPUT_NUMERIC_PROTO = 1 << 7
 _OUTPUT_NUMERIC_SYMBOL = 1 << 9
-_LONGEST_MESSAGE = 600
-_MOST_DESCRIPTORS = 1024
+_MAX_MESSAGE_LENGTH = 600
+_MAX_DESCRIPTORS = 1024
 
 # libnftables caches interfaces and names in global variables, shared by all contexts, and frees
 # them at the end of each run: two concurrent threads would crash the process.
@@ -120,7 +120,7 @@ def failure(commands: str, errors: str) -> FairleadError:
     ]
     reason = "; ".join(dict.fromkeys(complaints)) or errors.strip() or "nothing"
     first = commands.strip().partition("\n")[0]
-    message = f"nft {_shortened(first, 120)}: {_shortened(reason, _LONGEST_MESSAGE)}"
+    message = f"nft {_shortened(first, 120)}: {_shortened(reason, _MAX_MESSAGE_LENGTH)}"
     if "Operation not permitted" in reason:
         return Refused(message, fix="run as root or with CAP_NET_ADMIN in this network namespace")
     if "Operation not supported" in reason or "Protocol not supported" in reason:
@@ -147,10 +147,10 @@ def _check_descriptors() -> None:
     FD_SETSIZE."""
     lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.close(lowest)
-    if lowest >= _MOST_DESCRIPTORS:
+    if lowest >= _MAX_DESCRIPTORS:
         raise Unavailable(
             f"opening a libnftables context failed: {lowest} files are open, the limit is "
-            f"{_MOST_DESCRIPTORS}"
+            f"{_MAX_DESCRIPTORS}"
         )
 
 

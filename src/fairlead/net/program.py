@@ -21,7 +21,7 @@ from fairlead.net.elf import ProgramSpec
 PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
 
 _PROG_LOAD, _TEST_RUN, _PROG_GET_FD_BY_ID = 5, 10, 13
-_MOST_MAPS = 64
+_MAX_MAPS = 64
 """The kernel's limit of maps in one program (MAX_USED_MAPS)."""
 TEST_CHECKSUM_COMPLETE = 1 << 2
 """A flag for `test_run`: the packet has a checksum from the device (CHECKSUM_COMPLETE). If the
@@ -131,8 +131,8 @@ def maps_of(program_id: int) -> frozenset[int]:
     """Return the IDs of the maps that a loaded program uses; empty if the program is gone or cannot
     be inspected."""
     answer = ctypes.create_string_buffer(80)
-    numbers = (ctypes.c_uint32 * _MOST_MAPS)()
-    struct.pack_into("<IQ", answer, 52, _MOST_MAPS, ctypes.addressof(numbers))
+    numbers = (ctypes.c_uint32 * _MAX_MAPS)()
+    struct.pack_into("<IQ", answer, 52, _MAX_MAPS, ctypes.addressof(numbers))
     try:
         with Descriptor(
             call(_PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0)), f"program {program_id}"

@@ -35,13 +35,13 @@ class RingBuffer:
         except OSError as error:
             raise failure(error, f"mapping {ring.name} into memory") from error
 
-    def read(self, most: int) -> list[bytes]:
-        """Return up to `most` records without waiting."""
+    def read(self, max_records: int) -> list[bytes]:
+        """Return up to `max_records` records without waiting."""
         records: list[bytes] = []
         (begun,) = _POSITION.unpack_from(self._consumer)
         at = begun
         (end,) = _POSITION.unpack_from(self._producer)
-        while at < end and len(records) < most:
+        while at < end and len(records) < max_records:
             start = mmap.PAGESIZE + (at & self._mask)
             length, _ = _HEADER.unpack_from(self._producer, start)
             if length & _BUSY:  # still being written; later records have to wait

@@ -2,15 +2,17 @@
 
 In: the selectors of a configuration, and the interfaces that are present. Out: the interfaces that
 each selector chooses, and a message about what is missing. A selector is one of
+
 - a name: `eth0`;
 - a pattern of names, as in a shell: `eth*`, `bond0.*`;
 - a CIDR: every interface that has an address in it;
-- `default-route`: every interface by which a default route leaves, of either IP family. Only a name
-  chooses the loopback interface. An interface that is selected by name must be present. One list
-  may serve hosts that differ, so the other selectors may choose nothing as long as the list as a
-  whole chooses something. Invariant: when a CIDR or `default-route` suddenly chooses nothing, it
-  keeps its former interfaces that still exist: an address or a route that is absent for a moment
-  interrupts no traffic."""
+- `default-route`: every interface through which a default route leaves, of either IP family.
+
+Only a name chooses the loopback interface. An interface that is selected by name must be present.
+One list may serve hosts that differ, so the other selectors may choose nothing as long as the list
+as a whole chooses something. Invariant: when a CIDR or `default-route` suddenly chooses nothing, it
+keeps its former interfaces that still exist: an address or a route that is absent for a moment
+interrupts no traffic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -18,7 +20,7 @@ from ipaddress import ip_address, ip_network
 from typing import NamedTuple, TypeVar
 
 DEFAULT_ROUTE = "default-route"
-LONGEST_NAME = 15
+MAX_NAME_LENGTH = 15
 """IFNAMSIZ of Linux, without the terminating zero byte."""
 _WILDCARDS = frozenset("*?[")
 _SHOWN = 20
@@ -86,9 +88,9 @@ def check(selector: str) -> None:
     """Raise ValueError for a selector that cannot choose any interface."""
     if "/" in selector:
         ip_network(selector)
-    elif is_name(selector) and (len(selector) > LONGEST_NAME or any(map(str.isspace, selector))):
+    elif is_name(selector) and (len(selector) > MAX_NAME_LENGTH or any(map(str.isspace, selector))):
         raise ValueError(
-            f"{selector!r} is not an interface name: a name has at most {LONGEST_NAME} "
+            f"{selector!r} is not an interface name: a name has at most {MAX_NAME_LENGTH} "
             "characters and no space"
         )
     elif _is_address(selector):
@@ -102,12 +104,12 @@ def select(
 ) -> Selection:
     """Apply the selectors to the interfaces that are present. `before`: the previous selection."""
     former = before.chosen if before is not None else {}
-    there = {each.name for each in present}
+    existing = {each.name for each in present}
     chosen = {}
     for selector in selectors:
         found = tuple(each.name for each in present if _matches(selector, each))
         if not found and (selector == DEFAULT_ROUTE or "/" in selector):
-            found = tuple(name for name in former.get(selector, ()) if name in there)
+            found = tuple(name for name in former.get(selector, ()) if name in existing)
         chosen[selector] = found
     return Selection(chosen, tuple(present))
 

@@ -16,7 +16,7 @@ class ConnectionsBySource(Generic[T]):
         """The connections of each source, the most recently used one last."""
         self._by_count: dict[int, dict[str, None]] = {}
         """The sources by their number of connections, the most recently used one last."""
-        self._most = 0
+        self._max_count = 0
 
     def count(self, source: str) -> int:
         """Return how many connections the source has."""
@@ -49,7 +49,7 @@ class ConnectionsBySource(Generic[T]):
     def oldest_of_largest(self) -> T | None:
         """Return the least recently used connection of the source with the most connections; None
         if there is no connection."""
-        return self.oldest(next(iter(self._by_count[self._most]))) if self._most else None
+        return self.oldest(next(iter(self._by_count[self._max_count]))) if self._max_count else None
 
     def _move(self, source: str, before: int, after: int) -> None:
         """Move the source to its new number of connections. The highest number changes by at most
@@ -60,5 +60,5 @@ class ConnectionsBySource(Generic[T]):
                 del self._by_count[before]
         if after:
             self._by_count.setdefault(after, {})[source] = None
-        if after > self._most or self._most not in self._by_count:
-            self._most = after
+        if after > self._max_count or self._max_count not in self._by_count:
+            self._max_count = after

@@ -33,7 +33,7 @@ from functools import cache
 from itertools import chain, repeat, starmap
 from typing import NamedTuple
 
-from fairlead.net.maglev import SMALLEST, Table, at, library
+from fairlead.net.maglev import MIN_SIZE, Table, at, library
 
 NONE = 0xFFFF
 TRACKED = 0xFFFE
@@ -79,48 +79,67 @@ def by_rule(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bo
     """Return the new slots, computed slot by slot."""
     # Retained nodes that are in neither table count as well, because flow entries may name them.
     names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
-    place = {name: i for i, name in enumerate(names)}
-    was, before = (
-        _renumber(old.current, old.nodes, place),
-        _renumber(old.previous, old.nodes, place),
+    index_of = {name: i for i, name in enumerate(names)}
+    old_current, old_previous = (
+        _renumber(old.current, old.nodes, index_of),
+        _renumber(old.previous, old.nodes, index_of),
     )
-    now = _renumber(table.slots, table.nodes, place)
-    rule = _rule({place[name] for name in retained_nodes})
-    if before and old.previous_by_source != old.by_source:
-        previous, previous_by_source = _without_current(before, rule), old.previous_by_source
-    elif old.by_source != by_source and (was or before):
-        size = max(len(was), len(before))
-        previous = array("H", map(rule, _stretch(was, size), _stretch(before, size), repeat(NONE)))
+    current = _renumber(table.slots, table.nodes, index_of)
+    rule = _rule({index_of[name] for name in retained_nodes})
+    if old_previous and old.previous_by_source != old.by_source:
+        previous, previous_by_source = _without_current(old_previous, rule), old.previous_by_source
+    elif old.by_source != by_source and (old_current or old_previous):
+        size = max(len(old_current), len(old_previous))
+        previous = array(
+            "H", map(rule, _stretch(old_current, size), _stretch(old_previous, size), repeat(NONE))
+        )
         previous = array("H", (TRACKED if each == NONE else each for each in previous))
         previous_by_source = old.by_source
     else:
         previous, previous_by_source = (
-            previous_in_c(was, before, now, {place[name] for name in retained_nodes}),
+            previous_in_c(
+                old_current, old_previous, current, {index_of[name] for name in retained_nodes}
+            ),
             by_source,
         )
-    return _canonical(names, now, _condense(previous), by_source, previous_by_source)
+    return _canonical(names, current, _condense(previous), by_source, previous_by_source)
 
 
 def previous_in_python(
-    was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
+    old_current: "array[int]",
+    old_previous: "array[int]",
+    current: "array[int]",
+    retained_nodes: Set[int],
 ) -> "array[int]":
     """Compute `previous` slot by slot, for tables that are indexed by the same hash. This is the
     reference implementation, to which the one in C is compared."""
-    size = max(len(was), len(before), len(now))
-    stretched = zip(_stretch(was, size), _stretch(before, size), _stretch(now, size), strict=True)
+    size = max(len(old_current), len(old_previous), len(current))
+    stretched = zip(
+        _stretch(old_current, size),
+        _stretch(old_previous, size),
+        _stretch(current, size),
+        strict=True,
+    )
     return array("H", starmap(_rule(retained_nodes), stretched))
 
 
 def previous_in_c(
-    was: "array[int]", before: "array[int]", now: "array[int]", retained_nodes: Set[int]
+    old_current: "array[int]",
+    old_previous: "array[int]",
+    current: "array[int]",
+    retained_nodes: Set[int],
 ) -> "array[int]":
     """Compute the same with bpf/transition.c. Raise Refused if it has not been built."""
-    size = max(len(was), len(before), len(now))
+    size = max(len(old_current), len(old_previous), len(current))
     may_keep = bytearray(TRACKED)  # one flag for every possible index of a node
     for retained_node in retained_nodes:
         may_keep[retained_node] = 1
     previous = array("H", bytes(2 * size))
-    tables = (number for each in (was, before, now) for number in (c_uint32(len(each)), at(each)))
+    tables = (
+        number
+        for each in (old_current, old_previous, current)
+        for number in (c_uint32(len(each)), at(each))
+    )
     retained_flags = (c_uint8 * TRACKED).from_buffer(may_keep)
     library().compute_previous(
         c_uint32(size), *tables, retained_flags, c_uint32(len(retained_nodes)), at(previous)
@@ -140,20 +159,27 @@ def in_place(old: Slots, table: Table, retained_nodes: Set[str]) -> Slots:
     moves if its node has left but may keep connections, and no table records its slot: `old` has no
     previous table, or one with fewer slots than the current table or with another hash."""
     names = tuple(sorted({*old.nodes, *table.nodes, *retained_nodes}))
-    place = {name: i for i, name in enumerate(names)}
-    was, before = (
-        _renumber(old.current, old.nodes, place),
-        _renumber(old.previous, old.nodes, place),
+    index_of = {name: i for i, name in enumerate(names)}
+    old_current, old_previous = (
+        _renumber(old.current, old.nodes, index_of),
+        _renumber(old.previous, old.nodes, index_of),
     )
-    dealt, stay = _renumber(table.slots, table.nodes, place), {place[name] for name in table.nodes}
-    pairs = zip(was, dealt, strict=True) if dealt else ()
-    now = array("H", (node if node in stay else new for node, new in pairs))
-    may_keep = {place[name] for name in retained_nodes}
-    if before and old.by_source == old.previous_by_source and len(before) >= len(was):
-        previous = previous_in_c(was, before, now, may_keep)
+    wanted, remaining = (
+        _renumber(table.slots, table.nodes, index_of),
+        {index_of[name] for name in table.nodes},
+    )
+    pairs = zip(old_current, wanted, strict=True) if wanted else ()
+    current = array("H", (node if node in remaining else new for node, new in pairs))
+    may_keep = {index_of[name] for name in retained_nodes}
+    if (
+        old_previous
+        and old.by_source == old.previous_by_source
+        and len(old_previous) >= len(old_current)
+    ):
+        previous = previous_in_c(old_current, old_previous, current, may_keep)
     else:
-        previous = _without_current(before, _rule(may_keep))
-    return _canonical(names, now, previous, old.by_source, old.previous_by_source)
+        previous = _without_current(old_previous, _rule(may_keep))
+    return _canonical(names, current, previous, old.by_source, old.previous_by_source)
 
 
 def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source: bool) -> bool:
@@ -169,18 +195,18 @@ def is_settled(old: Slots, table: Table, retained_nodes: Set[str], *, by_source:
     named = nodes_in(array("H", old.previous))
     if len(old.current) != len(table.slots) or not {old.nodes[i] for i in named} <= retained_nodes:
         return False
-    place = {name: i for i, name in enumerate(table.nodes)}
+    index_of = {name: i for i, name in enumerate(table.nodes)}
     return (
         _renumber(
-            old.current, old.nodes, {name: place.get(name, NONE) for name in old.nodes}
+            old.current, old.nodes, {name: index_of.get(name, NONE) for name in old.nodes}
         ).tobytes()
         == table.slots
     )
 
 
 def tracked_as(own: Slots, other: Slots) -> Slots:
-    """Return the slots, tracked also where those of another gateway are: its connections there may
-    have flow entries, which then apply here too.
+    """Return the slots, and track also the slots that another gateway tracks: connections of these
+    slots may have flow entries from that gateway, which then apply here too.
 
     No connection moves: a connection without an entry stays on its node."""
     if not other.previous:
@@ -207,35 +233,36 @@ def _rule(retained_nodes: Set[int]) -> Callable[[int, int, int], int]:
     current node, its old value in `previous`, and its new current node."""
 
     @cache
-    def previous(was: int, before: int, now: int) -> int:
-        if before in retained_nodes:
-            return before  # the oldest node: only its connections have no flow entries
-        if before == NONE and was == now:
+    def previous(old_current: int, old_previous: int, current: int) -> int:
+        if old_previous in retained_nodes:
+            return old_previous  # the oldest node: only its connections have no flow entries
+        if old_previous == NONE and old_current == current:
             return NONE  # the slot keeps its node, and all its connections are there
-        if was != now and was in retained_nodes:
-            return (
-                was  # the slot leaves this node: connections without a flow entry are still there
-            )
-        if before == NONE:
+        if old_current != current and old_current in retained_nodes:
+            # The slot leaves this node, and connections without a flow entry are still there.
+            return old_current
+        if old_previous == NONE:
             return NONE  # all connections were on a node that is gone
         # Flow entries may name any retained node. If that can only be the current node, the slot
         # needs no tracking any more.
-        return TRACKED if retained_nodes - {now} else NONE
+        return TRACKED if retained_nodes - {current} else NONE
 
     return previous
 
 
-def _without_current(before: "array[int]", rule: Callable[[int, int, int], int]) -> "array[int]":
+def _without_current(
+    old_previous: "array[int]", rule: Callable[[int, int, int], int]
+) -> "array[int]":
     """Return `previous` for a listener whose two tables are indexed by different hashes, so that no
     slot of one corresponds to a slot of the other.
 
     All slots have been tracked since the hash changed, and stay tracked."""
-    kept = (rule(NONE, each, NONE) for each in before)
+    kept = (rule(NONE, each, NONE) for each in old_previous)
     return array("H", (TRACKED if each == NONE else each for each in kept))
 
 
-def _renumber(slots: bytes, nodes: tuple[str, ...], place: dict[str, int]) -> "array[int]":
-    return renumber(array("H", slots), array("H", [place[name] for name in nodes]))
+def _renumber(slots: bytes, nodes: tuple[str, ...], index_of: dict[str, int]) -> "array[int]":
+    return renumber(array("H", slots), array("H", [index_of[name] for name in nodes]))
 
 
 def renumber(slots: "array[int]", to: "array[int]") -> "array[int]":
@@ -288,26 +315,26 @@ def _condense(slots: "array[int]") -> "array[int]":
     """Return the shortest equivalent table; an empty one if all slots are NONE."""
     if slots.tobytes() == b"\xff" * (2 * len(slots)):
         return array("H")
-    while len(slots) > SMALLEST and slots[0::2] == slots[1::2]:
+    while len(slots) > MIN_SIZE and slots[0::2] == slots[1::2]:
         slots = slots[0::2]
     return slots
 
 
 def _canonical(
     names: tuple[str, ...],
-    now: "array[int]",
+    current: "array[int]",
     previous: "array[int]",
     by_source: bool,
     previous_by_source: bool,
 ) -> Slots:
     """Return slots without nodes that do not occur, so that equivalent slots are equal values."""
-    used = nodes_in(now, previous)
+    used = nodes_in(current, previous)
     to = array("H", bytes(2 * len(names)))
     for new, old in enumerate(used):
         to[old] = new
     return Slots(
         tuple(names[i] for i in used),
-        renumber(now, to).tobytes(),
+        renumber(current, to).tobytes(),
         renumber(previous, to).tobytes(),
         by_source,
         previous_by_source if previous else by_source,

@@ -1,11 +1,11 @@
 """Read what each Service requests from the pools, and which addresses it holds already.
 
-In: a Service as it is, the AddressGrants that name it. Out: `Facts`, from which `plan.ledger`
-assigns addresses. A Service holds an address if its AddressGrant names the Service, if the status
-of the Service shows the address, or if the address is kept for the Service. An address that a
-status shows and no AddressGrant records was published before AddressGrants existed; it is granted
-to its Service before any new address is given. Invariant: pure. Ports are written `TCP/80`: two
-Services may hold one address, but never the same port of it."""
+In: a Service, and the AddressGrants that name it. Out: `Facts`, from which `plan.ledger` assigns
+addresses. A Service holds an address if its AddressGrant names the Service, if the status of the
+Service shows the address, or if the address is kept for the Service. An address that a status shows
+and no AddressGrant records was published before AddressGrants existed; it is granted to its Service
+before any new address is given. Invariant: pure. Ports are written `TCP/80`: two Services may hold
+one address, but never the same port of the address."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,14 +18,14 @@ from fairlead.kube.objects import LoadBalancerIngress, Service
 from fairlead.model import Family, Finding, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted
-from fairlead.plan.pools import Applicant
+from fairlead.plan.pools import ServiceLabels
 
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
 """A sort key of Services: creation time, then name."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class AddressRequest(msgspec.Struct, frozen=True):
     """What one Service requests from the pools. `families`: the families in order of preference;
     the Service must get an address of the first one."""
 
@@ -39,10 +39,10 @@ class Wanted(msgspec.Struct, frozen=True):
     ports: Ports = frozenset()
     sharing_key: str = ""
     keep: bool = False
-    applicant: Applicant = Applicant("")
+    service_labels: ServiceLabels = ServiceLabels("")
 
 
-class Taken(msgspec.Struct, frozen=True):
+class HeldAddress(msgspec.Struct, frozen=True):
     """What a Service holds at one address. `granted`: the ports that the AddressGrant gives to the
     Service; None: the AddressGrant does not name the Service. `shown`: the ports that its status
     shows. `kept`: the address is reserved for a Service of this name, which does not exist."""
@@ -60,12 +60,12 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What one Service requests, and what it holds, by address. `wanted`: None for a Service that
+    """What one Service requests, and what it holds, by address. `request`: None for a Service that
     does not exist, is being deleted, or needs no address from a pool; Refused for an invalid
     request."""
 
-    wanted: Wanted | Refused | None = None
-    taken: Mapping[str, Taken] = {}
+    request: AddressRequest | Refused | None = None
+    held: Mapping[str, HeldAddress] = {}
 
 
 class Rival(msgspec.Struct, frozen=True):
@@ -105,31 +105,31 @@ def facts_of(
 ) -> Facts:
     """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
     Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
-    addresses come from pools. In both cases the Service holds the addresses in its status."""
-    taken = {
+    addresses come from pools. If either is true, the Service holds the addresses in its status."""
+    held = {
         grant.spec.address: _granted(key, grant)
         for grant in grants
         if grant.holder(key) is not None
     }
     if service is None:
-        return Facts(None, taken)
+        return Facts(None, held)
     if wants or ours:
         for address, ports in shown_by(service).items():
-            taken[address] = msgspec.structs.replace(taken.get(address, Taken()), shown=ports)
+            held[address] = msgspec.structs.replace(held.get(address, HeldAddress()), shown=ports)
     if not wants:
-        return Facts(None, taken)
+        return Facts(None, held)
     try:
-        return Facts(wanted_by(service, namespace_labels), taken)
+        return Facts(address_request_of(service, namespace_labels), held)
     except Refused as error:
-        return Facts(error, taken)
+        return Facts(error, held)
 
 
-def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
+def _granted(key: ServiceKey, grant: AddressGrant) -> HeldAddress:
     holder = grant.holder(key)
     kept = holder is None or not holder.uid
     ports = None if holder is None or kept else frozenset(holder.ports)
     since = holder.kept_since if holder is not None and kept else ""
-    return Taken(
+    return HeldAddress(
         granted=ports,
         kept=kept,
         kept_since=since,
@@ -138,7 +138,9 @@ def _granted(key: ServiceKey, grant: AddressGrant) -> Taken:
     )
 
 
-def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wanted:
+def address_request_of(
+    service: Service, namespace_labels: Mapping[str, str] = {}
+) -> AddressRequest:
     """Return what a Service requests in its spec and annotations. Raise Refused if a requested
     address is not an IP address, or if two of them are of the same family."""
     spec, notes = service.spec, service.metadata.annotations
@@ -156,7 +158,7 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
             f"{quoted(text)} requests two addresses of one family",
             fix="request at most one IPv4 and one IPv6 address",
         )
-    return Wanted(
+    return AddressRequest(
         families,
         all_families=spec.ip_family_policy == "RequireDualStack",
         requested=requested,
@@ -165,7 +167,9 @@ def wanted_by(service: Service, namespace_labels: Mapping[str, str] = {}) -> Wan
         ports=ports_of(service),
         sharing_key=found(notes, SHARING_KEY)[1],
         keep=keeps(service),
-        applicant=Applicant(service.metadata.namespace, service.metadata.labels, namespace_labels),
+        service_labels=ServiceLabels(
+            service.metadata.namespace, service.metadata.labels, namespace_labels
+        ),
     )
 
 
@@ -214,11 +218,11 @@ def address_in(hostname: str) -> str | None:
 def still_served(service: Service) -> tuple[str, ...]:
     """Return the ports that stay served while nothing new is published, as `203.0.113.7 TCP/80`:
     nodes and gateways serve each port that is both in the status and in the spec."""
-    wanted = ports_of(service)
+    request = ports_of(service)
     return tuple(
         f"{address} {port}"
         for address, ports in shown_by(service).items()
-        for port in sorted(ports & wanted)
+        for port in sorted(ports & request)
     )
 
 

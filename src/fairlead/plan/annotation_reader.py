@@ -12,7 +12,7 @@ from typing import TypeVar
 from fairlead.model import Finding, ProxyHeader
 from fairlead.plan.annotations import NOT_UNDERSTOOD, found, names_of, quoted, seconds_of
 
-LONGEST_MS = 2_073_600_000
+MAX_MS = 2_073_600_000
 """The longest time that is accepted: 24 days. HAProxy's timers accept slightly more."""
 HEADERS: Mapping[str, ProxyHeader] = {"true": "v1", "v1": "v1", "v2": "v2", "false": ""}
 SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
@@ -75,7 +75,7 @@ class AnnotationReader:
         )
 
     def time_ms(self, annotation: str, default: int) -> int:
-        allowed = f"milliseconds from 0 to {LONGEST_MS}, or a duration such as 50s or 5m"
+        allowed = f"milliseconds from 0 to {MAX_MS}, or a duration such as 50s or 5m"
         return self.read(annotation, _milliseconds, allowed, default)
 
     def number(self, annotation: str, lowest: int, highest: int, default: int) -> int:
@@ -92,12 +92,12 @@ class AnnotationReader:
 
 def _milliseconds(text: str) -> int | None:
     """Read milliseconds (`5000`) or a Go duration (`5s`); None if the text is neither, or exceeds
-    LONGEST_MS."""
+    MAX_MS."""
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
         value = int(text)
     else:
         seconds = None if re.fullmatch(r"[\d.]+", text) else seconds_of(text)
         if seconds is None:
             return None
-        value = round(seconds * 1000) if seconds < LONGEST_MS else LONGEST_MS + 1
-    return value if value <= LONGEST_MS else None
+        value = round(seconds * 1000) if seconds < MAX_MS else MAX_MS + 1
+    return value if value <= MAX_MS else None

@@ -87,7 +87,7 @@ NOT_UNDERSTOOD = "AnnotationNotUnderstood"
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|m|s)")
 
-LONGEST_QUOTE = 60
+MAX_QUOTE_LENGTH = 60
 """Maximum length of a quoted value in a message. An Event holds 1,024 characters, and the remedy at
 the end of the message has to fit in."""
 
@@ -129,9 +129,9 @@ def names_of(short_name: str) -> tuple[str, str]:
 
 
 def quoted(text: str) -> str:
-    """Return the text in quotes, shortened to LONGEST_QUOTE."""
+    """Return the text in quotes, shortened to MAX_QUOTE_LENGTH."""
     text = text.strip()
-    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}...")
+    return repr(text if len(text) <= MAX_QUOTE_LENGTH else f"{text[:MAX_QUOTE_LENGTH]}...")
 
 
 def seconds_of(text: str) -> float | None:

@@ -29,7 +29,7 @@ from fairlead.plan.members import NO_TUNNELS, UnconfirmedMembers, VerdictOf, con
 from fairlead.plan.notes import endpoint_notes, spec_notes
 from fairlead.plan.selection import all_members
 from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_ranges
-from fairlead.plan.terms import Asked
+from fairlead.plan.terms import ServiceContext
 
 PORT_CONFLICT = "PortConflict"
 """The reason of a port that another Service has. It is the code of a Finding; with the domain of
@@ -60,16 +60,16 @@ def plan_load_balancer(
     unserved: Collection[UnservedPort] = (),
 ) -> LoadBalancer:
     """Return the LoadBalancer of a Service of this class, according to the API server, without
-    probes. `addresses` and `existing`: see `Asked`. `unserved`: ports that the Service cannot have
-    at its addresses; the caller reports the reason.
+    probes. `addresses` and `existing`: see `ServiceContext`. `unserved`: ports that the Service
+    cannot have at its addresses; the caller reports the reason.
 
     Raise Refused if a source range is invalid, or if the class cannot serve the Service."""
-    asked = Asked(service, config, nodes, addresses, existing)
-    return plan_unconfirmed(asked, slices, class_, unserved=unserved, at_gateway=False).balancer
+    context = ServiceContext(service, config, nodes, addresses, existing)
+    return plan_unconfirmed(context, slices, class_, unserved=unserved, at_gateway=False).balancer
 
 
 def plan_unconfirmed(
-    asked: Asked,
+    context: ServiceContext,
     slices: Sequence[EndpointSlice],
     class_: ServiceClass,
     *,
@@ -79,15 +79,15 @@ def plan_unconfirmed(
     """Return the result of `plan_load_balancer` together with the data for `confirmed`.
     `at_gateway`: plan only the ports that the status shows as served, and leave out the Findings
     that the controller reports."""
-    service = asked.service
+    service = context.service
     annotations = service.metadata.annotations
-    terms = class_.terms(asked)
+    terms = class_.terms(context)
     if terms.unserved:
         unserved = {*unserved, *terms.unserved}
     refused = {(port.port, port.protocol) for port in unserved}
     served = [port for port in service.spec.ports if (port.port, port.protocol) not in refused]
     families = terms.families
-    addresses = tuple(asked.addresses)
+    addresses = tuple(context.addresses)
     if families is None:
         families = sorted({family_of(address) for address in addresses})
     else:
@@ -101,12 +101,12 @@ def plan_unconfirmed(
     if not at_gateway:
         notes += [
             *terms.notes,
-            *spec_notes(service, families, ranges, asked.nodes),
-            *endpoint_notes(service, served, families, slices, asked.nodes),
+            *spec_notes(service, families, ranges, context.nodes),
+            *endpoint_notes(service, served, families, slices, context.nodes),
             *without_effect(annotations, class_.substitutes),
             *not_understood(annotations),
         ]
-    nodes = asked.nodes if terms.nodes is None else terms.nodes
+    nodes = context.nodes if terms.nodes is None else terms.nodes
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners: list[tuple[Listener, UnconfirmedMembers]] = []
     for family in families:

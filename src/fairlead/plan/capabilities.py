@@ -2,7 +2,7 @@
 
 In: a provider and a feature. Out: an `Unsupported`: whether the Service is refused or served
 without the feature, and the explanation. Pure. A feature has the short name of its annotation; only
-source ranges are a field of the Service. The tables were found by tests with both providers of
+source ranges are a field of the Service. The tables are results of tests with both providers of
 Octavia 19 (ovn-octavia-provider 11): a feature is unsupported if the API answers 501, or if it
 accepts the request and does not carry it out."""
 

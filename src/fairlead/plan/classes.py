@@ -3,8 +3,9 @@
 A class defines where addresses come from, which kind of load balancer serves it, how its members
 are chosen, and what it does instead of requests that it does not support. Plans, loops and commands
 select Services by these properties and never by the name of the class. A new class is therefore a
-row of this table and the files that the row names. Invariant: pure; exactly one loop of the
-controller claims the Services of a class, even if the class has no row."""
+row of this table and a module with its terms; docs/architecture.md lists what a class with a driver
+of its own needs besides. Invariant: pure; exactly one loop of the controller claims the Services of
+a class, even if the class has no row."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -16,7 +16,7 @@ from fairlead.errors import Refused
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
-    FloatingWish,
+    FloatingIpRequest,
     LoadBalancer,
     OctaviaSettings,
     ServiceKey,
@@ -26,18 +26,18 @@ from fairlead.net.address import family_of
 from fairlead.plan.addresses import held_by
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import service_class_of
-from fairlead.plan.elsewhere import elsewhere_of
+from fairlead.plan.shared_or_adopted import shared_or_adopted_of
 from fairlead.plan.view import CloudCluster, Cluster
 
 
 class Claimant(NamedTuple):
     """A Service that is to get a load balancer in the cloud, with the data that the driver needs to
-    find an existing one. `held`: the addresses that the Service shows. `elsewhere`: the load
-    balancer that the Service shares or adopts; None: it gets one of its own."""
+    find an existing one. `held`: the addresses that the Service shows. `shared_or_adopted`: the
+    load balancer that the Service shares or adopts; None: the Service gets one of its own."""
 
     uid: str
     held: tuple[str, ...] = ()
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
 
 
 def plan_cloud(
@@ -82,16 +82,16 @@ def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant |
     if class_ is None or class_.served_by != "octavia":
         return None
     try:
-        elsewhere = elsewhere_of(service, config.octavia)
+        shared_or_adopted = shared_or_adopted_of(service, config.octavia)
     except Refused:
-        elsewhere = None  # the plan of the Service reports the error to the user
-    return Claimant(service.metadata.uid, tuple(held_by(service)), elsewhere)
+        shared_or_adopted = None  # the plan of the Service reports the error to the user
+    return Claimant(service.metadata.uid, tuple(held_by(service)), shared_or_adopted)
 
 
 def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None) -> LoadBalancer:
-    """Return the plan completed with this existing load balancer: with the addresses at which
-    clients reach it. While it has no such address, the plan has the addresses that the Service
-    shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
+    """Return the plan completed with this existing load balancer and the addresses at which clients
+    reach it. While the load balancer has no such address, the plan has the addresses that the
+    Service shows, so they stay published. A LoadBalancer that Octavia does not serve is returned
     unchanged."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):
@@ -106,7 +106,7 @@ def with_existing(balancer: LoadBalancer, existing: ExistingLoadBalancer | None)
 
 
 def _addresses(
-    existing: ExistingLoadBalancer, request: FloatingWish | None, families: Collection[Family]
+    existing: ExistingLoadBalancer, request: FloatingIpRequest | None, families: Collection[Family]
 ) -> tuple[str, ...]:
     """Return the addresses at which clients reach the load balancer. Empty: the VIP is unknown, or
     the requested floating IP, which has to be the first address, is not attached yet."""

@@ -2,8 +2,8 @@
 
 In: a view of the cluster, the configuration, the keys of the Services to plan. Out: for each
 Service its intent, or the reason why there is none. A Service for which the role has nothing to do
-is left out. Pure: the memory between two calls, which Service was given which address, is a Ledger
-that the caller owns."""
+is left out. Pure: the memory between two calls (which Service has which address) is a Ledger that
+the caller owns."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -34,7 +34,7 @@ from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
 from fairlead.plan.refusals import port_conflict
 from fairlead.plan.service import claimed_class
-from fairlead.plan.terms import Asked, unserved
+from fairlead.plan.terms import ServiceContext, unserved
 from fairlead.plan.view import Addressed, Cluster
 
 
@@ -45,7 +45,7 @@ def plan_controller(
     addresses that the ledger assigns. For every other Service that requests a class of Fairlead and
     cannot be served, return the reason.
 
-    The result also contains other Services than those of `keys` if their assignment changed: they
+    The result also contains Services outside of `keys` whose assignment changed, because they
     waited for an address or port that became free. With a new ledger, or after a change of pools,
     all Services are assigned again, whatever the keys."""
     concerned: Collection[ServiceKey] = keys
@@ -166,9 +166,9 @@ def plan_gateway_unconfirmed(
         class_ = _served_by_gateways(service, config) if service is not None else None
         if service is None or class_ is None or not (addresses := held_by(service)):
             continue
-        asked = Asked(service, config, cluster.nodes, addresses)
+        context = ServiceContext(service, config, cluster.nodes, addresses)
         try:
-            unconfirmed = plan_unconfirmed(asked, cluster.slices_of(key), class_, at_gateway=True)
+            unconfirmed = plan_unconfirmed(context, cluster.slices_of(key), class_, at_gateway=True)
         except Refused as error:
             planned[key] = error
         else:

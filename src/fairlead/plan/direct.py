@@ -4,7 +4,7 @@ In: a Service. Out: `Terms`. The class serves every port of every protocol. Pure
 
 from fairlead.model import DirectSettings
 from fairlead.plan.annotations import drain_timeout_s
-from fairlead.plan.terms import Asked, Terms
+from fairlead.plan.terms import ServiceContext, Terms
 
 DIRECT = "fairlead.io/direct"
 
@@ -57,6 +57,6 @@ SUBSTITUTES = {
 `load-balancer-address` is not here: it reports an address and requests nothing."""
 
 
-def direct_terms(asked: Asked) -> Terms:
+def direct_terms(context: ServiceContext) -> Terms:
     """Return the terms of class direct."""
-    return Terms(DirectSettings(drain_timeout_s(asked.service.metadata.annotations)))
+    return Terms(DirectSettings(drain_timeout_s(context.service.metadata.annotations)))

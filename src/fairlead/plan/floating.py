@@ -2,13 +2,13 @@
 
 In: the annotations of a Service (of Fairlead, or of cloud-provider-openstack with the same short
 names), the configuration, the requested address. Out: a FloatingWish, or None for a load balancer
-that is reachable only at its own address; and Findings about annotations without effect. Pure.
-Meanings: cloud-provider-openstack 1.34. Floating IPs are IPv4 only, so an IPv6 load balancer has
-none."""
+that is reachable only at its own address; and Findings about annotations without effect. Pure. The
+meaning of the annotations follows cloud-provider-openstack 1.34. Floating IPs are IPv4 only, so an
+IPv6 load balancer has none."""
 
 from collections.abc import Mapping
 
-from fairlead.model import Family, Finding, FloatingWish
+from fairlead.model import Family, Finding, FloatingIpRequest
 from fairlead.plan.annotation_reader import AnnotationReader
 from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, found
 from fairlead.sections import OctaviaConfig
@@ -16,7 +16,7 @@ from fairlead.sections import OctaviaConfig
 SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
 FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
 REPORT = "loadbalancer.openstack.org/load-balancer-address"
-"""cloud-provider-openstack writes this annotation: the address that it gave to the Service."""
+"""cloud-provider-openstack writes the address of the Service into this annotation."""
 
 
 def floating_of(
@@ -25,7 +25,7 @@ def floating_of(
     config: OctaviaConfig,
     family: Family,
     address: str,
-) -> FloatingWish | None:
+) -> FloatingIpRequest | None:
     """Return the request for a floating IP; None if the load balancer gets none. Findings about
     annotations without effect are added to `reader.notes`. `family`: the family of the load
     balancer. `address`: the address that the Service requests; it becomes the floating IP."""
@@ -58,12 +58,12 @@ def floating_of(
                 strict=True,
             )
         )
-    return FloatingWish(
+    return FloatingIpRequest(
         network_id=reader.read(
             "floating-network-id", lambda text: text, "", config.floating_network_id
         ),
         address=address,
-        again=annotations.get(REPORT, "").strip(),
+        reuse_address=annotations.get(REPORT, "").strip(),
         keep=keep,
         subnet_id=subnet["floating-subnet-id"],
         subnet=subnet["floating-subnet"],

@@ -12,7 +12,7 @@ from fairlead.model import Finding, ServiceKey
 
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Maximum number of gateways that a message names."""
 SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that host"
 """The text for a gateway that reports no message."""
@@ -45,6 +45,6 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, 
         f"gateway {name} cannot serve it: {message or SEE_THERE}"
         for name, message in sorted(refusals.items())
     ]
-    more = f"; and {len(reports) - MOST_NAMED} more gateways" if len(reports) > MOST_NAMED else ""
-    message = "; ".join(reports[:MOST_NAMED]) + more
+    more = f"; and {len(reports) - MAX_NAMED} more gateways" if len(reports) > MAX_NAMED else ""
+    message = "; ".join(reports[:MAX_NAMED]) + more
     return (Finding(NOT_SERVED, message, severity="error", blocks="Ready"),)

@@ -1,6 +1,6 @@
-"""The index of held addresses below `plan.ledger`: their holders and sharing keys.
+"""The index of held addresses that `plan.ledger` uses: their holders and sharing keys.
 
-In: the Services that start and stop to hold an address. Out: the holders of an address, the
+In: the Services that begin or cease to hold an address. Out: the holders of an address, the
 addresses of a sharing key, the lowest free address of a pool, and notifications for the Services
 that wait. The index also counts the held addresses of each pool. Invariant: pure, except for its
 memory; the cost of a query does not grow with the number of Services."""
@@ -28,7 +28,7 @@ class Holdings:
         self._sharings: dict[str, set[Sharing]] = {}  # the inverse of _by_sharing
 
     def use(self, pools: Pools) -> None:
-        """Replace the pools, and notify all Services that wait for one."""
+        """Replace the pools, and notify all Services that wait for an address from a pool."""
         self.pools = pools
         for address in self._holders:
             if (found := pools.find(address)) is not None:

@@ -18,7 +18,7 @@ SKEW = timedelta(minutes=10)
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
-class KeepLimits(Value, frozen=True):
+class KeptAddressLimits(Value, frozen=True):
     """The limits of kept addresses. `days`: how long an address is kept; 0: without limit."""
 
     per_namespace: int
@@ -38,13 +38,13 @@ class KeepLimits(Value, frozen=True):
             return ""
 
 
-def limits_of(config: Config) -> KeepLimits:
-    return KeepLimits(
+def limits_of(config: Config) -> KeptAddressLimits:
+    return KeptAddressLimits(
         config.controller.kept_addresses_per_namespace, config.controller.kept_address_days
     )
 
 
-def exceeded(namespace: str, kept: int, limits: KeepLimits) -> str:
+def exceeded(namespace: str, kept: int, limits: KeptAddressLimits) -> str:
     """Return why a namespace that keeps `kept` addresses may not keep another one; empty: it
     may."""
     if kept < limits.per_namespace:
@@ -57,7 +57,9 @@ def exceeded(namespace: str, kept: int, limits: KeepLimits) -> str:
     )
 
 
-def lapsed(holder: Holder, namespace: Namespace | None, limits: KeepLimits, now: datetime) -> str:
+def expired(
+    holder: Holder, namespace: Namespace | None, limits: KeptAddressLimits, now: datetime
+) -> str:
     """Return why the address is no longer kept for this holder; empty: it is still kept.
     `namespace`: the namespace of the holder; None if it does not exist."""
     if namespace is None:

@@ -22,7 +22,15 @@ from fairlead.errors import Refused
 from fairlead.model import Family, Grant, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan import refusals
-from fairlead.plan.addresses import Assigned, Facts, Order, Ports, Rival, Taken, Wanted
+from fairlead.plan.addresses import (
+    AddressRequest,
+    Assigned,
+    Facts,
+    HeldAddress,
+    Order,
+    Ports,
+    Rival,
+)
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
@@ -34,7 +42,7 @@ NO_PORTS: Ports = frozenset()
 class _Record:
     """One Service in the ledger.
 
-    - `given`: the addresses that are assigned to the Service, and `ports`: its ports there. The
+    - `assigned`: the addresses that are assigned to the Service, and `ports`: its ports there. The
       Service may also hold addresses that only its facts contain.
     - `draft`: the addresses that the current evaluation has found for the Service so far.
     - `waits`: what the Service waits for.
@@ -44,7 +52,7 @@ class _Record:
         self.facts = Facts()
         self.order: Order = ("", ServiceKey("", ""))
         self.draft: dict[Family, str] = {}
-        self.given: dict[Family, str] = {}
+        self.assigned: dict[Family, str] = {}
         self.ports: Ports = NO_PORTS
         self.result: Assigned | Refused | None = None
         self.waits: set[Wait] = set()
@@ -78,24 +86,24 @@ class Ledger:
     def granted(self) -> Iterator[tuple[str, str, ServiceKey]]:
         """Yield pool, address and holder of each granted address."""
         for key, record in self._records.items():
-            for address, taken in record.facts.taken.items():
-                if taken.pool:
-                    yield taken.pool, address, key
+            for address, held in record.facts.held.items():
+                if held.pool:
+                    yield held.pool, address, key
 
     def kept(self) -> Iterator[tuple[str, ServiceKey, str]]:
         """Yield pool, Service and start time of each address that is kept for a deleted Service."""
         for keys in self._keeping.values():
             for key in keys:
-                for taken in self._records[key].facts.taken.values():
-                    if taken.kept:
-                        yield taken.pool, key, taken.kept_since
+                for held in self._records[key].facts.held.values():
+                    if held.kept:
+                        yield held.pool, key, held.kept_since
 
     def kept_in(self, namespace: str) -> int:
         """Return the number of addresses that this namespace keeps."""
         return sum(
-            taken.kept
+            held.kept
             for key in self._keeping.get(namespace, ())
-            for taken in self._records[key].facts.taken.values()
+            for held in self._records[key].facts.held.values()
         )
 
     @property
@@ -119,15 +127,15 @@ class Ledger:
         before = {key: self.result(key) for key in facts}
         batch = set(facts)
         for key, each in facts.items():
-            batch |= self._learn(key, each)
+            batch |= self._store_facts(key, each)
         for key in sorted(batch, key=lambda key: self._records[key].order):
             before.setdefault(key, self.result(key))
-            self._hold(key)
+            self._draft_held(key)
         self._serve(batch, before)
         for key in [
             key
             for key in before
-            if not self._records[key].facts.taken and self._records[key].facts.wanted is None
+            if not self._records[key].facts.held and self._records[key].facts.request is None
         ]:
             self._refresh(key)
             del self._records[key]
@@ -137,38 +145,41 @@ class Ledger:
             if _comparable(self.result(key)) != _comparable(result)
         }
 
-    def _learn(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
+    def _store_facts(self, key: ServiceKey, facts: Facts) -> set[ServiceKey]:
         """Store the facts of a Service. Return the other Services whose assignments may no
         longer be valid."""
         record = self._records.setdefault(key, _Record())
         old, record.facts = record.facts, facts
         self._note_kept(key)
-        wanted = facts.wanted
+        request = facts.request
         if (
-            order := (wanted.since if isinstance(wanted, Wanted) else record.order[0], key)
+            order := (
+                request.since if isinstance(request, AddressRequest) else record.order[0],
+                key,
+            )
         ) != record.order:
             self._await(record, set())  # the old order is the key of the Service in the queues
             record.order = order
-        if isinstance(wanted, Wanted) and wanted.sharing_key:
-            self._queues.notify(("sharing", key.namespace, wanted.sharing_key))
+        if isinstance(request, AddressRequest) and request.sharing_key:
+            self._queues.notify(("sharing", key.namespace, request.sharing_key))
         affected: set[ServiceKey] = set()
-        if old.wanted != wanted:
+        if old.request != request:
             self._queues.notify(*(("address", address) for address in record.holding))
             affected.update(*(self._holdings.of(address) for address in record.holding))
-        if not isinstance(wanted, Wanted):
-            record.given, record.ports = {}, NO_PORTS
+        if not isinstance(request, AddressRequest):
+            record.assigned, record.ports = {}, NO_PORTS
         self._refresh(key)
-        for address, taken in facts.taken.items():
-            if old.taken.get(address) != taken:
+        for address, held in facts.held.items():
+            if old.held.get(address) != held:
                 affected.update(self._holdings.of(address))
                 self._queues.notify(
-                    ("address", address), ("sharing", key.namespace, taken.sharing_key)
+                    ("address", address), ("sharing", key.namespace, held.sharing_key)
                 )
         return affected - {key}
 
     def _note_kept(self, key: ServiceKey) -> None:
         keys = self._keeping.setdefault(key.namespace, set())
-        if any(taken.kept for taken in self._records[key].facts.taken.values()):
+        if any(held.kept for held in self._records[key].facts.held.values()):
             keys.add(key)
         else:
             keys.discard(key)
@@ -179,8 +190,8 @@ class Ledger:
         """Update the index with the addresses that a Service holds now, and notify the Services
         that wait for an address whose holder or ports changed."""
         record = self._records[key]
-        holding = {address: taken.ports for address, taken in record.facts.taken.items()}
-        for address in record.given.values():
+        holding = {address: held.ports for address, held in record.facts.held.items()}
+        for address in record.assigned.values():
             holding[address] = holding.get(address, NO_PORTS) | record.ports
         for address in record.holding.keys() - holding.keys():
             self._holdings.leave(key, address)
@@ -198,11 +209,11 @@ class Ledger:
         """Return the key under which this Service shares the address: the sharing key of the grant
         if there is one, else the requested sharing key."""
         facts = self._records[key].facts
-        if (taken := facts.taken.get(address)) is not None and (
-            taken.granted is not None or taken.kept
+        if (held := facts.held.get(address)) is not None and (
+            held.granted is not None or held.kept
         ):
-            return taken.sharing_key
-        return facts.wanted.sharing_key if isinstance(facts.wanted, Wanted) else ""
+            return held.sharing_key
+        return facts.request.sharing_key if isinstance(facts.request, AddressRequest) else ""
 
     def _others(self, key: ServiceKey, address: str) -> list[ServiceKey]:
         return [other for other in self._holdings.of(address) if other != key]
@@ -211,11 +222,11 @@ class Ledger:
         """Return another holder that does not share the address with this Service; None if there is
         none. A holder shares if it has the same namespace and sharing key, both in its grant and in
         its request."""
-        wanted = self._records[key].facts.wanted
-        mine = wanted.sharing_key if isinstance(wanted, Wanted) else ""
+        request = self._records[key].facts.request
+        mine = request.sharing_key if isinstance(request, AddressRequest) else ""
         for other in sorted(self._others(key, address)):
-            theirs = self._records[other].facts.wanted
-            requested = theirs.sharing_key if isinstance(theirs, Wanted) else mine
+            theirs = self._records[other].facts.request
+            requested = theirs.sharing_key if isinstance(theirs, AddressRequest) else mine
             if (
                 not mine
                 or other.namespace != key.namespace
@@ -234,107 +245,111 @@ class Ledger:
             mine, [_precedence(self._records[other], address, port) for other in others]
         )
 
-    def _free_ports(self, key: ServiceKey, wanted: Wanted, address: str) -> Ports:
+    def _free_ports(self, key: ServiceKey, request: AddressRequest, address: str) -> Ports:
         """Return the requested ports that the Service may have at the address."""
-        return frozenset(port for port in wanted.ports if not self._rivals(key, address, port))
+        return frozenset(port for port in request.ports if not self._rivals(key, address, port))
 
-    def _hold(self, key: ServiceKey) -> None:
-        """Draft the addresses that a Service keeps: all that it holds, unless the Service now
-        requests another address of the family, or no longer requests the family."""
+    def _draft_held(self, key: ServiceKey) -> None:
+        """Draft the addresses that a Service keeps: every address that it holds, unless the Service
+        now requests another address of the family, or no longer requests the family."""
         record = self._records[key]
-        wanted = record.facts.wanted
-        if not isinstance(wanted, Wanted):
+        request = record.facts.request
+        if not isinstance(request, AddressRequest):
             return
-        asked = {family_of(address): address for address in wanted.requested}
+        requested = {family_of(address): address for address in request.requested}
         record.draft = {}
         for address in sorted(
-            {*record.facts.taken, *record.given.values()}, key=lambda each: _rank(record, each)
+            {*record.facts.held, *record.assigned.values()}, key=lambda each: _rank(record, each)
         ):
             family = family_of(address)
-            taken = record.facts.taken.get(address, Taken())
+            held = record.facts.held.get(address, HeldAddress())
             if (
                 family in record.draft
-                or family not in wanted.families
-                or asked.get(family, address) != address
+                or family not in request.families
+                or requested.get(family, address) != address
             ):
                 continue
-            owned = taken.granted is not None or taken.shown is not None
+            owned = held.granted is not None or held.shown is not None
             if owned or (
                 self._exclusive_holder(key, address) is None
-                and self._may_keep(key, wanted, address)
+                and self._may_keep(key, request, address)
             ):
                 record.draft[family] = address
 
         kept = {
             family: address
-            for family, address in record.given.items()
+            for family, address in record.assigned.items()
             if record.draft.get(family) == address
         }
-        if kept != record.given:
-            self._give(key, kept, record.ports)
+        if kept != record.assigned:
+            self._assign(key, kept, record.ports)
 
-    def _may_keep(self, key: ServiceKey, wanted: Wanted, address: str) -> bool:
+    def _may_keep(self, key: ServiceKey, request: AddressRequest, address: str) -> bool:
         """Return whether the Service may keep an address that is neither granted nor shown yet, or
         take an address that is kept for it: whether it could get the address now."""
-        if wanted.ports and not self._free_ports(key, wanted, address):
+        if request.ports and not self._free_ports(key, request, address):
             return False
-        if self._records[key].facts.taken.get(address, Taken()).kept:
+        if self._records[key].facts.held.get(address, HeldAddress()).kept:
             return True
         if (found := self.pools.find(address)) is None:
             return False
-        pool, asked = found[0], bool(wanted.pool) or address in wanted.requested
+        pool, requested = found[0], bool(request.pool) or address in request.requested
         return (
-            (not wanted.pool or pool.name == wanted.pool)
-            and (asked or pool.auto_assign or bool(self._others(key, address)))
-            and pool.allows(wanted.applicant)
+            (not request.pool or pool.name == request.pool)
+            and (requested or pool.auto_assign or bool(self._others(key, address)))
+            and pool.allows(request.service_labels)
         )
 
-    def _ports_at(self, key: ServiceKey, wanted: Wanted, addresses: Iterable[str]) -> Ports:
+    def _ports_at(
+        self, key: ServiceKey, request: AddressRequest, addresses: Iterable[str]
+    ) -> Ports:
         """Return the ports that the Service may have at each of these addresses. A port is served
         at all addresses of a Service or at none."""
-        ports = wanted.ports
+        ports = request.ports
         for address in addresses:
-            ports &= self._free_ports(key, wanted, address)
+            ports &= self._free_ports(key, request, address)
         return ports
 
-    def _give(self, key: ServiceKey, given: dict[Family, str], ports: Ports) -> None:
+    def _assign(self, key: ServiceKey, assigned: dict[Family, str], ports: Ports) -> None:
         record = self._records[key]
-        record.given, record.ports = given, ports
+        record.assigned, record.ports = assigned, ports
         self._refresh(key)
 
-    def _request(self, key: ServiceKey, wanted: Wanted) -> Refused | None:
+    def _draft_requested(self, key: ServiceKey, request: AddressRequest) -> Refused | None:
         """Draft the addresses that a Service requests by name: all of them or none. Return the
         refusal if there is one."""
         record = self._records[key]
         draft = dict(record.draft)
-        for address in wanted.requested:
+        for address in request.requested:
             if draft.get(family_of(address)) != address:
-                if (refused := self._on_request(key, wanted, address)) is not None:
+                if (refused := self._refusal_of_requested(key, request, address)) is not None:
                     return refused
                 draft[family_of(address)] = address
         record.draft = draft
         return None
 
-    def _on_request(self, key: ServiceKey, wanted: Wanted, address: str) -> Refused | None:
+    def _refusal_of_requested(
+        self, key: ServiceKey, request: AddressRequest, address: str
+    ) -> Refused | None:
         """Return why a Service cannot get an address that it requests and does not have; None if it
         can."""
         found = self.pools.find(address)
-        if family_of(address) not in wanted.families:
+        if family_of(address) not in request.families:
             return refusals.not_of_families(address)
         if found is None:
             return refusals.in_no_pool(address, self.pools)
-        if wanted.pool and found[0].name != wanted.pool:
-            return refusals.in_another_pool(address, found[0].name, wanted)
-        if not found[0].allows(wanted.applicant):
+        if request.pool and found[0].name != request.pool:
+            return refusals.in_another_pool(address, found[0].name, request)
+        if not found[0].allows(request.service_labels):
             return refusals.not_for(address, found[0].name)
         if (other := self._exclusive_holder(key, address)) is not None:
             is_kept = (
                 self._records[other].holding[address] == NO_PORTS
-                and self._records[other].facts.wanted is None
+                and self._records[other].facts.request is None
             )
             return refusals.kept(address, other) if is_kept else refusals.held(address, other)
-        if wanted.ports and not self._free_ports(key, wanted, address):
-            return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
+        if request.ports and not self._free_ports(key, request, address):
+            return refusals.all_ports_taken(self._all_rivals(key, request.ports, [address]))
         return None
 
     def _all_rivals(
@@ -368,8 +383,8 @@ class Ledger:
                 self._next_in_line(queue, wait, order)
 
     def _place(self, order: Order, wait: Wait) -> tuple[bool, Order, Wait]:
-        wanted = self._records[order[1]].facts.wanted
-        return not (isinstance(wanted, Wanted) and wanted.requested), order, wait
+        request = self._records[order[1]].facts.request
+        return not (isinstance(request, AddressRequest) and request.requested), order, wait
 
     def _next_in_line(
         self, queue: list[tuple[bool, Order, Wait]], wait: Wait, after: Order | None
@@ -391,19 +406,19 @@ class Ledger:
         """Evaluate a Service: assign all its addresses, or record the refusal and what the Service
         waits for."""
         self.evaluations += 1
-        self._hold(key)
+        self._draft_held(key)
         record = self._records[key]
-        wanted = record.facts.wanted
+        request = record.facts.request
         waits: set[Wait] = set()
-        if not isinstance(wanted, Wanted):
-            record.result = wanted
-        elif (refused := self._request(key, wanted)) is not None:
+        if not isinstance(request, AddressRequest):
+            record.result = request
+        elif (refused := self._draft_requested(key, request)) is not None:
             record.result = refused
-            waits = {("address", address) for address in wanted.requested}
+            waits = {("address", address) for address in request.requested}
         else:
-            record.result = self._fill(key, wanted, waits)
+            record.result = self._fill(key, request, waits)
         if not isinstance(record.result, Assigned):
-            self._give(key, {}, NO_PORTS)  # it still holds the addresses in its facts
+            self._assign(key, {}, NO_PORTS)  # it still holds the addresses in its facts
         self._await(record, waits)
 
     def _await(self, record: _Record, waits: set[Wait]) -> None:
@@ -411,73 +426,79 @@ class Ledger:
         self._queues.move(record.order, record.waits, waits)
         record.waits = waits
 
-    def _fill(self, key: ServiceKey, wanted: Wanted, waits: set[Wait]) -> Assigned | Refused:
-        """Assign the missing addresses of a Service and its ports at all of them. What the Service
-        has to wait for is added to `waits`."""
+    def _fill(
+        self, key: ServiceKey, request: AddressRequest, waits: set[Wait]
+    ) -> Assigned | Refused:
+        """Assign the missing addresses of a Service, and its ports at all its addresses. The
+        resources for which the Service has to wait are added to `waits`."""
         record = self._records[key]
         notes = []
-        given = dict(record.draft)
-        for family in wanted.families:
+        assigned = dict(record.draft)
+        for family in request.families:
             if family in record.draft:
                 continue
-            address = self._shared(key, wanted, family) or self._free(wanted, family)
-            if address is not None and wanted.ports and not self._free_ports(key, wanted, address):
-                waits |= {("address", address), ("sharing", key.namespace, wanted.sharing_key)}
-                return refusals.all_ports_taken(self._all_rivals(key, wanted.ports, [address]))
+            address = self._shared(key, request, family) or self._free(request, family)
+            if (
+                address is not None
+                and request.ports
+                and not self._free_ports(key, request, address)
+            ):
+                waits |= {("address", address), ("sharing", key.namespace, request.sharing_key)}
+                return refusals.all_ports_taken(self._all_rivals(key, request.ports, [address]))
             if address is not None:
-                given[family] = address
+                assigned[family] = address
                 continue
-            waits |= {("pool", pool.name, family) for pool in self._candidates(wanted)}
-            if wanted.sharing_key:
-                waits.add(("sharing", key.namespace, wanted.sharing_key))
-            if family == wanted.families[0] or wanted.all_families:
-                return refusals.none_free(self.pools, wanted, family)
+            waits |= {("pool", pool.name, family) for pool in self._candidates(request)}
+            if request.sharing_key:
+                waits.add(("sharing", key.namespace, request.sharing_key))
+            if family == request.families[0] or request.all_families:
+                return refusals.none_free(self.pools, request, family)
             notes.append(refusals.skipped(family))
-        ports = self._ports_at(key, wanted, given.values())
-        rivals = self._all_rivals(key, wanted.ports - ports, given.values())
+        ports = self._ports_at(key, request, assigned.values())
+        rivals = self._all_rivals(key, request.ports - ports, assigned.values())
         # Wait for every address, not only for the addresses with rivals: a port is served at all
         # addresses or at none, so a change at any address can change the result.
         if rivals:
-            waits |= {("address", address) for address in given.values()}
-        if wanted.ports and not ports:
+            waits |= {("address", address) for address in assigned.values()}
+        if request.ports and not ports:
             return refusals.all_ports_taken(rivals)
-        self._give(key, given, ports)
-        addresses = tuple(given[family] for family in wanted.families if family in given)
-        taken = {address: record.facts.taken.get(address, Taken()) for address in addresses}
-        grants = tuple(self._grant(wanted, each, ports, taken[each].pool) for each in addresses)
-        notes += refusals.stranded(self.pools, wanted, taken)
+        self._assign(key, assigned, ports)
+        addresses = tuple(assigned[family] for family in request.families if family in assigned)
+        held = {address: record.facts.held.get(address, HeldAddress()) for address in addresses}
+        grants = tuple(self._grant(request, each, ports, held[each].pool) for each in addresses)
+        notes += refusals.stranded(self.pools, request, held)
         return Assigned(grants, tuple(rivals), tuple(notes))
 
-    def _grant(self, wanted: Wanted, address: str, ports: Ports, before: str) -> Grant:
+    def _grant(self, request: AddressRequest, address: str, ports: Ports, before: str) -> Grant:
         found = self.pools.find(address)
         pool = found[0].name if found is not None else before
-        return Grant(address, tuple(sorted(ports)), pool, wanted.sharing_key, wanted.keep)
+        return Grant(address, tuple(sorted(ports)), pool, request.sharing_key, request.keep)
 
-    def _candidates(self, wanted: Wanted) -> list[Pool]:
+    def _candidates(self, request: AddressRequest) -> list[Pool]:
         """Return the pools from which the Service may get a new address, in the order in which they
         are tried."""
         named = [
             pool
             for pool in self.pools.in_order
-            if (pool.name == wanted.pool if wanted.pool else pool.auto_assign)
+            if (pool.name == request.pool if request.pool else pool.auto_assign)
         ]
-        return [pool for pool in named if pool.allows(wanted.applicant)]
+        return [pool for pool in named if pool.allows(request.service_labels)]
 
-    def _free(self, wanted: Wanted, family: Family) -> str | None:
-        found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(wanted))
+    def _free(self, request: AddressRequest, family: Family) -> str | None:
+        found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(request))
         return next((address for address in found if address is not None), None)
 
-    def _shared(self, key: ServiceKey, wanted: Wanted, family: Family) -> str | None:
+    def _shared(self, key: ServiceKey, request: AddressRequest, family: Family) -> str | None:
         """Return an address with the sharing key of the Service: the lowest one where all its ports
         are free, else the lowest one where some are free; None if there is none. Ports that the
         Service already serves at its address of the other family must be free, too."""
-        if not wanted.sharing_key:
+        if not request.sharing_key:
             return None
         record = self._records[key]
-        needed = self._ports_at(key, wanted, record.draft.values()) if record.draft else NO_PORTS
+        needed = self._ports_at(key, request, record.draft.values()) if record.draft else NO_PORTS
         some = None
         for address in sorted(
-            self._holdings.shared((key.namespace, wanted.sharing_key)), key=number
+            self._holdings.shared((key.namespace, request.sharing_key)), key=number
         ):
             if (
                 family_of(address) != family
@@ -488,12 +509,12 @@ class Ledger:
             found = self.pools.find(address)
             if (
                 found is None
-                or not found[0].allows(wanted.applicant)
-                or (wanted.pool and found[0].name != wanted.pool)
+                or not found[0].allows(request.service_labels)
+                or (request.pool and found[0].name != request.pool)
             ):
                 continue  # an address that is no longer in a pool is not given to further Services
-            free = self._free_ports(key, wanted, address)
-            if free == wanted.ports:
+            free = self._free_ports(key, request, address)
+            if free == request.ports:
                 return address
             if some is None and free and needed <= free:
                 some = address
@@ -502,12 +523,12 @@ class Ledger:
 
 def _precedence(record: _Record, address: str, port: str) -> Precedence:
     """Return the precedence of a Service for a port of an address."""
-    taken = record.facts.taken.get(address, Taken())
-    if taken.granted is not None and port in taken.granted:
+    held = record.facts.held.get(address, HeldAddress())
+    if held.granted is not None and port in held.granted:
         basis = Basis.GRANTED
-    elif taken.shown is not None and port in taken.shown:
+    elif held.shown is not None and port in held.shown:
         basis = Basis.SHOWN
-    elif port in record.ports and address in record.given.values():
+    elif port in record.ports and address in record.assigned.values():
         basis = Basis.ASSIGNED
     else:
         basis = Basis.REQUESTED
@@ -517,10 +538,8 @@ def _precedence(record: _Record, address: str, port: str) -> Precedence:
 def _rank(record: _Record, address: str) -> tuple[int, int]:
     """Return a sort key for the addresses that a Service may keep: granted addresses first, then
     shown ones, then newly given ones, then addresses that are kept for it."""
-    taken = record.facts.taken.get(address, Taken())
-    rank = (
-        0 if taken.granted is not None else 1 if taken.shown is not None else 3 if taken.kept else 2
-    )
+    held = record.facts.held.get(address, HeldAddress())
+    rank = 0 if held.granted is not None else 1 if held.shown is not None else 3 if held.kept else 2
     return rank, number(address)
 
 

@@ -68,8 +68,8 @@ def shows_surplus(
 def publishable_ports(
     spec: AddressGrantSpec | None, key: ServiceKey, uid: str, version: str
 ) -> Ports:
-    """Return the ports that may be published over this version of the Service although the version
-    does not show them yet."""
+    """Return the ports that a write conditional on this version of the Service may publish although
+    the version does not show them yet."""
     for each in spec.holders if spec is not None else ():
         if each.key == key and each.uid == uid and each.service_version == version:
             return frozenset(each.ports)
@@ -166,8 +166,8 @@ def with_kept_since(spec: AddressGrantSpec, key: ServiceKey, since: str) -> Addr
 
 
 def may_be_published(published: PublishedVersion, holder: Holder) -> bool:
-    """Return whether a publication over the version in this entry could still succeed: the Service
-    has no later version."""
+    """Return whether a write that is conditional on the version in this entry could still succeed:
+    the Service has no later version."""
     return version_number(holder.service_version) >= published.version
 
 

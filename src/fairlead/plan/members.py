@@ -3,11 +3,11 @@
 In: a port of a Service, its EndpointSlices, the Nodes, and the verdicts of probes. Out: Members. A
 member is a node with usable pods, and its weight is their number. With policy Local no other node
 can serve; with policy Cluster this saves a hop. A node gets traffic once a probe of its health port
-has confirmed it, and stops getting it when the API or a probe reports so, whichever is first. If
-every probe fails although the API shows ready pods, the plan follows the API: a broken prober must
-not take a Service down. Follows KEP-1669 (terminating endpoints), KEP-3458 (the readiness of nodes
-is ignored) and KEP-3836 (nodes that are about to be deleted). Invariant: pure; sorted; equal
-clusters give equal values."""
+has confirmed it, until the API or a probe reports that it cannot serve. If every probe fails
+although the API shows ready pods, the plan follows the API: a broken prober must not take a Service
+down. Follows KEP-1669 (terminating endpoints), KEP-3458 (the readiness of nodes is ignored) and
+KEP-3836 (nodes that are about to be deleted). Invariant: pure; sorted; equal clusters give equal
+values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
@@ -79,11 +79,11 @@ def excluded(node: Node) -> bool:
 
 
 class UnconfirmedMembers(NamedTuple):
-    """The members of a listener by the API alone, and the facts about its endpoints that `confirm`
-    needs."""
+    """The members of a listener according to the API alone, and the facts about its endpoints that
+    `confirm` needs."""
 
     members: tuple[Member, ...]
-    leaving_weights: Mapping[str, int]
+    terminating_weights: Mapping[str, int]
     """The number of endpoints that terminate and still serve, by node."""
     any_ready: bool
     """Whether an endpoint is ready, on any node."""
@@ -106,23 +106,23 @@ def members_of(
     `draining`: it keeps its connections."""
     known = endpoints(slices, port_name=port.name, protocol=port.protocol, family=family).values()
     ready = [each.node_name or "" for each in known if each.conditions.ready is not False]
-    leaving = [
+    terminating = [
         each.node_name or "" for each in known if each.conditions.terminating and each.serving
     ]
-    there = nodes.keys() & {each.node_name or "" for each in known}
-    admitted = {name for name in there if not excluded(nodes[name])}
-    leaving_weights = _counted(leaving, admitted)
-    weights = _counted(ready, admitted) or leaving_weights
-    if not weights and service.spec.external_traffic_policy != "Local" and (ready or leaving):
+    present = nodes.keys() & {each.node_name or "" for each in known}
+    admitted = {name for name in present if not excluded(nodes[name])}
+    terminating_weights = _counted(terminating, admitted)
+    weights = _counted(ready, admitted) or terminating_weights
+    if not weights and service.spec.external_traffic_policy != "Local" and (ready or terminating):
         # The usable endpoints are on no admitted node, for example because they name no node. With
         # policy Cluster every node can reach them, so the load balancer must not lose all members.
         weights = {name: 1 for name, node in nodes.items() if not excluded(node)}
     # A TCP connection stays with a pod that becomes unready. A UDP flow does not: the node sends it
     # to another pod at once, so it must not be kept on a node where no pod serves.
     holding = (
-        there
+        present
         if port.protocol != "UDP"
-        else there & {each.node_name or "" for each in known if each.serving}
+        else present & {each.node_name or "" for each in known if each.serving}
     )
     notes, members = [], []
     for name in sorted(weights.keys() | holding):
@@ -142,7 +142,7 @@ def members_of(
             weight = weights.get(name, 0)
             members.append(Member(name, address, weight, "active" if weight else "draining"))
     return UnconfirmedMembers(
-        tuple(members), leaving_weights, bool(ready), bool(ready or leaving)
+        tuple(members), terminating_weights, bool(ready), bool(ready or terminating)
     ), notes
 
 
@@ -178,14 +178,16 @@ def confirm(
 ) -> tuple[tuple[Member, ...], list[Finding]]:
     """Return the members in the state that probes give them, with Findings about failing probes.
 
-    Only members that are `active` by the API change. `tunnels`: the type of tunnel, by the address
-    of each node that is probed through one. The result depends on the verdicts about the members:
-      1. One is `up` or `assumed_up`: each member gets the state of its verdict.
-      2. Otherwise, one is `flapping`: the flapping members become `active`, because no better
-         member is left.
-      3. Otherwise, one has not been probed: it is `pending`. Pods that terminate and still serve
-         give their draining nodes a weight, for the case that no pending node serves (see
-         `plan.serving`). Such a node stays draining, because the pod may have closed its port.
+    Only members that are `active` according to the API change. `tunnels`: the type of tunnel, by
+    the address of each node that is probed through one. The result depends on the verdicts about
+    the members:
+      1. At least one is `up` or `assumed_up`: each member gets the state of its verdict.
+      2. Otherwise, at least one is `flapping`: the flapping members become `active`, because no
+         better member is left.
+      3. Otherwise, at least one has not been probed: such a member is `pending`. Pods that
+         terminate and still serve give their draining nodes a weight, for the case that no pending
+         node serves (see `plan.serving`). Such a node stays draining, because the pod may have
+         closed its port.
       4. Otherwise no probe succeeded, and the plan follows the API. Members that are `down` stay
          `down` unless all are."""
     members = found.members
@@ -221,7 +223,7 @@ def confirm(
             Member(
                 each.node,
                 each.address,
-                0 if each.node in active_by_api else found.leaving_weights.get(each.node, 0),
+                0 if each.node in active_by_api else found.terminating_weights.get(each.node, 0),
                 "draining",
             )
             if each.state == "draining" and verdict_of(each.address, monitor.port) != "down"

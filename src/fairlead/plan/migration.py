@@ -4,8 +4,8 @@ In: Services as those systems leave them, MetalLB's IPAddressPools, the pools of
 AddressPools to apply first, and for each Service what stays, what changes, and what its owner has
 to do. An address that a Service shows when Fairlead takes it over is granted before any other
 (`plan.addresses`), so a migration never changes an address. A pool that contains the address only
-avoids the warning that no pool has it. Invariant: pure. Kinds and annotations follow MetalLB 0.16
-(`metallb.io/v1beta1`) and cloud-provider-openstack 1.34."""
+avoids the warning that no pool has it. Invariant: pure. Resource types and annotations follow
+MetalLB 0.16 (`metallb.io/v1beta1`) and cloud-provider-openstack 1.34."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -99,8 +99,8 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 def pool_for_unpooled(services: Iterable[Service], pools: Pools) -> dict[str, Any] | None:
     """Return an AddressPool of the addresses that LoadBalancer Services show and no pool contains;
-    None if there is no such address. With `autoAssign: false`, a new Service gets an address of it
-    only on request."""
+    None if there is no such address. With `autoAssign: false`, a new Service gets an address of
+    this pool only on request."""
     shown = {
         address for service in services if _is_balanced(service) for address in held_by(service)
     }

@@ -64,7 +64,7 @@ def endpoint_notes(
 def spec_notes(
     service: Service, families: Sequence[Family], ranges: Sequence[str], nodes: Mapping[str, Node]
 ) -> list[Finding]:
-    """Return Findings about settings of the Service that may work otherwise than its owner expects.
+    """Return Findings about settings of the Service that may not work as its owner expects.
 
     `ranges`: the source ranges of the Service."""
     notes = []
@@ -141,10 +141,10 @@ def _obstacle(
         return Finding(WITHOUT_NODE, message, severity="error", remedy=remedy, blocks="Ready")
     if local and not serving:
         names = {each.node for each in chosen}
-        there = sorted(names & nodes.keys())
+        present = sorted(names & nodes.keys())
         why = (
-            f"{_listed(there)}, excluded by label or about to be deleted"
-            if there
+            f"{_listed(present)}, excluded by label or about to be deleted"
+            if present
             else f"{_listed(names)}, not in the cluster"
         )
         return _no_nodes(f"its pods are ready on {why}")

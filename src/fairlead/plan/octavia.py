@@ -2,10 +2,10 @@
 
 In: annotations, `fairlead.io/NAME` or OCCM's `loadbalancer.openstack.org/NAME`; the configuration;
 the provider of the existing load balancer, if there is one. Out: OctaviaSettings, and a Finding for
-each annotation that is ignored or replaced by something else. A feature without which the Service
-would not work is refused, and the error names the remedy. `capabilities.py` lists what each
-provider does not support. Invariant: pure; whatever the annotations contain, the settings are
-within the limits of Octavia and of the provider. Names, units and limits follow
+each annotation that is ignored, or for which the provider does something else. A feature without
+which the Service would not work is refused, and the error names the remedy. `capabilities.py` lists
+what each provider does not support. Invariant: pure; whatever the annotations contain, the settings
+are within the limits of Octavia and of the provider. Names, units and limits follow
 cloud-provider-openstack 1.34 and version 2.30 of Octavia's API."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ from fairlead.errors import Refused
 from fairlead.model import (
     Family,
     Finding,
-    OctaviaAsking,
     OctaviaChecks,
     OctaviaMethod,
+    OctaviaMonitorType,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
@@ -37,8 +37,8 @@ from fairlead.sections import OctaviaConfig
 CLIENT_HIDDEN = "ClientAddressHidden"
 PROVIDER = "octavia-provider"
 PLACES = ("subnet-id", "network-id", "port-id")
-MOST_CONNECTIONS = 1_000_000
-SHORTEST_UDP_DELAY_S = 3
+MAX_CONNECTIONS = 1_000_000
+MIN_UDP_DELAY_S = 3
 """The shortest interval of a UDP-CONNECT monitor (Octavia's `min_health_monitor_delay`)."""
 
 _METHODS: Mapping[str, OctaviaMethod] = {
@@ -54,7 +54,7 @@ _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "ovn": "ovn",
 }
 MEMBERS = {"ready": False, "all": True}
-DETECTING_MONITORS: frozenset[OctaviaAsking] = frozenset({"HTTP", "TCP"})
+DETECTING_MONITORS: frozenset[OctaviaMonitorType] = frozenset({"HTTP", "TCP"})
 """The types of health monitor that detect nodes without ready pods."""
 _SETTINGS = (
     "proxy-protocol",
@@ -71,7 +71,7 @@ _SETTINGS = (
 
 
 class OctaviaRequest(NamedTuple):
-    """What a Service requests by its spec, as far as the settings depend on it."""
+    """The requests in the spec of a Service that the settings depend on."""
 
     local: bool
     """The externalTrafficPolicy is Local: the pods are to see client addresses."""
@@ -81,7 +81,7 @@ class OctaviaRequest(NamedTuple):
     restricted: bool
     """The Service has source ranges."""
     address: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     family: Family = "IPv4"
     """The family of the first address; IPv4 if the load balancer has both families."""
     address_v6: str = ""
@@ -108,7 +108,7 @@ def settings_of(
     """Return the settings of a Service, with a Finding for each annotation that has no effect.
 
     `existing` is the provider of the load balancer that the Service has; it cannot change. Raise
-    Refused if the provider does not support something that is essential to the Service, and if
+    Refused if the provider does not support a feature that is essential to the Service, and if
     neither the Service nor the configuration names a subnet, network or port for the address."""
     reader = AnnotationReader(annotations)
     if tls := reader.given("default-tls-container-ref"):
@@ -119,7 +119,7 @@ def settings_of(
     config = _of_class(reader, config)
     header = reader.choice("proxy-protocol", HEADERS, "")
     forwarded_for = reader.choice("x-forwarded-for", SWITCHES, False)
-    limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, -1)
+    limit = reader.number("connection-limit", -1, MAX_CONNECTIONS, -1)
     method: OctaviaMethod | None = reader.choice("lb-method", {**_METHODS}, None)
     off = {
         "proxy-protocol": not header,
@@ -138,8 +138,10 @@ def settings_of(
     if method is not None and method not in METHODS[provider]:
         requested.append("lb-method")
         method = None
-    lacking = [annotation for annotation in requested if annotation in UNSUPPORTED[provider]]
-    reader.notes += _unsupported(reader, lacking, choice)
+    unsupported_annotations = [
+        annotation for annotation in requested if annotation in UNSUPPORTED[provider]
+    ]
+    reader.notes += _unsupported(reader, unsupported_annotations, choice)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
@@ -151,7 +153,7 @@ def settings_of(
         )
     if provider == "amphora" and request.local:
         reader.notes += _client_hidden(request.protocols, header, forwarded_for and not header)
-    checks, asking = _checks(reader, provider, request, config)
+    checks, monitor_types = _checks(reader, provider, request, config)
     floating = floating_of(reader, annotations, config, request.family, request.address)
     settings = OctaviaSettings(
         provider=provider,
@@ -165,18 +167,18 @@ def settings_of(
         ),
         header=header,
         forwarded_for=forwarded_for and not header,
-        method=method or _usual_method(provider, config),
-        client_ms=_time_ms(reader, "timeout-client-data", lacking),
-        connect_ms=_time_ms(reader, "timeout-member-connect", lacking),
-        member_ms=_time_ms(reader, "timeout-member-data", lacking),
-        inspect_ms=_time_ms(reader, "timeout-tcp-inspect", lacking),
-        connection_limit=-1 if "connection-limit" in lacking else limit or -1,
+        method=method or _default_method(provider, config),
+        client_ms=_time_ms(reader, "timeout-client-data", unsupported_annotations),
+        connect_ms=_time_ms(reader, "timeout-member-connect", unsupported_annotations),
+        member_ms=_time_ms(reader, "timeout-member-data", unsupported_annotations),
+        inspect_ms=_time_ms(reader, "timeout-tcp-inspect", unsupported_annotations),
+        connection_limit=-1 if "connection-limit" in unsupported_annotations else limit or -1,
         checks=checks,
-        asking=asking,
+        monitor_types=monitor_types,
         member_subnet_id=_text(reader, "member-subnet-id", config.member_subnet_id),
-        elsewhere=request.elsewhere,
+        shared_or_adopted=request.shared_or_adopted,
         node_selector=reader.read("node-selector", read_selector, ALLOWED, config.node_selector),
-        all_nodes=_all_nodes(reader, config, request.protocols, asking),
+        all_nodes=_all_nodes(reader, config, request.protocols, monitor_types),
         floating=floating,
         secured=config.manage_security_groups,
     )
@@ -198,13 +200,13 @@ def _of_class(reader: AnnotationReader, config: OctaviaConfig) -> OctaviaConfig:
     # A subnet belongs to one network. If the class names a network or selects the subnet in another
     # way, the subnets of the general configuration do not apply.
     placed = found if found.subnet_id or found.network_id else config
-    floats = (
+    own_floating = (
         found.floating_network_id,
         found.floating_subnet_id,
         found.floating_subnet,
         found.floating_subnet_tags,
     )
-    floating = found if any(floats) else config
+    floating = found if any(own_floating) else config
     return msgspec.structs.replace(
         config,
         subnet_id=placed.subnet_id,
@@ -230,7 +232,7 @@ def why_single_family(annotations: Mapping[str, str], config: OctaviaConfig) -> 
     )
 
 
-def _usual_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
+def _default_method(provider: Provider, config: OctaviaConfig) -> OctaviaMethod:
     if config.lb_method and config.lb_method in METHODS[provider]:
         return config.lb_method
     return "ROUND_ROBIN" if provider == "amphora" else "SOURCE_IP_PORT"
@@ -240,7 +242,7 @@ def _all_nodes(
     reader: AnnotationReader,
     config: OctaviaConfig,
     protocols: Sequence[Protocol],
-    asking: Iterable[tuple[Protocol, OctaviaAsking]],
+    monitor_types: Iterable[tuple[Protocol, OctaviaMonitorType]],
 ) -> tuple[Protocol, ...]:
     """Return the protocols of the listeners of which every node is a member.
 
@@ -248,7 +250,7 @@ def _all_nodes(
     a node drops packets for pods that it does not have, and sends no ICMP error."""
     if not reader.choice("members", MEMBERS, config.members == "all"):
         return ()
-    detected = {protocol for protocol, type_ in asking if type_ in DETECTING_MONITORS}
+    detected = {protocol for protocol, type_ in monitor_types if type_ in DETECTING_MONITORS}
     if unknown := [protocol for protocol in protocols if protocol not in detected]:
         name = reader.given("members") or "octavia.members: all"
         message = (
@@ -284,13 +286,17 @@ def _choose(
         return _Choice(existing, "the load balancer exists", existing)
     if wanted != "auto":
         return _Choice(wanted, f"{reader.given(PROVIDER) or 'the configuration'} selects it", None)
-    lacking = [
-        _called(reader, annotation) for annotation in requested if annotation in UNSUPPORTED["ovn"]
+    unsupported_annotations = [
+        _full_name(reader, annotation)
+        for annotation in requested
+        if annotation in UNSUPPORTED["ovn"]
     ]
     if method is not None and method not in METHODS["ovn"]:
-        lacking.append(reader.given("lb-method"))
-    if lacking:
-        return _Choice("amphora", f"provider ovn does not support {', '.join(lacking)}", None)
+        unsupported_annotations.append(reader.given("lb-method"))
+    if unsupported_annotations:
+        return _Choice(
+            "amphora", f"provider ovn does not support {', '.join(unsupported_annotations)}", None
+        )
     if method is not None and method not in METHODS["amphora"]:
         return _Choice(
             "ovn",
@@ -313,13 +319,14 @@ def _choose(
 
 
 def _unsupported(
-    reader: AnnotationReader, lacking: Iterable[str], choice: _Choice
+    reader: AnnotationReader, unsupported_annotations: Iterable[str], choice: _Choice
 ) -> list[Finding]:
-    """Return one Finding for each substitute of the provider, with the annotations in `lacking`
-    that it replaces. Raise Refused for an annotation that has no acceptable substitute."""
+    """Return one Finding for each substitute of the provider, with the annotations in
+    `unsupported_annotations` that it replaces. Raise Refused for an annotation that has no
+    acceptable substitute."""
     instead: dict[str, list[str]] = {}
-    for annotation in lacking:
-        unsupported, name = UNSUPPORTED[choice.provider][annotation], _called(reader, annotation)
+    for annotation in unsupported_annotations:
+        unsupported, name = UNSUPPORTED[choice.provider][annotation], _full_name(reader, annotation)
         if unsupported.action == "refuse":
             other = OTHER_PROVIDER[choice.provider]
             verb = "recreate the Service with" if choice.existing is not None else "set"
@@ -337,7 +344,7 @@ def _unsupported(
     ]
 
 
-def _called(reader: AnnotationReader, annotation: str) -> str:
+def _full_name(reader: AnnotationReader, annotation: str) -> str:
     return (
         "spec.loadBalancerSourceRanges" if annotation == SOURCE_RANGES else reader.given(annotation)
     )
@@ -367,7 +374,7 @@ def _client_hidden(
 
 def _checks(
     reader: AnnotationReader, provider: Provider, request: OctaviaRequest, config: OctaviaConfig
-) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaAsking], ...]]:
+) -> tuple[OctaviaChecks | None, tuple[tuple[Protocol, OctaviaMonitorType], ...]]:
     """Return the parameters of the health monitors, and the type of monitor by protocol.
 
     A node reports on its health port that it has no ready pods; only provider amphora can probe
@@ -386,10 +393,12 @@ def _checks(
         return None, ()
     if provider == "amphora" and request.local and request.health_port:
         return checks, tuple((protocol, "HTTP") for protocol in request.protocols)
-    asking: list[tuple[Protocol, OctaviaAsking]] = [("TCP", "TCP")] * ("TCP" in request.protocols)
+    monitor_types: list[tuple[Protocol, OctaviaMonitorType]] = [("TCP", "TCP")] * (
+        "TCP" in request.protocols
+    )
     if "UDP" in request.protocols and (by_name or reader.given("enable-health-monitor")):
-        asking.append(("UDP", "UDP-CONNECT"))
-    return (checks, tuple(asking)) if asking else (None, ())
+        monitor_types.append(("UDP", "UDP-CONNECT"))
+    return (checks, tuple(monitor_types)) if monitor_types else (None, ())
 
 
 def _place(
@@ -410,10 +419,12 @@ def _place(
             second = config.subnet_id_v6
         elif request.family == "IPv6" and config.subnet_id_v6:
             own["subnet-id"] = config.subnet_id_v6
-    if not any(own.values()) and not (request.elsewhere is not None and request.elsewhere.id):
+    if not any(own.values()) and not (
+        request.shared_or_adopted is not None and request.shared_or_adopted.id
+    ):
         raise Refused(
-            "neither the configuration nor the Service says where the load balancer gets its "
-            "address",
+            "neither the configuration nor the Service names the subnet or network for the load "
+            "balancer's address",
             fix="set octavia.subnetId in the configuration, or fairlead.io/subnet-id on the "
             "Service",
         )
@@ -433,6 +444,8 @@ def _text(reader: AnnotationReader, annotation: str, default: str) -> str:
     return reader.read(annotation, lambda text: text, "", default)
 
 
-def _time_ms(reader: AnnotationReader, annotation: str, lacking: Sequence[str]) -> int | None:
+def _time_ms(
+    reader: AnnotationReader, annotation: str, unsupported_annotations: Sequence[str]
+) -> int | None:
     value = reader.time_ms(annotation, -1)
-    return None if value < 0 or annotation in lacking else value
+    return None if value < 0 or annotation in unsupported_annotations else value

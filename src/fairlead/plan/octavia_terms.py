@@ -1,8 +1,8 @@
 """The terms of class `fairlead.io/octavia`: a load balancer of OpenStack.
 
 In: a Service, the configuration, the load balancer that the Service has in the cloud. Out: `Terms`.
-Pure. Members are nodes with ready pods, weighted by their number. Fairlead does not probe them,
-because Octavia has its own health monitors. `plan.octavia` reads the annotations."""
+Pure. Members are nodes with ready pods, weighted by the number of these pods. Fairlead does not
+probe them, because Octavia has its own health monitors. `plan.octavia` reads the annotations."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,14 +21,14 @@ from fairlead.model import (
     UnservedPort,
 )
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Wanted, wanted_by
-from fairlead.plan.elsewhere import elsewhere_of
+from fairlead.plan.addresses import AddressRequest, address_request_of
 from fairlead.plan.octavia import OctaviaRequest, settings_of, why_single_family
 from fairlead.plan.proxying import hostname_in, hostname_suffix_after
 from fairlead.plan.refusals import SKIPPED
 from fairlead.plan.selection import selected
 from fairlead.plan.service import health_monitor_of, source_ranges
-from fairlead.plan.terms import Asked, Terms, without_node_port
+from fairlead.plan.shared_or_adopted import shared_or_adopted_of
+from fairlead.plan.terms import ServiceContext, Terms, without_node_port
 from fairlead.sections import OctaviaConfig
 
 OCTAVIA = "fairlead.io/octavia"
@@ -40,39 +40,39 @@ SUBSTITUTES = {
     "sharing-key": "Services share a load balancer by its ID: fairlead.io/load-balancer-id",
     "drain-timeout": "connections stay with a node until the load balancer ends them",
 }
-"""What class octavia does instead, by annotation that has no effect."""
+"""By short name of each annotation without effect, what class octavia does instead."""
 
 
-def octavia_terms(asked: Asked) -> Terms:
+def octavia_terms(context: ServiceContext) -> Terms:
     """Return the terms of class octavia. Raise Refused for a Service that Octavia cannot serve, and
     if no cloud is configured."""
-    service, config, existing = asked.service, asked.config, asked.existing
+    service, config, existing = context.service, context.config, context.existing
     octavia = config.octavia
     if octavia is None:
         raise not_configured()
     annotations = service.metadata.annotations
     served, unserved, notes = _ports(service)
-    wanted = wanted_by(service)
+    request = address_request_of(service)
     provider = existing.provider if existing is not None else None
-    families, more = _families(annotations, wanted, octavia, existing if provider else None)
+    families, more = _families(annotations, request, octavia, existing if provider else None)
     notes += more
     settings, more = settings_of(
-        annotations, _request(service, octavia, served, wanted, families), octavia, provider
+        annotations, _request(service, octavia, served, request, families), octavia, provider
     )
-    held = tuple(address for address in asked.addresses if family_of(address) in families)
+    held = tuple(address for address in context.addresses if family_of(address) in families)
     settings = msgspec.structs.replace(settings, held=held)
     expected = bool(settings.header or settings.forwarded_for)
     suffix, hostname_notes = hostname_suffix_after(
         annotations, config.proxy.hostname_suffix if expected else ""
     )
     notes += [*more, *hostname_notes]
-    nodes = selected(asked.nodes, settings.node_selector)
-    hostname, misnamed = hostname_in(annotations)
+    nodes = selected(context.nodes, settings.node_selector)
+    hostname, hostname_findings = hostname_in(annotations)
 
     def remarks(listeners: Sequence[Listener]) -> list[Finding]:
         return [
             *_none_selected(settings, bool(nodes)),
-            *misnamed,
+            *hostname_findings,
             *_uneven(settings, listeners),
         ]
 
@@ -104,7 +104,7 @@ def not_configured() -> Refused:
 
 
 def known_later(balancer: LoadBalancer) -> str:
-    """Return a text with the provider that a new load balancer would have, and with what only the
+    """Return a text that names the provider of a new load balancer and the facts that only the
     cloud knows; empty for another class."""
     settings = balancer.settings
     if not isinstance(settings, OctaviaSettings):
@@ -121,10 +121,10 @@ def _request(
     service: Service,
     octavia: OctaviaConfig,
     served: Sequence[ServicePort],
-    wanted: Wanted,
+    request: AddressRequest,
     families: Sequence[Family],
 ) -> OctaviaRequest:
-    requested = {family_of(address): address for address in wanted.requested}
+    requested = {family_of(address): address for address in request.requested}
     monitor = health_monitor_of(service)
     local = service.spec.external_traffic_policy == "Local"
     return OctaviaRequest(
@@ -133,7 +133,7 @@ def _request(
         sorted({port.protocol for port in served}),
         bool(source_ranges(service)),
         requested.get(families[0], ""),
-        elsewhere_of(service, octavia),
+        shared_or_adopted_of(service, octavia),
         families[0],
         requested.get("IPv6", ""),
         both=len(families) > 1,
@@ -165,21 +165,21 @@ def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[Fi
 
 def _families(
     annotations: Mapping[str, str],
-    wanted: Wanted,
+    request: AddressRequest,
     octavia: OctaviaConfig,
     existing: ExistingLoadBalancer | None,
 ) -> tuple[Sequence[Family], list[Finding]]:
     """Return the address families of the load balancer: IPv4 and IPv6 if it can have both, else the
     first possible family of the Service. An existing load balancer keeps its families. Raise
     Refused for a new load balancer that cannot have both although the Service requires both."""
-    first, *others = wanted.families
+    first, *others = request.families
     if not others:
         return (first,), []
     if existing is None:
         obstacle = why_single_family(annotations, octavia)
         fix = "see octavia.subnetIdV6"
     else:
-        has = [family for family in wanted.families if family in existing.families]
+        has = [family for family in request.families if family in existing.families]
         obstacle = (
             ""
             if len(has) > 1
@@ -191,8 +191,8 @@ def _families(
         first = has[0] if has else first
         fix = "recreate the Service to change it"
     if not obstacle:
-        return sorted(wanted.families), []
-    if wanted.all_families and existing is None:
+        return sorted(request.families), []
+    if request.all_families and existing is None:
         raise Refused(f"class {OCTAVIA} cannot serve both address families: {obstacle}", fix=fix)
     return (first,), [
         Finding(SKIPPED, f"class {OCTAVIA} serves only {first}: {obstacle}", remedy=fix)

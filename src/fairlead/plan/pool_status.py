@@ -1,11 +1,12 @@
 """The status of an AddressPool: counts of its addresses, and the conditions Ready and Stranded.
 
 In: the pool, the ledger's counts, the addresses that were granted from the pool. Out: a
-`PoolState`. Pure. It also lists the namespaces that keep addresses of the pool for deleted
-Services, since when and until when. Ready: the addresses of the pool may be assigned. Stranded:
-Services hold addresses that were assigned from the pool and that it no longer contains. They keep
-these addresses, and no other Service gets them. Invariant: a condition does not change while its
-cause lasts. Follows the API conventions, section "Typical status properties"."""
+`PoolState`, which also lists the namespaces that keep addresses of the pool for deleted Services,
+with the times since and until which the addresses are kept. Pure. Ready: the addresses of the pool
+may be assigned. Stranded: Services hold addresses that were assigned from the pool and that it no
+longer contains. They keep these addresses, and no other Service gets them. Invariant: a condition
+does not change while its cause lasts. Follows the API conventions, section "Typical status
+properties"."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -16,14 +17,14 @@ from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import Family, Finding, ServiceKey, Value
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import FAMILIES, MOST
+from fairlead.plan.pools import FAMILIES, MAX_COUNT
 
 READY = "Ready"
 STRANDED = "Stranded"
-MOST_NAMES = 5
-MOST_NAMESPACES = 100
+MAX_NAMES = 5
+MAX_NAMESPACES = 100
 """The maximum number of namespaces in `status.kept`, as in `deploy/crds`."""
 
 
@@ -49,7 +50,7 @@ class PoolState(Value, frozen=True):
 
 
 def pool_states(
-    ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeepLimits
+    ledger: Ledger, pools: Mapping[str, AddressPool], limits: KeptAddressLimits
 ) -> dict[str, PoolState]:
     """Return the states of all pools, by name."""
     kept: dict[str, dict[str, list[str]]] = {}
@@ -67,13 +68,13 @@ def pool_states(
 
 
 def _with_kept(
-    state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeepLimits
+    state: PoolState, kept: Mapping[str, Sequence[str]], limits: KeptAddressLimits
 ) -> PoolState:
     """Add the kept addresses by namespace, most addresses first. Times that are not known yet are
     omitted."""
-    most = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MOST_NAMESPACES]
+    listed = sorted(kept, key=lambda namespace: (-len(kept[namespace]), namespace))[:MAX_NAMESPACES]
     entries = []
-    for namespace in most:
+    for namespace in listed:
         since = min((each for each in kept[namespace] if each), default="")
         entries.append(KeptAddresses(namespace, len(kept[namespace]), since, limits.until(since)))
     return msgspec.structs.replace(
@@ -104,7 +105,7 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
 
 
 def _counts(counts: Mapping[Family, int]) -> tuple[int, int]:
-    first, second = (max(0, min(MOST, counts[family])) for family in FAMILIES)
+    first, second = (max(0, min(MAX_COUNT, counts[family])) for family in FAMILIES)
     return first, second
 
 
@@ -125,8 +126,8 @@ def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
             STRANDED, "False", "None", "every address that was assigned from it is still in it"
         )
     held = sorted(f"{address} (Service {key})" for address, key in left)
-    names = ", ".join(held[:MOST_NAMES]) + (
-        f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else ""
+    names = ", ".join(held[:MAX_NAMES]) + (
+        f" and {len(held) - MAX_NAMES} more" if len(held) > MAX_NAMES else ""
     )
     message = (
         f"{names}: assigned from this pool and no longer in it; these Services keep them, and no "

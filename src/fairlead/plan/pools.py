@@ -2,8 +2,8 @@
 
 In: the pools of the configuration, and AddressPool objects. Out: `Pools`, which finds an address or
 the pools for a Service; and for each object that cannot be used, the reason. A pool with an invalid
-range, or with a range that overlaps another pool, is not used at all; the other pools are. Of two
-pools that overlap, a pool of the configuration takes precedence, then the older one. Names and
+range, or with a range that overlaps another pool, is not used at all; the other pools are used. Of
+two pools that overlap, a pool of the configuration takes precedence, then the older one. Names and
 meaning of the fields follow MetalLB: pools for certain Services (`serviceAllocation`) are tried
 before pools for every Service, in the order of their priority. Invariant: pure. Finding a free
 address does not scan the assigned ones."""
@@ -22,7 +22,7 @@ from fairlead.model import Family, Finding
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 FAMILIES: tuple[Family, ...] = ("IPv4", "IPv6")
-MOST = 2**63 - 1
+MAX_COUNT = 2**63 - 1
 """The maximum of a count: the status has counts of type int64."""
 
 INVALID = "InvalidAddresses"
@@ -30,7 +30,7 @@ OVERLAPS = "OverlapsAnotherPool"
 DELETED = "BeingDeleted"
 
 
-class Applicant(msgspec.Struct, frozen=True):
+class ServiceLabels(msgspec.Struct, frozen=True):
     """The properties of a Service by which a pool decides whether it may get an address."""
 
     namespace: str
@@ -53,8 +53,8 @@ class Range:
         self._returned: list[int] = []
 
     def lowest_free(self, taken: Callable[[str], bool], avoid: bool) -> str | None:
-        """Return the lowest address that is not `taken`; None if there is none. With `avoid` it is
-        not an address that `is_buggy`. The address stays free until `taken` reports it."""
+        """Return the lowest address that is not `taken`; None if there is none. `avoid`: skip
+        addresses for which `is_buggy` is true. The address stays free until `taken` reports it."""
         while self._returned:
             if not taken(text := str(_address(self.version, self._returned[0]))):
                 return text
@@ -83,17 +83,18 @@ class Pool:
         self.ranges = [Range(*parse_range(text)) for text in config.addresses]
         self.assigned: dict[Family, int] = dict.fromkeys(FAMILIES, 0)
 
-    def allows(self, applicant: Applicant) -> bool:
+    def allows(self, service_labels: ServiceLabels) -> bool:
         """Return whether `serviceAllocation` of the pool selects this Service and its namespace."""
         if (rule := self.allocation) is None:
             return True
-        chosen = applicant.namespace in rule.namespaces or any(
-            matches(selector, applicant.namespace_labels) for selector in rule.namespace_selectors
+        chosen = service_labels.namespace in rule.namespaces or any(
+            matches(selector, service_labels.namespace_labels)
+            for selector in rule.namespace_selectors
         )
         if (rule.namespaces or rule.namespace_selectors) and not chosen:
             return False
         return not rule.service_selectors or any(
-            matches(selector, applicant.labels) for selector in rule.service_selectors
+            matches(selector, service_labels.labels) for selector in rule.service_selectors
         )
 
     def lowest_free(self, family: Family, taken: Callable[[str], bool]) -> str | None:
@@ -139,10 +140,10 @@ class Pools:
     def find(self, address: str) -> tuple[Pool, Range] | None:
         """Return the pool and the range that can assign this address; None if no pool can."""
         value = ipaddress.ip_address(address)
-        place = bisect_right(self._firsts, (value.version, int(value))) - 1
-        if place < 0:
+        index = bisect_right(self._firsts, (value.version, int(value))) - 1
+        if index < 0:
             return None
-        _, range_, pool = self._sorted[place]
+        _, range_, pool = self._sorted[index]
         if (
             range_.version != value.version
             or int(value) > range_.last
@@ -257,8 +258,8 @@ def _holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
 
 
 def is_buggy(version: int, value: int) -> bool:
-    """Return whether some devices mistake it for a network or broadcast address: an IPv4 address
-    that ends in .0 or .255."""
+    """Return whether some devices mistake the address for a network or broadcast address: an IPv4
+    address that ends in .0 or .255."""
     return version == 4 and value & 0xFF in (0x00, 0xFF)
 
 

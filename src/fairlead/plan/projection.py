@@ -2,9 +2,9 @@
 
 In: a decoded object. Out: a smaller object of the same type, or None if the role does not need the
 object. A role holds every object of a large cluster, 100,000 endpoints and more. A field that is
-dropped takes no memory, and a change of it does not trigger a new plan, for example when a Node
-gets another label or a Service another condition. Invariant: pure; the plan of the projected
-objects equals the plan of the whole objects."""
+dropped takes no memory, and a change of the field (another label of a Node, another condition of a
+Service) does not trigger a new plan. Invariant: pure; the plan of the projected objects equals the
+plan of the whole objects."""
 
 import functools
 import sys
@@ -75,7 +75,7 @@ def of_slice(slice_: EndpointSlice, *, hints: bool = False) -> EndpointSlice | N
 
 
 def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
-    """Return the fields of a Node that say how it is reached, and whether it may get traffic."""
+    """Return the fields of a Node that show how to reach it, and whether it may get traffic."""
     metadata = node.metadata
     return Node(
         ObjectMeta(
@@ -156,7 +156,7 @@ TUNNEL_NODE = Projection(published_service, None, of_node)
 
 
 def _served(service: Service, *, selector: bool) -> Service:
-    """Return what roles read that serve a Service and do not write it."""
+    """Return the fields that a role reads if it serves Services but does not write them."""
     metadata, spec = service.metadata, service.spec
     return Service(
         ServiceMeta(

@@ -31,13 +31,13 @@ from fairlead.plan.annotations import (
     quoted,
 )
 from fairlead.plan.service import affinity_timeout_s
-from fairlead.plan.terms import Asked, Terms, listed, unserved, without_node_port
+from fairlead.plan.terms import ServiceContext, Terms, listed, unserved, without_node_port
 
 PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 """Code of a Finding: class proxy cannot serve some ports. With the domain as prefix, it is also the
 error of such a port in the status."""
-MOST_CONNECTIONS = 1_000_000
+MAX_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
@@ -48,11 +48,11 @@ ANNOTATIONS = tuple(name for each in PROXY_ANNOTATIONS for name in names_of(each
 
 SUBSTITUTES = {
     **{name: what for name, what in direct.SUBSTITUTES.items() if name not in PROXY_ANNOTATIONS},
-    "default-tls-container-ref": "TLS is passed on as it is; let an ingress controller terminate "
-    "it",
+    "default-tls-container-ref": "TLS is passed through unchanged; let an ingress controller "
+    "terminate it",
     "hostname": "for a hostname in the status set fairlead.io/hostname-suffix",
 }
-"""What class proxy does instead, by annotation that has no effect."""
+"""By short name of each annotation without effect, what class proxy does instead."""
 
 _METHODS: Mapping[str, ProxyMethod] = {
     "round-robin": "roundrobin",
@@ -61,18 +61,19 @@ _METHODS: Mapping[str, ProxyMethod] = {
 }
 
 
-def proxy_terms(asked: Asked) -> Terms:
+def proxy_terms(context: ServiceContext) -> Terms:
     """Return the terms of class proxy. Raise Refused if it can serve no port of the Service."""
-    annotations = asked.service.metadata.annotations
-    settings, notes = settings_of(annotations, affinity=affinity_timeout_s(asked.service) > 0)
-    suffix, more = hostname_suffix(annotations, settings, asked.config.proxy.hostname_suffix)
-    impossible, why = _impossible(asked.service)
+    annotations = context.service.metadata.annotations
+    settings, notes = settings_of(annotations, affinity=affinity_timeout_s(context.service) > 0)
+    suffix, more = hostname_suffix(annotations, settings, context.config.proxy.hostname_suffix)
+    impossible, why = _impossible(context.service)
     return Terms(
         settings,
         [*notes, *more, *why],
         impossible,
-        # Without a header too: a connection that a node answers itself bypasses the timeouts and
-        # limits. Where gateways run on nodes, it would bypass the load balancer altogether.
+        # This also holds without a header: a connection that a node answers itself bypasses the
+        # timeouts and limits. Where gateways run on nodes, it would bypass the load balancer
+        # altogether.
         ip_mode="Proxy",
         hostname_suffix=suffix,
     )
@@ -119,7 +120,7 @@ def settings_of(
     header = reader.choice("proxy-protocol", HEADERS, default.header)
     forwarded_for = reader.choice("x-forwarded-for", SWITCHES, default.forwarded_for)
     method = reader.choice("lb-method", _METHODS, default.method)
-    limit = reader.number("connection-limit", -1, MOST_CONNECTIONS, default.connection_limit)
+    limit = reader.number("connection-limit", -1, MAX_CONNECTIONS, default.connection_limit)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
@@ -216,11 +217,11 @@ def switched(before: ProxyHeader, after: ProxyHeader) -> Finding:
     return Finding(PROXY_HEADER_SWITCHED, f"{change}: {order}", severity="info", remedy=remedy)
 
 
-def ended(connections: int, most: int) -> Finding:
+def ended(connections: int, max_workers: int) -> Finding:
     """Return the Finding about connections that ended because HAProxy stopped their old worker: at
-    most `most` old workers are kept after reloads."""
+    most `max_workers` old workers are kept after reloads."""
     ended = "1 connection was" if connections == 1 else f"{connections} connections were"
-    why = f"HAProxy keeps at most {most} of its old workers after reloads"
+    why = f"HAProxy keeps at most {max_workers} of its old workers after reloads"
     return Finding(
         OLD_CONNECTIONS_ENDED,
         f"{ended} ended, the oldest of this gateway: {why} (gateway.proxyOldWorkers)",
@@ -229,7 +230,7 @@ def ended(connections: int, most: int) -> Finding:
 
 def _affinity() -> Finding:
     """Return the Finding that the service proxies of the nodes apply the session affinity too, and
-    take a gateway for a single client."""
+    treat each gateway as a single client."""
     message = (
         "a node sees the gateway's address instead of client addresses, so it sends all "
         "connections of a gateway to one pod, and other pods on the node may get none"
@@ -250,7 +251,7 @@ def _name_of(header: ProxyHeader) -> str:
 
 
 def _checks(reader: AnnotationReader) -> MemberChecks | None:
-    """Return the health checks by the node ports; None unless the Service enables them, or sets one
+    """Return the health checks of the node ports; None unless the Service enables them, or sets one
     of their parameters without disabling them."""
     default = MemberChecks()
     checks = MemberChecks(

@@ -10,7 +10,7 @@ from fairlead.errors import Refused
 from fairlead.kube.crds import grant_name
 from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import Rival, Taken, Wanted
+from fairlead.plan.addresses import AddressRequest, HeldAddress, Rival
 from fairlead.plan.annotations import ADDRESSES, POOL
 from fairlead.plan.pools import Pools
 
@@ -50,10 +50,10 @@ def in_no_pool(address: str, pools: Pools) -> Refused:
     )
 
 
-def in_another_pool(address: str, pool: str, wanted: Wanted) -> Refused:
+def in_another_pool(address: str, pool: str, request: AddressRequest) -> Refused:
     return Refused(
         f"the requested address {address} belongs to pool {pool}, and the Service requests pool "
-        f"{wanted.pool}",
+        f"{request.pool}",
         fix=f"make {ADDRESSES[0]} and {POOL[0]} agree",
     )
 
@@ -80,10 +80,10 @@ def port_conflict(ports: Iterable[Rival]) -> str:
     return f"another Service of the shared address has the port: {', '.join(conflicts)}"
 
 
-def none_free(pools: Pools, wanted: Wanted, family: Family) -> Refused:
+def none_free(pools: Pools, request: AddressRequest, family: Family) -> Refused:
     """Return why no pool has an address of this family for the Service: the requested pool is not
     used or does not exist; there is no pool; no pool is for this Service; or all are exhausted."""
-    if (named := wanted.pool) and named not in pools.by_name:
+    if (named := request.pool) and named not in pools.by_name:
         if (problem := pools.problems.get(named)) is not None:
             return Refused(
                 f"pool {named} is not used: {problem}", fix=f"correct the pool or {POOL[0]}"
@@ -98,7 +98,8 @@ def none_free(pools: Pools, wanted: Wanted, family: Family) -> Refused:
     allowed = [
         pool
         for pool in pools.in_order
-        if (pool.name == named if named else pool.auto_assign) and pool.allows(wanted.applicant)
+        if (pool.name == named if named else pool.auto_assign)
+        and pool.allows(request.service_labels)
     ]
     if not allowed:
         which = f"pool {named} is not" if named else "no pool with autoAssign is"
@@ -119,17 +120,19 @@ def skipped(family: Family) -> Finding:
     return Finding(SKIPPED, f"no pool has a free {family} address; serving the other family only")
 
 
-def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[Finding]:
+def stranded(
+    pools: Pools, request: AddressRequest, held: Mapping[str, HeldAddress]
+) -> list[Finding]:
     """Return a Finding for each address that the Service keeps, but would not get if it were
     created now: no pool contains it, its pool is not for the Service, or the Service requests
     another pool."""
     notes = []
-    for address, mine in taken.items():
+    for address, mine in held.items():
         found = pools.find(address)
-        if found is not None and found[0].allows(wanted.applicant):
-            if wanted.pool not in ("", found[0].name):
+        if found is not None and found[0].allows(request.service_labels):
+            if request.pool not in ("", found[0].name):
                 notes.append(
-                    Finding(STRANDED, _of_another_pool(address, found[0].name, wanted.pool))
+                    Finding(STRANDED, _of_another_pool(address, found[0].name, request.pool))
                 )
             continue
         if found is not None:
@@ -148,9 +151,9 @@ def stranded(pools: Pools, wanted: Wanted, taken: Mapping[str, Taken]) -> list[F
     return notes
 
 
-def _of_another_pool(address: str, pool: str, wanted: str) -> str:
+def _of_another_pool(address: str, pool: str, request: str) -> str:
     return (
-        f"{address} belongs to pool {pool}, and the Service now requests pool {wanted}; an address "
-        "does not change by itself: "
-        f"request an address of pool {wanted} by {ADDRESSES[0]}, or recreate the Service"
+        f"{address} belongs to pool {pool}, and the Service now requests pool {request}; an "
+        "address does not change by itself: "
+        f"request an address of pool {request} by {ADDRESSES[0]}, or recreate the Service"
     )

@@ -23,13 +23,13 @@ owns fields of the Service."""
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
 
-LONGEST_AFFINITY_S = 86_400
+MAX_AFFINITY_S = 86_400
 """The longest session affinity that the API server accepts."""
 
 
 def class_of(service: Service, default_class: str | None) -> str | None:
-    """Return the name of the class that is to serve this Service, which may be the class of
-    another controller; None if the Service wants no load balancer."""
+    """Return the name of the class that is to serve this Service, which may be the class of another
+    controller; None if the Service requests no load balancer."""
     if service.spec.type != "LoadBalancer" or service.metadata.deletion_timestamp is not None:
         return None
     return service.spec.load_balancer_class or default_class
@@ -53,12 +53,12 @@ def health_monitor_of(service: Service) -> HealthMonitor | None:
 
 
 def affinity_timeout_s(service: Service) -> int:
-    """Return for how many seconds a client stays with its pod, a day at most; 0 without session
-    affinity."""
+    """Return for how many seconds connections of a client go to the same pod, at most one day; 0
+    without session affinity."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config
-    return min(max(config.client_ip.timeout_seconds, 0), LONGEST_AFFINITY_S) if config else 10800
+    return min(max(config.client_ip.timeout_seconds, 0), MAX_AFFINITY_S) if config else 10800
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ The states of the members determine the result, with one exception. While no mem
 at least one is `pending` (its first probe is outstanding), the plan cannot know which nodes serve:
 a process that has just started has no probe results yet, and an edit may have changed the health
 port of every node. For this time, which lasts milliseconds, these rules apply:
-  1. If a pending node serves now, the listener stays as it is. Any change would move new
-     connections away from a node that is about to be confirmed, and then back again.
+  1. If a pending node serves now, the listener stays as it is. A change would move new connections
+     from a node that is about to be confirmed to another one, and then back again.
   2. Otherwise the draining members with a weight get new connections by that weight: their pods
-     terminate and still serve (KEP-1669). For any other node that serves now, a probe has failed,
-     or the node is no longer a member.
+     terminate and still serve (KEP-1669). Any other node that serves now gets none, because it
+     failed a probe or is no longer a member.
   3. If there is no such member either, the listener stays as it is.
 Invariant: pure; equal listeners and equal serving nodes give equal results in every driver."""
 
@@ -39,12 +39,12 @@ RETAINING: Mapping[Protocol, frozenset[MemberState]] = {
 
 
 class Shares(Value, frozen=True):
-    """The part of each node in a listener. Names are sorted.
+    """What each node does for a listener. Names are sorted.
 
-    `weights`: the nodes that get new connections, unless `stays_as_it_is`. `undecided`: the pending
-    nodes while no member is active; empty at any other time. `retained_nodes`: the members that
-    keep the connections they have. `retain_departed`: a node that is no longer a member keeps its
-    connections too."""
+    `weights`: the nodes that get new connections, unless `stays_as_it_is` returns True.
+    `undecided`: the pending nodes while no member is active; empty at any other time.
+    `retained_nodes`: the members that keep the connections they have. `retain_departed`: a node
+    that is no longer a member keeps its connections too."""
 
     weights: tuple[tuple[str, int], ...]
     undecided: tuple[str, ...]

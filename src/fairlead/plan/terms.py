@@ -1,9 +1,8 @@
 """The terms of a class for one Service: everything in which classes differ.
 
-In: `Asked`, a Service with its context. Out: `Terms`. Each class has a function that computes its
-terms, in a module of its own (`direct`, `proxying`, `octavia_terms`), and its row in `plan.classes`
-names the function. `plan.balancer` makes the LoadBalancer of every class from its terms in the same
-way. Pure."""
+In: `ServiceContext`, a Service with its context. Out: `Terms`. Each class has a function that
+computes its terms, in a module of its own, and its row in `plan.classes` names the function.
+`plan.balancer` makes the LoadBalancer of every class from its terms in the same way. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,7 +27,7 @@ NODE_PORT_MISSING = "NodePortMissing"
 domain as prefix, it is also the error of such a port in the status."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ServiceContext(msgspec.Struct, frozen=True):
     """A Service that requests a load balancer, with its context."""
 
     service: Service
@@ -67,7 +66,7 @@ class Terms(msgspec.Struct, frozen=True):
     """Return the Findings that depend on the members of the listeners."""
 
 
-TermsOf = Callable[[Asked], Terms]
+TermsOf = Callable[[ServiceContext], Terms]
 """Computes the terms of a class. Raises Refused for a Service that the class cannot serve at
 all."""
 

@@ -50,5 +50,5 @@ class WaitQueues:
         """Return the first Service of a queue, or the first one after the Service `after`; None if
         there is none."""
         queue = self._queues.get(wait, [])
-        place = bisect_right(queue, after) if after is not None else 0
-        return queue[place] if place < len(queue) else None
+        index = bisect_right(queue, after) if after is not None else 0
+        return queue[index] if index < len(queue) else None

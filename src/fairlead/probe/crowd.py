@@ -10,12 +10,12 @@ In: targets; another process makes the change under test. Out: for each period a
   repeated by this program;
 * *broken*: an open flow that ended without the server's announcement, was silent for `SILENCE_S`,
   or was answered by another pod;
-* *lost*: a request on an open UDP flow that had no answer within that time. A flow sends no other
+* *lost*: a request on an open UDP flow that had no answer within `SILENCE_S`. A flow sends no other
   request while it waits.
 
 Every tenth new flow replaces the oldest flow, so that at any time the flows have different ages.
-There is one epoll loop and no asyncio: ten thousand connections must leave a small
-machine room for the system under test."""
+There is one epoll loop and no asyncio: ten thousand connections must leave a small machine room for
+the system under test."""
 
 import errno
 import heapq
@@ -33,7 +33,7 @@ import msgspec
 from fairlead.probe.exchange import Answer, Malformed
 from fairlead.probe.flow import Flow, Target
 
-MOST_OPENING = 128
+MAX_OPENING = 128
 """The maximum number of flows that are being opened at a time when many are missing."""
 RETRANSMIT_S = 1.0
 """A new UDP flow without an answer repeats its request once after this time, as TCP would."""
@@ -49,7 +49,7 @@ socket was closed, so a new socket that happened to get the same port would cont
 perhaps to a pod that has just ended."""
 MOVED = "answered by another pod of the node"
 MOVED_AWAY = "answered on another node"
-MOST_RECORDED = 1000
+MAX_RECORDED = 1000
 _FAILURES = (OSError, Malformed, EOFError)
 
 
@@ -79,7 +79,7 @@ class Count(msgspec.Struct):
     by_pod: dict[str, int] = msgspec.field(default_factory=dict)
     failed: dict[str, int] = msgspec.field(default_factory=dict)
     late: int = 0
-    trouble: list[tuple[float, str]] = msgspec.field(default_factory=list)
+    problems: list[tuple[float, str]] = msgspec.field(default_factory=list)
     """The first thousand flows that failed or were late: when they began (monotonic clock), and the
     error, or the pod that answered late."""
     broken: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
@@ -119,8 +119,8 @@ class Crowd:
         self._next_new_s = 0.0
         self._next_fill_s = 0.0
         self.counts: defaultdict[Target, Count] = defaultdict(Count)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
     @property
     def complete(self) -> bool:
@@ -167,7 +167,7 @@ class Crowd:
         for target in self._targets if now_s >= self._next_fill_s else ():
             while (
                 self._open[target] + self._opening[target] < target.open
-                and self._opening.total() < MOST_OPENING
+                and self._opening.total() < MAX_OPENING
             ):
                 self._start(target, now_s)
 
@@ -207,7 +207,7 @@ class Crowd:
                 self._poll.modify(flow.socket, select.EPOLLIN)
                 return
             known = flow.first_answer
-            asked_s = flow.begun_s if known is None else flow.waiting_s
+            started_s = flow.begun_s if known is None else flow.waiting_s
             if (answer := flow.receive()) is None:
                 return
         except BlockingIOError:
@@ -216,8 +216,8 @@ class Crowd:
             self._on_failure(flow, error, now_s)
             return
         count = self.counts[flow.target]
-        if asked_s:  # otherwise the request was already counted as lost
-            count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - asked_s) * 1000))
+        if started_s:  # otherwise the request was already counted as lost
+            count.longest_wait_ms = max(count.longest_wait_ms, round((now_s - started_s) * 1000))
         if known is None:
             self._on_first_answer(flow, answer, now_s)
         elif answer.pod != known.pod:
@@ -314,7 +314,7 @@ class Crowd:
         self._next_fill_s = time.monotonic() + PAUSE_S
 
     def _record_trouble(self, target: Target, begun_s: float, what: str) -> None:
-        if len(noted := self.counts[target].trouble) < MOST_RECORDED:
+        if len(noted := self.counts[target].problems) < MAX_RECORDED:
             noted.append((begun_s, what))
 
     def _record_broken(self, flow: Flow, why: str, answered_by: str = "") -> None:
@@ -322,7 +322,7 @@ class Crowd:
         pod, node = (known.pod, known.node) if known else ("", "")
         by_cause = count.broken.setdefault(pod, {})
         by_cause[why] = by_cause.get(why, 0) + 1
-        if len(count.breaks) < MOST_RECORDED:
+        if len(count.breaks) < MAX_RECORDED:
             client, port, *_ = flow.socket.getsockname()
             times = flow.begun_s, time.monotonic(), flow.requests
             count.breaks.append(Break(client, port, *times, pod, node, why, answered_by))

@@ -25,22 +25,24 @@ log = structlog.get_logger()
 WATCH_S = 1.0
 """The time for the watch to deliver what is in the list. After it, a new list is read, because a
 Service may have been deleted meanwhile."""
-LOOK_S = WATCH_S / 50
+CHECK_INTERVAL_S = WATCH_S / 50
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
 
 
-async def catch_up(client: Client, state: State, keep: Callable[[Service], Service | None]) -> None:
-    """Wait until the state contains all Services in their present version, or a later one. `keep`:
-    the projection of a Service that the state stores."""
+async def catch_up(
+    client: Client, state: State, projection: Callable[[Service], Service | None]
+) -> None:
+    """Wait until the state contains all Services in their present version, or a later one.
+    `projection`: the projection of Services that the state stores."""
     await state.has_synced.wait()
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
         wait_s = 0.0
         try:
-            fresh = await readable(client, keep)
+            fresh = await readable(client, projection)
             async with asyncio.timeout(WATCH_S):
                 while fresh := [service for service in fresh if behind(state, service)]:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_INTERVAL_S)
             return
         except TimeoutError:
             log.info(
@@ -54,7 +56,9 @@ async def catch_up(client: Client, state: State, keep: Callable[[Service], Servi
         await asyncio.sleep(backoff.next_s(wait_s))
 
 
-async def readable(client: Client, keep: Callable[[Service], Service | None]) -> list[Service]:
+async def readable(
+    client: Client, projection: Callable[[Service], Service | None]
+) -> list[Service]:
     """Return all Services that the API server has now, without Services that cannot be decoded."""
     found = []
     async for page in client.pages(SERVICES):
@@ -63,15 +67,15 @@ async def readable(client: Client, keep: Callable[[Service], Service | None]) ->
             if (
                 isinstance(item, Item)
                 and item.object is not None
-                and (kept := keep(item.object)) is not None
+                and (kept := projection(item.object)) is not None
             ):
                 found.append(kept)
     return found
 
 
 def behind(state: State, fresh: Service) -> bool:
-    """Return whether the Service is missing in the state, or the state has an older version of it
-    that differs in what is stored."""
+    """Return whether the Service is missing in the state, or the state has an older version of the
+    Service that differs in a stored field."""
     known = state.services.get(fresh.key)
     if known is None:
         return True

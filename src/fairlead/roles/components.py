@@ -1,11 +1,11 @@
-"""The life of every role: a list of components that are opened in order, run side by side, and are
-closed in the opposite order.
+"""The lifecycle of every role: a list of components that are opened in order, run concurrently, and
+are closed in the reverse order.
 
 In: components. Out: their effects, until the role is cancelled or one of them fails. Their metrics
-and their parts of `/state` are shown while they are open. Invariants: a component runs from the
-moment at which it is open, so the components before it work while a slow one opens. Nothing is
-closed before all work has ended. Every component that began to open is closed, also after an error
-or a signal during the start."""
+and their parts of `/state` are shown while they are open. Invariants: a component runs as soon as
+it is open, so it works even while a later component takes long to open. Nothing is closed before
+all work has ended. Every component that began to open is closed, also after an error or a signal
+during the start."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -83,7 +83,7 @@ def root_error(failed: BaseException) -> BaseException:
 
 
 async def remove_components(components: Sequence[Component]) -> None:
-    """Remove what these components, or those of an earlier process, left on this host."""
+    """Remove everything that these components, in this or an earlier process, left on this host."""
     removed: list[str] = []
     for component in reversed(components):
         found = await component.remove()

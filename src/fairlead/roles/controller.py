@@ -2,10 +2,10 @@
 
 In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that
 a class of Fairlead serves. The chain of drivers is claim, grant, publish: a Service is claimed
-before anything is done for it, and released when everything is undone. Class octavia has a loop of
-its own (`roles.octavia`). The controller is the only writer of Service status: one of several
-controllers is the leader, by a Lease. While no controller runs, nothing is removed: data planes
-continue, and only new Services wait."""
+before any other driver works for it, and released after they have removed everything. Class octavia
+has a loop of its own (`roles.octavia`). The controller is the only writer of Service status: one of
+several controllers is the leader, by a Lease. While no controller runs, nothing is removed: data
+planes continue, and only new Services wait."""
 
 import asyncio
 import socket
@@ -58,7 +58,7 @@ REMOVAL_FAILED = "DeleteLoadBalancerFailed"
 """The reason that the service controller of Kubernetes uses for failures to remove a load balancer.
 """
 
-PATIENCE_S = 5.0
+GRACE_PERIOD_S = 5.0
 """How long a problem that may pass by itself must last before an Event reports it."""
 
 CONDITIONS_COALESCE_S = 0.3
@@ -96,7 +96,11 @@ class Planner:
 
 
 async def run(
-    config: Config, access: Access, *, patience_s: float = PATIENCE_S, start_s: float = START_S
+    config: Config,
+    access: Access,
+    *,
+    grace_period_s: float = GRACE_PERIOD_S,
+    start_s: float = START_S,
 ) -> None:
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
@@ -111,7 +115,7 @@ async def run(
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
         announcer = Announcer(client, config.presence, view, controller_name())
-        keep = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
+        projection = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
@@ -123,7 +127,7 @@ async def run(
                 recorder,
                 gateways.decided,
                 fence=elector.assert_leading,
-                patience_s=patience_s,
+                grace_period_s=grace_period_s,
                 start_s=start_s,
             )
 
@@ -132,7 +136,7 @@ async def run(
             Task("events", recorder.run),
             Task("freshness", freshness.run),
             Task("presence", partial(announcer.run, remove_at_end=True)),
-            Feed(client, state, freshness, keep),
+            Feed(client, state, freshness, projection),
             AddressFeed(client, state, freshness),
             Task("gateways", gateways.run),
             Task("leader election", partial(elector.lead, term)),
@@ -161,13 +165,13 @@ class Term(Component):
         self._view.follow(None)
 
 
-class Writing(NamedTuple):
-    """The clients with which all drivers of a term write. `fence`: raises an error unless this
-    process leads."""
+class TermContext(NamedTuple):
+    """The objects that all drivers of one term share. `fence`: raises an error unless this process
+    leads."""
 
     client: Client
     state: State
-    newest: ServiceCache
+    service_cache: ServiceCache
     writer: ServiceWriter
     recorder: EventRecorder
     fence: Callable[[], None]
@@ -182,17 +186,17 @@ async def work(
     gateways_known: asyncio.Event,
     *,
     fence: Callable[[], None],
-    patience_s: float,
+    grace_period_s: float,
     start_s: float,
 ) -> None:
     """Serve all Services until cancelled. One loop assigns and publishes addresses, another one
     writes the conditions that show the outcomes. `gateways_known`: set once it is known which
     gateways are alive."""
-    newest = ServiceCache(state)
-    writer = ServiceWriter(client, newest, fence=fence)
-    writing = Writing(client, state, newest, writer, recorder, fence)
-    events = reporter_of(view, writing, patience_s, start_s)
-    reports = ServiceReports(newest)
+    service_cache = ServiceCache(state)
+    writer = ServiceWriter(client, service_cache, fence=fence)
+    context = TermContext(client, state, service_cache, writer, recorder, fence)
+    events = reporter_of(view, context, grace_period_s, start_s)
+    reports = ServiceReports(service_cache)
 
     def report(
         intents: Mapping[ServiceKey, LoadBalancer], outcomes: Mapping[ServiceKey, Outcome]
@@ -204,17 +208,17 @@ async def work(
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
-    loop = services_loop(config, writing, planner, shared.of("services"))
+    loop = services_loop(config, context, planner, shared.of("services"))
 
     async def known() -> None:
-        """Wait until it is known which conditions of a previous leader still hold, and take over
-        its Warnings."""
+        """Wait until it is known which conditions of the previous leader still hold, and take over
+        the Warnings of that leader."""
         await loop.settled.wait()
         await gateways_known.wait()
         events.resume(inherited_warnings(state.services.values()))
 
     with octavia_loop(
-        config, state, writer, newest, recorder, shared.of("octavia"), view, fence=fence
+        config, state, writer, service_cache, recorder, shared.of("octavia"), view, fence=fence
     ) as octavia:
         components = [
             Term(view, loop, events),
@@ -224,51 +228,58 @@ async def work(
             Task("pools", planner.follow_pools),
             Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
             Until("all Services and gateways are known", known),
-            conditions_loop(writing, reports, octavia.settled),
+            conditions_loop(context, reports, octavia.settled),
         ]
         await run_components(components, view)
 
 
 def reporter_of(
-    view: View, writing: Writing, patience_s: float, start_s: float
+    view: View, context: TermContext, grace_period_s: float, start_s: float
 ) -> Reporter[LoadBalancer]:
     """Return the reporter that writes the Events of the controller."""
     return Reporter[LoadBalancer](
         view,
-        writing.state,
-        writing.recorder,
+        context.state,
+        context.recorder,
         reason=SYNC_FAILED,
         removal_reason=REMOVAL_FAILED,
         notes=lambda balancer: balancer.notes,
-        patience_s=patience_s,
-        settle_s=2 * patience_s,
+        grace_period_s=grace_period_s,
+        settle_s=2 * grace_period_s,
         start_s=start_s,
     )
 
 
 def services_loop(
     config: Config,
-    writing: Writing,
+    context: TermContext,
     planner: Planner,
     report: Report[ServiceKey, LoadBalancer],
 ) -> Loop[ServiceKey, LoadBalancer]:
     """Return the loop that claims Services, grants addresses and publishes them."""
-    grant_cache, limits = GrantCache(writing.state), limits_of(config)
-    keeping = KeptAddresses(writing.client, writing.state, grant_cache, writing.recorder, limits)
-    claim = ClaimDriver(writing.writer, writing.newest, writing.recorder)
+    grant_cache, limits = GrantCache(context.state), limits_of(config)
+    kept_addresses = KeptAddresses(
+        context.client, context.state, grant_cache, context.recorder, limits
+    )
+    claim = ClaimDriver(context.writer, context.service_cache, context.recorder)
     grants = GrantDriver(
-        writing.client, writing.writer, writing.newest, grant_cache, keeping, fence=writing.fence
+        context.client,
+        context.writer,
+        context.service_cache,
+        grant_cache,
+        kept_addresses,
+        fence=context.fence,
     )
     publish = PublishDriver(
-        writing.writer,
-        writing.newest,
-        writing.recorder,
+        context.writer,
+        context.service_cache,
+        context.recorder,
         grants.publish_precondition,
         grants.granted,
     )
     return Loop(
         "services",
-        writing.state,
+        context.state,
         planner,
         [claim, grants, publish],
         report,
@@ -277,7 +288,7 @@ def services_loop(
 
 
 def conditions_loop(
-    writing: Writing, reports: ServiceReports, cloud_known: asyncio.Event
+    context: TermContext, reports: ServiceReports, cloud_known: asyncio.Event
 ) -> Loop[ServiceKey, Conditions]:
     """Return the loop that writes the conditions of Services. `cloud_known`: set once the load
     balancers in the cloud are known."""
@@ -295,7 +306,7 @@ def conditions_loop(
         "conditions",
         reports,
         reports.plan,
-        [ConditionsDriver(writing.writer, writing.newest, undecided=undecided)],
+        [ConditionsDriver(context.writer, context.service_cache, undecided=undecided)],
         lambda _intents, _outcomes: None,
         pace=Pace(parallel=WRITERS, coalesce_s=CONDITIONS_COALESCE_S),
     )

@@ -7,14 +7,15 @@ this host (class direct) and a HAProxy process (class proxy). Any number of gate
 without coordination, because equal objects give equal plans. When the process stops or is killed,
 the kernel and HAProxy continue with their last configuration, and the next start adopts both.
 Gateways with peers send each other the flow entries of slots in transition, so that a connection
-can move between gateways even then. A gateway can also be the load balancer of the API servers;
-that part starts before the API answers, so the gateway itself may reach the API through it.
+can move between gateways even while its slot is in transition. A gateway can also be the load
+balancer of the API servers; that part starts before the API answers, so the gateway itself may
+reach the API through it.
 
 Two loops run over one plan. The first loop keeps the probes equal to the plan. Their results are
-part of the plan of the second loop, which keeps the data plane equal to it. A start must not take
-traffic away from nodes only because they have not been probed yet. So it waits for the first
-results; if there are too many nodes to probe in that time, it trusts the API until each of them has
-been probed."""
+part of the plan of the second loop, which keeps the data plane equal to it. A start must not remove
+nodes from service only because they have not been probed yet. So it waits for the first results; if
+there are too many nodes to probe in that time, it trusts the API until each of them has been
+probed."""
 
 import asyncio
 import sys
@@ -54,7 +55,7 @@ from fairlead.roles.host import HostSettings
 from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
-from fairlead.roles.probing import command as probing_command
+from fairlead.roles.prober_process import command as prober_command
 from fairlead.roles.process import SOURCES, Feed, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.roles.returned import watch_returned
@@ -65,13 +66,13 @@ log = structlog.get_logger()
 
 SYNC_FAILED = "SyncGatewayFailed"
 DEFAULT_LISTEN = "127.0.0.1:9441"
-PATIENCE_S = 5.0
+GRACE_PERIOD_S = 5.0
 """How long a problem must last before an Event reports it."""
 NODE_ADDRESSES_COALESCE_S = 1.0
 COALESCE_S = 0.002
-"""How long after the previous pass a change waits for further changes. The value is small because a
-change costs the same alone as together with others, and changes that arrive during a pass are
-collected for the next pass anyway."""
+"""How long after the previous pass a change waits for further changes. The value is small because
+collecting changes does not reduce their cost, and changes that arrive during a pass are collected
+for the next pass anyway."""
 PROBE_AFTER_S = 0.005
 """The delay of the loop that probes. Most changes do not change what is probed, so the loop that
 forwards runs first."""
@@ -112,7 +113,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     sys.setswitchinterval(SWITCH_S)
     state, peers = State(SOURCES), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
-    access = find() if section.api_server is None else await found_in_time(find, plane.apiserver)
+    access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
     async with Client(access) as client:
         view = View("gateway", node_name)
         await run_components(components(config, view, client, state, plane, peers), view)
@@ -208,7 +209,7 @@ def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCach
     """Return the prober and the loop that keeps the probes equal to the plan. This loop reports no
     outcomes; the loop that forwards reports them."""
     section, paths = config.gateway, plane.probe_paths
-    command = probing_command(
+    command = prober_command(
         section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
     )
     prober = Prober(state.observe, command, paths.add)
@@ -219,7 +220,7 @@ def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCach
         prefetch.plan,
         [prober],
         lambda _intents, _outcomes: None,
-        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, patience_s=PROBE_AFTER_S),
+        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, idle_delay_s=PROBE_AFTER_S),
     )
     return Probing(prober, prefetch, loop)
 
@@ -233,7 +234,7 @@ def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[L
         reason=SYNC_FAILED,
         who=f"gateway {view.node_name}",
         notes=notes_of_probes,
-        patience_s=PATIENCE_S,
+        grace_period_s=GRACE_PERIOD_S,
     )
 
 
@@ -242,7 +243,7 @@ def apiserver_balancer(config: Config) -> ApiServerBalancer:
     return ApiServerBalancer(config.gateway.api_server, Path(f"{config.gateway.proxy_path}-api"))
 
 
-async def found_in_time(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
+async def wait_for_access(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
     """Wait until `find` succeeds, and keep the load balancer of the API servers running meanwhile:
     the kubeconfig may be created by a process that needs this load balancer."""
     logged = ""
@@ -345,9 +346,9 @@ class Probes(Component):
         }
         return ProbesState(
             tuple(
-                ProbedNode(names.get(address, ""), address, way, verdict)
-                for address, ways in self._state.probed().items()
-                for way, verdict in ways.items()
+                ProbedNode(names.get(address, ""), address, path, verdict)
+                for address, paths in self._state.probed().items()
+                for path, verdict in paths.items()
             )
         )
 

@@ -30,8 +30,8 @@ from fairlead.kube.lease_object import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,
-    LONGEST_REASON,
-    MOST_NAMED,
+    MAX_NAMED,
+    MAX_REASON_LENGTH,
     SELECTOR,
     Presence,
     presence_of,
@@ -68,11 +68,11 @@ class GatewayLeases:
     """The gateways, and how long each has been silent. It has no clock: the caller passes the time
     to `advance`."""
 
-    def __init__(self, most_s: float) -> None:
-        """`most_s`: the maximum that is counted between two calls of `advance`. In a longer time
-        renewals could not be observed."""
+    def __init__(self, max_step_s: float) -> None:
+        """`max_step_s`: the maximum that is counted between two calls of `advance`. In a longer
+        time renewals could not be observed."""
         self.gateways: dict[ObjectKey, Observed] = {}
-        self._most_s = most_s
+        self._max_step_s = max_step_s
 
     def update(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
         """Process changed Leases. `first`: these Leases existed when the watch began."""
@@ -92,8 +92,8 @@ class GatewayLeases:
     def advance(self, passed_s: float) -> None:
         """Count a time in which renewals could be observed."""
         for each in self.gateways.values():
-            each.silent_s += min(passed_s, self._most_s)
-            each.unready_s += min(passed_s, self._most_s)
+            each.silent_s += min(passed_s, self._max_step_s)
+            each.unready_s += min(passed_s, self._max_step_s)
 
     @property
     def decided(self) -> bool:
@@ -109,8 +109,8 @@ class GatewayLeases:
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
             # A gateway keeps to these limits, but any client with its token can write more.
-            for each in presence.not_served[:MOST_NAMED]:
-                name, reason = presence.name[:LONGEST_REASON], each.message[:LONGEST_REASON]
+            for each in presence.not_served[:MAX_NAMED]:
+                name, reason = presence.name[:MAX_REASON_LENGTH], each.message[:MAX_REASON_LENGTH]
                 refusals.setdefault(each.key, {})[name] = reason
         return Gateways(frozenset(presence.name for presence in alive), refusals)
 

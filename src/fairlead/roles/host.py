@@ -16,13 +16,13 @@ from fairlead.web import View
 
 log = structlog.get_logger()
 
-LOOK_S = 60.0
+CHECK_INTERVAL_S = 60.0
 """The interval of the check."""
 
 
 class HostSettings(Component):
-    """The component that checks the settings. It stands behind the components that require
-    something of the host, in the order of the start. `remove` restores the original settings."""
+    """The component that checks the settings. In the order of the start, it comes after the
+    components that require something of the host. `remove` restores the original settings."""
 
     name = "host settings"
 
@@ -34,15 +34,15 @@ class HostSettings(Component):
         self._view.host = lambda: self._host.findings
         while True:
             try:
-                needs = [
-                    need
+                requirements = [
+                    requirement
                     for component in self._view.components
-                    for need in await component.requirements()
+                    for requirement in await component.requirements()
                 ]
-                self._host.check(needs)
+                self._host.check(requirements)
             except FairleadError as problem:
                 log.warning("cannot check the settings of the host", problem=str(problem))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def remove(self) -> Sequence[str]:
         return [f"Fairlead's value of the setting {each}" for each in self._host.restore()]

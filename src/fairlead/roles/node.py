@@ -39,8 +39,8 @@ from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
 from fairlead.plan.projection import NODE, TUNNEL_NODE
 from fairlead.reconcile import Loop, Pace
-from fairlead.roles.answering import command as answering_command
 from fairlead.roles.components import Task, remove_components, run_components
+from fairlead.roles.health_check_server import command as health_check_server_command
 from fairlead.roles.host import HostSettings
 from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, freshness_of
@@ -58,7 +58,7 @@ it takes some milliseconds."""
 LARGE = 5_000
 """The number of ports times endpoints above which a Service is large: it takes a tenth of a second
 or more, and other Services do not wait for it."""
-LOOK_S = 2.0
+CHECK_INTERVAL_S = 2.0
 """The interval at which the host's addresses are read, if `node.nodePortAddresses` selects among
 them."""
 API_RETRY_S = (0.2, 5.0)
@@ -67,9 +67,9 @@ the start."""
 
 
 class HostAddresses:
-    """The addresses of the host that are in one of these networks, at the time of the last `look`.
-    Like kube-proxy, it excludes loopback addresses. Unlike kube-proxy, it excludes link-local
-    addresses too."""
+    """The addresses of the host that are in one of these networks, at the time of the last
+    `refresh`. Like kube-proxy, it excludes loopback addresses. Unlike kube-proxy, it excludes
+    link-local addresses too."""
 
     def __init__(self, cidrs: Sequence[str]) -> None:
         self._networks = [ip_network(cidr) for cidr in cidrs]
@@ -78,14 +78,14 @@ class HostAddresses:
     def __call__(self) -> Sequence[str]:
         return self._found
 
-    async def look(self) -> bool:
+    async def refresh(self) -> bool:
         """Read the addresses again. Return whether they have changed. Raise Unavailable if they
         cannot be read."""
-        borne = await asyncio.to_thread(assigned_addresses)
-        reached = {each for each in borne if not each.is_loopback and not each.is_link_local}
+        assigned = await asyncio.to_thread(assigned_addresses)
+        usable = {each for each in assigned if not each.is_loopback and not each.is_link_local}
         found = tuple(
             sorted(
-                str(each) for each in reached if any(each in network for network in self._networks)
+                str(each) for each in usable if any(each in network for network in self._networks)
             )
         )
         before, self._found = self._found, found
@@ -93,9 +93,9 @@ class HostAddresses:
 
 
 class NodeAddresses:
-    """The addresses of this node's NodePorts, as the API shows them now. While it shows none (the
-    Node may be deleted for a moment, to be registered again), they are the addresses that it last
-    showed, so that NodePorts keep answering."""
+    """The addresses of this node's NodePorts, as the API shows them now. While the API shows none
+    (the Node may be deleted and registered again), the last addresses that the API showed stay in
+    use, so that NodePorts keep answering."""
 
     def __init__(self, node_name: str, nodes: Mapping[str, Node], last: Sequence[str]) -> None:
         self._node_name = node_name
@@ -174,9 +174,9 @@ async def run(
         async with Client(access) as client, serve(view, listen, config.web.metrics_from):
             first = await first_addresses(client, node_name)
             addresses = NodeAddresses(node_name, state.nodes, first)
-            answering = HostAddresses(config.node.node_port_addresses)
-            await answering.look()
-            drivers = drivers_of(config, state, node_name, addresses, answering)
+            host_addresses = HostAddresses(config.node.node_port_addresses)
+            await host_addresses.refresh()
+            drivers = drivers_of(config, state, node_name, addresses, host_addresses)
             await run_components(components(config, view, client, state, drivers), view)
     except asyncio.CancelledError:
         # After a failure the process is started again, and traffic continues meanwhile. So this is
@@ -253,7 +253,7 @@ def drivers_of(
     state: State,
     node_name: str,
     addresses: NodeAddresses,
-    answering: HostAddresses,
+    host_addresses: HostAddresses,
 ) -> Drivers:
     """Return the drivers that the configuration requests. The health ports come last: an answer of
     200 proves that everything else is in place."""
@@ -271,7 +271,7 @@ def drivers_of(
         node_addresses=addresses,
         pod_cidrs=config.cluster.pod_cidrs,
         pod_interfaces=config.node.pod_interfaces,
-        node_port_addresses=answering if chosen else None,
+        node_port_addresses=host_addresses if chosen else None,
         service_cidrs=config.cluster.service_cidrs,
         precedence_of=partial(service_precedence, state.services),
         requeue=state.subscribers.mark,
@@ -279,24 +279,26 @@ def drivers_of(
     health = HealthPortDriver(
         node_name=node_name,
         healthy=proxy.healthy,
-        command=answering_command(),
+        command=health_check_server_command(),
         node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
-        addresses=answering() if chosen else EVERYWHERE,
+        addresses=host_addresses() if chosen else EVERYWHERE,
         requeue=state.subscribers.mark,
     )
-    moving = [Task("host addresses", partial(follow_host, state, answering, health))]
+    moving = [Task("host addresses", partial(follow_host, state, host_addresses, health))]
     return Drivers(
         [proxy, *tunnels, health], [proxy, *ends, health, arrivals, *(moving if chosen else ())]
     )
 
 
-async def follow_host(state: State, answering: HostAddresses, health: HealthPortDriver) -> None:
+async def follow_host(
+    state: State, host_addresses: HostAddresses, health: HealthPortDriver
+) -> None:
     """Move NodePorts and health ports to the host's addresses as these change, until cancelled."""
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
         try:
-            if await answering.look():
-                await health.move(answering())
+            if await host_addresses.refresh():
+                await health.move(host_addresses())
                 state.subscribers.mark(state.services)
         except Unavailable as problem:
             log.warning(
@@ -306,8 +308,8 @@ async def follow_host(state: State, answering: HostAddresses, health: HealthPort
 
 
 async def clean_up() -> None:
-    """Remove everything that this role, or an earlier process of it, has put into the kernel, and
-    restore the settings of the host."""
+    """Remove everything that this process or an earlier process of this role has put into the
+    kernel, and restore the settings of the host."""
     nowhere = NodeAddresses("", {}, ())
     drivers = drivers_of(Config(), State(()), "", nowhere, HostAddresses(()))
     settings = HostSettings(Host("node", adjust=False), View("node", ""))

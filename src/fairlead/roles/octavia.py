@@ -40,12 +40,14 @@ class OctaviaServices:
     """The Services of a cluster that class octavia concerns: the source of the loop. Other Services
     must not wait for a cloud."""
 
-    def __init__(self, state: State, config: Config, knows: Callable[[ServiceKey], bool]) -> None:
+    def __init__(
+        self, state: State, config: Config, has_objects: Callable[[ServiceKey], bool]
+    ) -> None:
         self.has_synced: asyncio.Event = state.has_synced
         self.subscribers = Subscribers[ServiceKey]()
         self._state = state
         self._config = config
-        self._knows = knows
+        self._has_objects = has_objects
 
     @property
     def services(self) -> Collection[ServiceKey]:
@@ -57,8 +59,8 @@ class OctaviaServices:
 
     def _concerned(self, key: ServiceKey) -> bool:
         service = self._state.services.get(key)
-        if service is None or self._knows(key):
-            return self._knows(key)
+        if service is None or self._has_objects(key):
+            return self._has_objects(key)
         named = claimed_class(service), class_of(service, self._config.default_class)
         return any(name and loop_of(name) == OCTAVIA.loop for name in named)
 
@@ -67,8 +69,8 @@ def _without_cloud(
     state: State, config: Config, keys: Iterable[ServiceKey]
 ) -> dict[ServiceKey, LoadBalancer | Refused]:
     """Return a refusal for each Service that Octavia served and that is to be released while no
-    cloud is configured. It keeps its finalizer, because its load balancer may still exist. Services
-    of class octavia are refused by the plan of all classes."""
+    cloud is configured. The Service keeps its finalizer, because its load balancer may still exist.
+    Services of class octavia are refused by the plan of all classes."""
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
     for key in keys:
         service = state.services.get(key)
@@ -91,7 +93,7 @@ def octavia_loop(
     config: Config,
     state: State,
     writer: ServiceWriter,
-    newest: ServiceCache,
+    service_cache: ServiceCache,
     recorder: Recorder,
     report: Report[ServiceKey, LoadBalancer],
     view: View,
@@ -126,8 +128,8 @@ def octavia_loop(
         observe=state.observe_load_balancer,
         clock=time.monotonic,
         fence=fence,
-        network=config.octavia.floats,
-        secured=config.octavia.manage_security_groups,
+        manage_floating_ips=config.octavia.uses_floating_ips,
+        manage_security_group=config.octavia.manage_security_groups,
     )
 
     def plan(keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
@@ -136,24 +138,24 @@ def octavia_loop(
     def publish_precondition(
         key: ServiceKey, uid: str, ingress: Sequence[LoadBalancerIngress]
     ) -> str:
-        """Return the resource version over which the addresses may be published: any version of the
-        Service with this uid, because the addresses are assigned by the cloud. Raise Conflict if
-        the Service is gone or was recreated."""
-        service = newest.of([key]).get(key)
+        """Return the resource version on which the write of the addresses is conditional: any
+        version of the Service with this uid, because the addresses are assigned by the cloud. Raise
+        Conflict if the Service is gone or was recreated."""
+        service = service_cache.of([key]).get(key)
         if service is None or service.metadata.uid != uid:
             raise Conflict(f"Service {key} was deleted or recreated")
         return service.metadata.resource_version
 
-    claim = ClaimDriver(writer, newest, recorder, loop=OCTAVIA.loop, may_keep=False)
+    claim = ClaimDriver(writer, service_cache, recorder, loop=OCTAVIA.loop, may_keep=False)
     publish = PublishDriver(
         writer,
-        newest,
+        service_cache,
         recorder,
         publish_precondition,
         driver.addresses,
         loop=OCTAVIA.loop,
     )
-    source = OctaviaServices(state, config, driver.knows)
+    source = OctaviaServices(state, config, driver.has_objects)
     try:
         with state.subscribers.subscribed(source), view.showing(driver):
             yield Loop(

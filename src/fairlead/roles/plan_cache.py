@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from fairlead.config import Config
 from fairlead.errors import Refused
-from fairlead.model import LoadBalancer, ProxySettings, ServiceKey
+from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
@@ -55,7 +55,7 @@ class PlanCache:
         host if the gateway ends connections, otherwise the path of forwarded packets, which may be
         a tunnel."""
         state = self._state
-        if isinstance(plans.balancer.settings, ProxySettings):
+        if plans.balancer.terminates_connections:
             return confirmed(plans, state.routed_verdict_of)
         return confirmed(plans, state.verdict_of, state.tunnels)
 

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fairlead.drivers import Component
-from fairlead.drivers.pools import PoolDriver, Wanted
+from fairlead.drivers.pools import DesiredPool, PoolDriver
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.plan.keeping import KeepLimits
+from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import pool_states
 from fairlead.reconcile import Loop, Pace
@@ -29,9 +29,9 @@ class PoolStates(Component):
 
     name = "pool states"
 
-    def __init__(self, state: State, ledger: Ledger, limits: KeepLimits) -> None:
+    def __init__(self, state: State, ledger: Ledger, limits: KeptAddressLimits) -> None:
         self.has_synced = asyncio.Event()
-        self.services: dict[str, Wanted] = {}
+        self.services: dict[str, DesiredPool] = {}
         """The desired state of each pool by its name. The field is called `services` in every
         source."""
         self.subscribers = Subscribers[str]()
@@ -44,7 +44,7 @@ class PoolStates(Component):
         """Signal that the ledger may have changed."""
         self._news.set()
 
-    def plan(self, keys: Collection[str]) -> Mapping[str, Wanted]:
+    def plan(self, keys: Collection[str]) -> Mapping[str, DesiredPool]:
         return {name: self.services[name] for name in keys if name in self.services}
 
     async def run(self) -> None:
@@ -56,7 +56,7 @@ class PoolStates(Component):
             before, self.services = (
                 self.services,
                 {
-                    name: Wanted(self._state.pools[name].metadata.uid, each)
+                    name: DesiredPool(self._state.pools[name].metadata.uid, each)
                     for name, each in states.items()
                 },
             )
@@ -77,7 +77,7 @@ class PoolReports:
         state: State,
         ledger: Ledger,
         recorder: EventRecorder,
-        limits: KeepLimits,
+        limits: KeptAddressLimits,
         *,
         fence: Callable[[], None],
     ) -> None:

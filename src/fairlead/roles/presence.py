@@ -35,9 +35,9 @@ from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     FIELD_MANAGER,
-    LONGEST_REASON,
-    MOST_LISTED,
-    MOST_NAMED,
+    MAX_LISTED,
+    MAX_NAMED,
+    MAX_REASON_LENGTH,
     NotServed,
     Presence,
     Warned,
@@ -55,7 +55,7 @@ ANSWER_S = 5.0
 RETRY_S = 2.0
 """The delay after a renewal without an answer, unless the interval of renewals is shorter."""
 CLEAN_UP_S = 5.0
-LOOK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 
 
 class Announcer:
@@ -95,13 +95,14 @@ class Announcer:
         remove_at_end: bool = False,
     ) -> None:
         """Announce the instance until cancelled. `resume`: called with the Warnings that an earlier
-        process of it left."""
+        process of the instance left."""
         interval_s = self._section.lease_duration_s / 3
         known = resume is None
         try:
             while True:
                 announced = self._view.ready, self._view.working
-                # The first renewal replaces the record, so the previous record must be read before.
+                # The first renewal replaces the record, so the record of the previous process must
+                # be read first.
                 known = known or (resume is not None and await self._read_predecessor(resume))
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
@@ -112,7 +113,7 @@ class Announcer:
                     time.monotonic() < until_s
                     and (self._view.ready, self._view.working) == announced
                 ):
-                    await asyncio.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
+                    await asyncio.sleep(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
@@ -174,14 +175,14 @@ class Announcer:
             interfaces=tuple(self._interfaces()),
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
-            not_served=tuple(not_served[:MOST_NAMED]),
+            not_served=tuple(not_served[:MAX_NAMED]),
             stale={name: round(age_s) for name, age_s in stale.items()},
-            warned=tuple(self._warned())[:MOST_LISTED],
+            warned=tuple(self._warned())[:MAX_LISTED],
         )
 
     def _not_served(self) -> Sequence[NotServed]:
-        """Return the Services that are not served, by the present outcomes and by those of the
-        previous renewal."""
+        """Return the Services that are not served, according to the present outcomes and the
+        outcomes at the previous renewal."""
         outcomes = self._view.outcomes
         unavailable = {
             key
@@ -191,15 +192,14 @@ class Announcer:
         refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
         failed = sorted(refused | (unavailable & self._unavailable))
         self._unavailable = unavailable
-        reasons = (outcomes[key].message[:LONGEST_REASON] for key in failed[:MOST_LISTED])
+        reasons = (outcomes[key].message[:MAX_REASON_LENGTH] for key in failed[:MAX_LISTED])
         return [
             NotServed(str(key), reason)
             for key, reason in zip(failed, chain(reasons, repeat("")), strict=False)
         ]
 
     def _log_failure(self, problem: Exception) -> None:
-        """Log a failure once, until it changes or goes away. Refused credentials are logged by the
-        connection."""
+        """Log a failure once, until it changes or ends. The connection logs a rejection."""
         if isinstance(problem, Unauthenticated) or type(problem) is self._failing:
             return
         self._failing = type(problem)

@@ -1,5 +1,5 @@
-"""The parts that all roles share as processes: signals, the reflectors that update the state, the
-garbage collector.
+"""The parts that the processes of all roles share: signals, the reflectors that update the state,
+the garbage collector.
 
 SIGTERM and SIGINT cancel the role's task, its `finally` blocks release resources, and the process
 ends with exit code 0."""
@@ -43,7 +43,7 @@ often each object is traversed, but a small number means fewer objects at a time
 tasks waited for more than 10 ms."""
 FULL_THRESHOLD = 4000
 """The threshold of a full collection: it follows after this number of collections of the second
-generation, of which there are fifteen in a thousand events."""
+generation. A thousand events cause about fifteen of these."""
 SOURCES = ("services", "endpointslices", "nodes")
 WITHOUT_SLICES = ("services", "nodes")
 """The sources of a role that does not need endpoints."""
@@ -96,7 +96,7 @@ def freshness_of(client: Client, config: Config) -> Freshness:
 
 class Feed(Component):
     """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
-    cluster, reduced by the projection `keep`; each is registered with `freshness`. `started`: set
+    cluster, reduced by the projection; each is registered with `freshness`. `started`: set
     once the role has created all of its long-lived objects; if absent, once the state is complete.
     """
 
@@ -107,33 +107,40 @@ class Feed(Component):
         client: Client,
         state: State,
         freshness: Freshness,
-        keep: Projection,
+        projection: Projection,
         *,
         started: asyncio.Event | None = None,
     ) -> None:
         self._client = client
         self._state = state
         self._freshness = freshness
-        self._keep = keep
+        self._projection = projection
         self._started = started or state.has_synced
 
     async def run(self) -> None:
-        client, state, keep, fresh = self._client, self._state, self._keep, self._freshness
+        client, state, projection, fresh = (
+            self._client,
+            self._state,
+            self._projection,
+            self._freshness,
+        )
         async with asyncio.TaskGroup() as group:
             start = group.create_task
-            start(_follow(client, SERVICES, state.update_services, state, fresh, keep.service))
-            if keep.slice is not None:
+            start(
+                _follow(client, SERVICES, state.update_services, state, fresh, projection.service)
+            )
+            if projection.slice is not None:
                 slices = _follow(
                     client,
                     ENDPOINT_SLICES,
                     state.update_slices,
                     state,
                     fresh,
-                    keep.slice,
+                    projection.slice,
                     label_selector=SERVED_SLICES,
                 )
                 start(slices)
-            start(_follow(client, NODES, state.update_nodes, state, fresh, keep.node))
+            start(_follow(client, NODES, state.update_nodes, state, fresh, projection.node))
             start(tune_garbage_collector(state, self._started))
 
 
@@ -151,7 +158,7 @@ class AddressFeed(Component):
 
     async def run(self) -> None:
         client, state, fresh = self._client, self._state, self._freshness
-        # The API server may not serve these CRDs yet, or no longer.
+        # The API server may not serve these CRDs yet, or may no longer serve them.
         no_pools = partial(_record_absent, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
         no_grants = partial(_record_absent, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
         pools, grants = state.update_pools, state.update_grants
@@ -166,10 +173,11 @@ async def tune_garbage_collector(
     state: State, started: asyncio.Event, *, within_s: float = START_S
 ) -> None:
     """Exclude the objects of the start from garbage collection. There are hundreds of thousands of
-    them, they stay, and the collector would traverse them repeatedly, for a third of a second each
-    time at 10,000 Services. While they are created, a collection would find nothing, so it is
-    disabled. Later events replace these objects, in the end all of them; therefore full collections
-    become rare. Objects that die young are still collected as early as before."""
+    them, they live long, and the collector would traverse them repeatedly, for a third of a second
+    each time at 10,000 Services. While they are created, a collection would find nothing, so it is
+    disabled. Later events gradually replace all these objects by objects that are not excluded;
+    therefore full collections also become rare. Objects that die young are still collected as early
+    as before."""
     gc.disable()
     try:
         async with asyncio.timeout(within_s):
@@ -204,13 +212,13 @@ async def _follow(
     update: Callable[[Mapping[ObjectKey, Any]], None],
     state: State,
     freshness: Freshness,
-    keep: Callable[[Any], Any] | None = None,
+    projection: Callable[[Any], Any] | None = None,
     *,
     label_selector: str = "",
     on_absent: Callable[[], None] | None = None,
 ) -> None:
     reflector = Reflector(
-        client, resource, transform=keep, label_selector=label_selector, on_absent=on_absent
+        client, resource, transform=projection, label_selector=label_selector, on_absent=on_absent
     )
     freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():

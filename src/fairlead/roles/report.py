@@ -29,8 +29,8 @@ Problem = tuple[str, str]
 """The reason of an Event, and its message without quantities."""
 
 START_S = 60.0
-"""How long pods of a new Service may take to start, including an image pull, before an Event says
-that it has no endpoint."""
+"""How long pods of a new Service may take to start, including an image pull, before an Event
+reports that it has no endpoint."""
 
 REMIND_S = 45 * 60.0
 """A problem that lasts is reported again after this time, because `kubectl describe` does not show
@@ -55,13 +55,13 @@ class Reporter(Generic[IntentT]):
     """The `report` of a role's loop.
 
     reason: the reason of Events about failures of this role. removal_reason: the same for Services
-    that have no intent any more. who: the prefix of their messages, unless empty. notes: returns
-    the notes of an intent that this role reports. patience_s: how long a problem that may pass by
-    itself must last before an Event reports it, because many problems during the transition between
-    two states of a cluster last only a moment. A refusal is reported at once. start_s: a note that
-    is normal at the start (`Finding.at_start`) is not reported before the Service has this age.
-    settle_s: how long a Warning must not hold before `Recovered` is written, so that a problem that
-    comes and goes is not reported as recovered each time."""
+    that have no intent any more. who: the prefix of the messages of these Events, unless empty.
+    notes: returns the notes of an intent that this role reports. grace_period_s: how long a problem
+    that may pass by itself must last before an Event reports it, because many problems during the
+    transition between two states of a cluster last only a moment. A refusal is reported at once.
+    start_s: a note that is normal at the start (`Finding.at_start`) is not reported before the
+    Service has this age. settle_s: how long a Warning must not hold before `Recovered` is written,
+    so that a problem that comes and goes is not reported as recovered each time."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Reporter(Generic[IntentT]):
         removal_reason: str = "",
         who: str = "",
         notes: Callable[[IntentT], Iterable[Finding]] | None = None,
-        patience_s: float = 0.0,
+        grace_period_s: float = 0.0,
         start_s: float = START_S,
         remind_s: float = REMIND_S,
         settle_s: float = SETTLE_S,
@@ -85,7 +85,7 @@ class Reporter(Generic[IntentT]):
         self._removal_reason = removal_reason or reason
         self._prefix = f"{who}: " if who else ""
         self._notes: Callable[[IntentT], Iterable[Finding]] | None = notes
-        self._patience_s = patience_s
+        self._grace_period_s = grace_period_s
         self._start_s = start_s
         self._remind_s = remind_s
         self._settle_s = settle_s
@@ -108,11 +108,13 @@ class Reporter(Generic[IntentT]):
             }
             for ended in known.keys() - still.keys():
                 known.pop(ended).timer.cancel()
-            patience_s = self._patience_s if outcome.state != "refused" else 0.0
+            grace_period_s = self._grace_period_s if outcome.state != "refused" else 0.0
             for problem, note in sorted(still.items()):
                 if (ongoing := known.get(problem)) is None:
                     wait_s = (
-                        max(patience_s, self._start_left_s(key)) if note.at_start else patience_s
+                        max(grace_period_s, self._start_left_s(key))
+                        if note.at_start
+                        else grace_period_s
                     )
                     timer = asyncio.get_running_loop().call_later(
                         wait_s, self._write_due, key, problem
@@ -154,7 +156,7 @@ class Reporter(Generic[IntentT]):
 
     def warned(self) -> list[Warned]:
         """Return the Warnings that were written and not yet followed by `Recovered`, the oldest
-        first, without those of deleted Services."""
+        first, without Warnings about deleted Services."""
         services = self._state.services if self._state.has_synced.is_set() else self._warned
         found = (
             each

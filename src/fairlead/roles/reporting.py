@@ -1,7 +1,7 @@
 """One report for several loops over the same Services.
 
-In: the reports of the loops. Out: the same reports, without those in which a loop has nothing to do
-with a Service: such a report would delete what another loop has reported about the Service."""
+In: the reports of the loops. Out: the same reports, without the Services for which the reporting
+loop has nothing to do: such a report would delete the report of another loop about the Service."""
 
 from collections.abc import Mapping
 

@@ -18,12 +18,12 @@ from fairlead.plan.members import listed
 from fairlead.state import State
 
 PACKETS_RETURNED = "PacketsReturned"
-LOOK_S = 5.0
-PATIENCE = 3
+CHECK_INTERVAL_S = 5.0
+WARN_AFTER = 3
 """The number of checks in a row with returned packets after which the Event is written."""
-SETTLE = 2
+RECOVER_AFTER = 2
 """The number of checks in a row without returned packets after which `Recovered` is written."""
-REMIND = 500
+REMIND_AFTER = 500
 """The number of checks in a row after which the Event is written again, because the API server
 deletes it after an hour."""
 
@@ -35,11 +35,11 @@ class Returned:
     def __init__(self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]) -> None:
         self._services = services
         self._nodes = nodes
-        self._looks: dict[ServiceKey, int] = {}
-        self._quiet: dict[ServiceKey, int] = {}
+        self._checks_with_packets: dict[ServiceKey, int] = {}
+        self._checks_without_packets: dict[ServiceKey, int] = {}
         """The checks in a row without returned packets, of Services with an Event."""
 
-    def look(
+    def check(
         self, services: Mapping[ServiceKey, int], nodes: Mapping[str, int]
     ) -> tuple[list[ServiceKey], list[str]]:
         """Return the Services that need an Event, and the nodes from which packets came back since
@@ -47,18 +47,27 @@ class Returned:
         growing = [key for key, count in services.items() if count > self._services.get(key, 0)]
         returning = [name for name, count in nodes.items() if count > self._nodes.get(name, 0)]
         self._services, self._nodes = services, nodes
-        self._looks = {key: self._looks.get(key, 0) + 1 for key in growing}
-        affected = sorted(key for key, looks in self._looks.items() if looks % REMIND == PATIENCE)
-        self._quiet = {
-            key: 0 if key in self._looks else looks + 1 for key, looks in self._quiet.items()
+        self._checks_with_packets = {
+            key: self._checks_with_packets.get(key, 0) + 1 for key in growing
+        }
+        affected = sorted(
+            key
+            for key, checks in self._checks_with_packets.items()
+            if checks % REMIND_AFTER == WARN_AFTER
+        )
+        self._checks_without_packets = {
+            key: 0 if key in self._checks_with_packets else checks + 1
+            for key, checks in self._checks_without_packets.items()
         } | dict.fromkeys(affected, 0)
         return affected, sorted(returning)
 
     def over(self) -> list[ServiceKey]:
         """Return the Services with an Event from which no packets come back any more, each once."""
-        over = [key for key, looks in self._quiet.items() if looks >= SETTLE]
+        over = [
+            key for key, checks in self._checks_without_packets.items() if checks >= RECOVER_AFTER
+        ]
         for key in over:
-            del self._quiet[key]
+            del self._checks_without_packets[key]
         return sorted(over)
 
 
@@ -82,19 +91,19 @@ async def watch_returned(
     recorder: Recorder,
     gateway: str,
     *,
-    look_s: float = LOOK_S,
+    check_interval_s: float = CHECK_INTERVAL_S,
 ) -> None:
-    """Check every `look_s` seconds until cancelled."""
+    """Check every `check_interval_s` seconds until cancelled."""
     services, nodes = await asyncio.to_thread(_read, counters())
     returned, seen = Returned(services, nodes), -1
     since: dict[ServiceKey, str] = {}
     while True:
-        await asyncio.sleep(look_s)
+        await asyncio.sleep(check_interval_s)
         now = counters()
         if (count := now.drops()["returned"]) != seen:
             services, nodes = await asyncio.to_thread(_read, now)
             seen = count
-        affected, returning = returned.look(services, nodes)
+        affected, returning = returned.check(services, nodes)
         for key in affected:
             if (service := state.services.get(key)) is not None:
                 recorder.event(

@@ -1,4 +1,5 @@
-"""The outcome of each Service, from the loop that serves it to the loop that writes its conditions.
+"""Passes the outcome of each Service from the loop that serves it to the loop that writes its
+conditions.
 
 In: the reports of one loop. Out: Services with their conditions, as the source and the plan of
 another loop. So the failures of all drivers can be shown, and a failed write of conditions is
@@ -20,11 +21,11 @@ class ServiceReports:
     """The `report` of one loop. `has_synced`, `services` and `subscribers` make it the source of
     another loop."""
 
-    def __init__(self, newest: ServiceCache) -> None:
+    def __init__(self, service_cache: ServiceCache) -> None:
         self.has_synced = asyncio.Event()
         self.has_synced.set()
         self.services: dict[ServiceKey, Conditions] = {}
-        self._newest = newest
+        self._service_cache = service_cache
         self.subscribers = Subscribers[ServiceKey]()
 
     def __call__(
@@ -52,7 +53,7 @@ class ServiceReports:
         outcome: Outcome,
         known: Conditions | None,
     ) -> Conditions | None:
-        service = self._newest.of([key]).get(key)
+        service = self._service_cache.of([key]).get(key)
         if service is None or (intent is None and outcome.state != "refused"):
             return None
         if outcome.state == "waiting" and known is not None and known.uid == service.metadata.uid:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from fairlead.net.listening import EVERYWHERE, listen
 from fairlead.net.sources import ConnectionsBySource
 
-MOST, MOST_FROM_ONE = 64, 16
+MAX_CONNECTIONS, MAX_FROM_ONE = 64, 16
 ACCEPTS = 8
 CHUNK_BYTES = 4096
 BACKLOG = 512
@@ -60,10 +60,10 @@ class Connections:
         self._forget_closed()
         self._sources[transport] = source
         self._by_source.add(source, transport)
-        if self._by_source.count(source) > MOST_FROM_ONE:
+        if self._by_source.count(source) > MAX_FROM_ONE:
             self._by_source.oldest(source).abort()
         elif (
-            len(self._sources) > MOST
+            len(self._sources) > MAX_CONNECTIONS
             and (crowded := self._by_source.oldest_of_largest()) is not None
         ):
             crowded.abort()

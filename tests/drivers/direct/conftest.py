@@ -61,7 +61,7 @@ SIZES = {
     **dict.fromkeys(FLOW_TABLES, FLOWS),
     **dict.fromkeys(("listeners", "owners", "addresses", "statistics"), LISTENERS),
     **dict.fromkeys(("node_names", "node_statistics"), NODES),
-    "ways": 2 * NODES,
+    "next_hops": 2 * NODES,
     "retained_nodes": 16384,
     "ranges": 16384,
 }

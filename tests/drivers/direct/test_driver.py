@@ -46,7 +46,7 @@ SET_NODE1 = [
 def next_hop_of_node1() -> NextHop:
     """Return the IPv4 next hop of the first node, from the pinned map."""
     (layout,) = PINS.glob("layout-*")
-    with Map.open(layout / "ways") as next_hops:
+    with Map.open(layout / "next_hops") as next_hops:
         return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
 
@@ -241,10 +241,14 @@ def test_the_entry_of_a_new_flow_stays_until_its_second_packet_can_arrive(run: R
         with Map.open(layout / "settings") as settings:
             record = settings.lookup(INDEX.pack(0))
         assert record
-        notes_per_s = SETTINGS.unpack(record)[1]
+        tentative_per_s = SETTINGS.unpack(record)[1]
         for name in ("new_connections", "new_datagrams"):
-            with Map.open(layout / name) as notes:
-                assert 0 < 2 * notes_per_s * min(os.cpu_count() or 1, 4) <= notes.spec.max_entries
+            with Map.open(layout / name) as tentative:
+                assert (
+                    0
+                    < 2 * tentative_per_s * min(os.cpu_count() or 1, 4)
+                    <= tentative.spec.max_entries
+                )
         await made.close(remove=True)
 
     run(scenario)

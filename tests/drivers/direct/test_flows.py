@@ -97,7 +97,7 @@ def test_the_second_packet_of_a_connection_makes_its_entry_permanent(
 def test_the_second_packet_of_a_udp_flow_makes_its_entry_permanent(
     forwarder: Forwarder,
 ) -> None:
-    """The first entry is deleted, because its table is for flows of which one packet was seen."""
+    """The first entry is deleted, because its table is for flows with only one packet so far."""
     in_transition(forwarder, "UDP")
     assert forwarder.run(datagram()).node == "node2"
     assert (count_entries(forwarder, "new_datagrams"), count_entries(forwarder, "datagrams")) == (
@@ -486,7 +486,7 @@ def test_packets_of_an_unchanged_slot_pass_while_entries_are_copied(forwarder: F
 
 def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder) -> None:
     forwarder.set_settings(flags=REPORT_ENTRIES)
-    ring = RingBuffer(forwarder.maps["news"])
+    ring = RingBuffer(forwarder.maps["flow_reports"])
 
     def reported() -> list[tuple[int, int]]:
         return [
@@ -516,7 +516,7 @@ def test_new_and_deleted_entries_are_reported_to_user_space(forwarder: Forwarder
 
 def test_udp_entries_that_follow_from_the_tables_are_not_reported(forwarder: Forwarder) -> None:
     forwarder.set_settings(flags=REPORT_ENTRIES)
-    ring = RingBuffer(forwarder.maps["news"])
+    ring = RingBuffer(forwarder.maps["flow_reports"])
     forwarder.serve({"node1": 1}, protocol="UDP")
     forwarder.run(datagram())
     forwarder.run(datagram())
@@ -530,7 +530,7 @@ def test_a_stale_entry_of_a_peer_moves_no_udp_flow_of_an_unchanged_slot(
     """The peer has not seen the present flow with these ports, which was sent to its node by the
     table."""
     forwarder.set_settings(flags=REPORT_ENTRIES)
-    ring = RingBuffer(forwarder.maps["news"])
+    ring = RingBuffer(forwarder.maps["flow_reports"])
     forwarder.serve({"node1": 1}, BOTH, protocol="UDP")
     forwarder.run(datagram())
     forwarder.run(datagram())

@@ -61,7 +61,7 @@ def test_the_maps_take_the_documented_memory() -> None:
     on_two = taken - (int(possible) + 1 - 2) * each_cpu
     assert round(on_two / MIB) == documented(r"take (\d+) MiB on two CPUs")
     assert ceil(each_cpu / MIB) == documented(r"each further CPU takes (\d+) MiB")
-    assert round(arena / MIB) == documented(r"(\d+) MiB of it are tables")
+    assert round(arena / MIB) == documented(r"(\d+) MiB of these are tables")
 
 
 def test_the_chart_requests_the_documented_memory_and_has_no_other_figures() -> None:

@@ -193,10 +193,10 @@ def test_mac_addresses_are_set_only_where_xdp_may_send(run: Run) -> None:
         around.xdp_interfaces = frozenset({next_hop.interface})
         assert around.with_mac(next_hop).mac == b"\2\0\0\0\0\x21"
         ip("neighbour", "replace", "192.0.2.21", "lladdr", "02:00:00:00:00:22", "dev", "eth0")
-        news = await around.next_changes()
-        while not news.neighbours:
-            news = await around.next_changes()
-        assert news.neighbours == {(next_hop.interface, "192.0.2.21")}
+        changes = await around.next_changes()
+        while not changes.neighbours:
+            changes = await around.next_changes()
+        assert changes.neighbours == {(next_hop.interface, "192.0.2.21")}
         assert around.with_mac(next_hop).mac == b"\2\0\0\0\0\x22"
         around.close()
 
@@ -315,7 +315,7 @@ def test_a_node_that_moves_is_followed_by_event(run: Run) -> None:
 
     def next_hop() -> NextHop:
         (layout,) = PINS.glob("layout-*")
-        with Map.open(layout / "ways") as next_hops:
+        with Map.open(layout / "next_hops") as next_hops:
             return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
 
     async def until(wanted: NextHop) -> None:

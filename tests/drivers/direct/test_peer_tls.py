@@ -191,7 +191,7 @@ async def test_a_wrong_certificate_is_refused_with_the_reason(
             why in here or f"Hostname mismatch, certificate is not valid for '{PEER_NAME}'" in here
         )
         (there,) = await problems(two, matches=lambda problem: "certificate" in problem)
-        assert "it may not accept the certificate of this gateway; its log says why" in there
+        assert "it may not accept the certificate of this gateway; its log shows why" in there
         await until(lambda: any(why in each for each in refusals(lines)))
 
 

@@ -706,7 +706,7 @@ async def test_of_two_gateways_that_were_cut_off_the_later_entry_of_a_flow_wins(
         cable.cut()
         await until(lambda: not any(each.peers.shown[0].connected for each in (one, two)))
         for each in (one, two):
-            each.peers._alone_since_s -= 2 * peers_module.AWAY_S
+            each.peers._alone_since_s -= 2 * peers_module.OFFLINE_S
             each.peers._began_s -= 2 * peers_module.TRUSTED_AFTER_S
             each.serve(OLD)
         right = one.open([*mine, *both])

@@ -4,7 +4,7 @@ longer fit, for each address family separately."""
 import pytest
 from tests.drivers.direct.conftest import NODE1, Run, driver, load_balancer, reconcile
 
-from fairlead.drivers.direct.host_network.requirements import needs_of
+from fairlead.drivers.direct.host_network.requirements import requirements_of
 from fairlead.drivers.host import harmful_settings
 
 IPV4, IPV6 = (f"net/{family}/neigh/default/gc_thresh3" for family in ("ipv4", "ipv6"))
@@ -29,11 +29,11 @@ def test_a_limit_without_space_for_another_neighbour_is_too_small(
     ]
     limits = {IPV4: "1024", IPV6: "1024"}
     assert [
-        (each.need.setting, each.need.should)
-        for each in harmful_settings(needs_of(next_hops), limits.get)
+        (each.requirement.setting, each.requirement.recommended)
+        for each in harmful_settings(requirements_of(next_hops), limits.get)
     ] == found
     enough = dict(found)
-    assert harmful_settings(needs_of(next_hops), (limits | enough).get) == ()
+    assert harmful_settings(requirements_of(next_hops), (limits | enough).get) == ()
 
 
 @pytest.mark.root
@@ -43,8 +43,12 @@ def test_a_gateway_requires_space_for_its_next_hops(run: Run) -> None:
         await made.open()
         assert await made.requirements() == ()
         await reconcile(made, load_balancer(NODE1))
-        (need,) = await made.requirements()
-        assert (need.setting, need.harmful("1"), need.harmful("2")) == (IPV4, True, False)
+        (requirement,) = await made.requirements()
+        assert (requirement.setting, requirement.harmful("1"), requirement.harmful("2")) == (
+            IPV4,
+            True,
+            False,
+        )
         await made.close(remove=True)
 
     run(scenario)

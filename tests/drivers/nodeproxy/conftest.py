@@ -233,7 +233,7 @@ def request_by_sctp(
     if source:
         caller.bind((source, 0))
     try:
-        told = sctp.ask(
+        told = sctp.send_init(
             caller, address, port, source_port=source_port or next(_sctp_ports), timeout_s=timeout_s
         )
     except ConnectionRefusedError:
@@ -255,7 +255,7 @@ def site() -> Iterator[Site]:
         _build(made)
         families = (socket.AF_INET, socket.AF_INET6)
         pods = [pod for pod in PODS4 if pod != "caller"]
-        with sctp.Answering(
+        with sctp.InitResponder(
             {
                 f"{pod} {family}": made.sctp_socket(pod, family)
                 for pod in pods

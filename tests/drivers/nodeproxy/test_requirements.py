@@ -31,7 +31,8 @@ def test_a_conntrack_limit_below_twice_the_flows_is_harmful(
     flows: int, limit: str, found: list[str]
 ) -> None:
     assert [
-        each.need.should for each in harmful_settings(requirements_of(flows), {LIMIT: limit}.get)
+        each.requirement.recommended
+        for each in harmful_settings(requirements_of(flows), {LIMIT: limit}.get)
     ] == found
     for enough in found:
         assert harmful_settings(requirements_of(flows), {LIMIT: enough}.get) == ()
@@ -49,8 +50,13 @@ def test_a_node_requires_a_conntrack_limit_of_twice_its_flows() -> None:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 for port in range(9001, 9006):
                     sock.sendto(b"", ("127.0.0.1", port))
-            (need,) = requirements()
-            assert (need.setting, need.should, need.harmful("9"), need.harmful("10")) == (
+            (requirement,) = requirements()
+            assert (
+                requirement.setting,
+                requirement.recommended,
+                requirement.harmful("9"),
+                requirement.harmful("10"),
+            ) == (
                 LIMIT,
                 "16",
                 True,
@@ -58,6 +64,6 @@ def test_a_node_requires_a_conntrack_limit_of_twice_its_flows() -> None:
             )
             # The limit is also reported to a node in a separate namespace, because every namespace
             # can read it.
-            assert harmful_settings([need]) == ()
+            assert harmful_settings([requirement]) == ()
     finally:
         namespace.delete(name)

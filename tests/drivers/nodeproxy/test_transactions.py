@@ -93,7 +93,7 @@ def test_the_service_with_precedence_gets_a_contested_frontend_and_the_other_all
     found, told = outcome(desired, actual, created)
     last = B if first == A else A
     assert found == {first: desired[first], last: without(desired[last], X)}
-    assert set(told.lacking) == {last}
+    assert set(told.conflicts) == {last}
     again, _ = outcome(desired, found, created)
     assert again == found
 
@@ -106,7 +106,7 @@ def test_an_unchanged_service_loses_a_frontend_to_a_service_with_precedence() ->
     assert carried_out(
         actual[B], [change for change in told.changes if change.service == B]
     ) == without(actual[B], X)
-    assert set(told.lacking) == {B}
+    assert set(told.conflicts) == {B}
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
@@ -127,7 +127,7 @@ def test_precedence_is_decided_for_each_port_of_an_address(protocol: Protocol) -
         for key in (A, B)
     )
     told = resolve({}, {}, difference({A: one, B: other}, {}), precedence_of)
-    assert set(told.lacking) == {A}
+    assert set(told.conflicts) == {A}
 
 
 @pytest.mark.parametrize("had", [(), (A,)], ids=["nobody", "the older"])
@@ -137,7 +137,7 @@ def test_a_cluster_ip_belongs_to_its_service(had: tuple[ServiceKey, ...]) -> Non
     desired = {A: at(A, own), B: at(B, X)}
     found, told = outcome(desired, {key: desired[key] for key in had}, {A: "1", B: "2"})
     assert found == {A: without(desired[A], own), B: desired[B]}
-    assert set(told.lacking) == {A}
+    assert set(told.conflicts) == {A}
 
 
 def test_two_services_with_one_cluster_ip_share_its_ports() -> None:
@@ -148,7 +148,7 @@ def test_two_services_with_one_cluster_ip_share_its_ports() -> None:
         A: at(A, Y),
         B: frozenset(e for e in other if frontend_of(e.key).startswith(X)),
     }
-    assert told.lacking[B].startswith(
+    assert told.conflicts[B].startswith(
         "serving default/b on 172.30.0.1: Service default/a has this "
     )
 
@@ -158,7 +158,7 @@ def test_elements_without_a_service_are_replaced() -> None:
     for gone in (NO_SERVICE, A):
         found, told = outcome({B: at(B, X)}, {gone: at(A, X)}, {B: "1"})
         assert found[B] == at(B, X)
-        assert not told.lacking
+        assert not told.conflicts
 
 
 def test_a_frontend_may_pass_to_another_service() -> None:
@@ -166,12 +166,12 @@ def test_a_frontend_may_pass_to_another_service() -> None:
     crosswise = {A: at(A, Y), B: at(B, X)}
     found, told = outcome(crosswise, {A: at(A, X), B: at(B, Y)})
     assert found == crosswise
-    assert not told.lacking
+    assert not told.conflicts
 
 
 def test_the_message_about_a_contested_frontend_names_both_services() -> None:
     _, told = outcome({A: at(A, X), B: at(B, X)}, {A: at(A, X)})
-    (message,) = told.lacking.values()
+    (message,) = told.conflicts.values()
     assert message == (
         "serving default/b on 198.51.100.1 port 80 (IP protocol 6): Service default/a has this "
         "frontend; give one of the two Services another address or port"

@@ -7,13 +7,13 @@ import pytest
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import Site
 from tests.openstack.cloud import Cloud
-from tests.openstack.fixtures import Fronts
-from tests.openstack.front import Front
+from tests.openstack.fault_proxy import FaultProxy
+from tests.openstack.fixtures import FaultProxies
 
 from fairlead.model import ServiceKey
 
 
-class Heard:
+class StoringRecorder:
     """An event recorder that stores the Events it receives."""
 
     def __init__(self) -> None:
@@ -24,24 +24,26 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def recorder() -> StoringRecorder:
+    return StoringRecorder()
 
 
 @pytest.fixture
-def site(octavia_front: Front, tmp_path: Path, heard: Heard) -> Iterator[Site]:
-    made = Site(octavia_front, tmp_path, heard)
+def site(octavia_proxy: FaultProxy, tmp_path: Path, recorder: StoringRecorder) -> Iterator[Site]:
+    made = Site(octavia_proxy, tmp_path, recorder)
     yield made
-    octavia_front.pass_on()
+    octavia_proxy.forward_all()
     made.cloud.close()
 
 
 @pytest.fixture
-def cloud_site(fronts: Fronts, cloud: Cloud, tmp_path: Path, heard: Heard) -> Iterator[CloudSite]:
-    made = CloudSite(fronts, cloud, tmp_path, heard)
+def cloud_site(
+    cloud_proxies: FaultProxies, cloud: Cloud, tmp_path: Path, recorder: StoringRecorder
+) -> Iterator[CloudSite]:
+    made = CloudSite(cloud_proxies, cloud, tmp_path, recorder)
     yield made
-    fronts.octavia.pass_on()
-    fronts.neutron.pass_on()
+    cloud_proxies.octavia.forward_all()
+    cloud_proxies.neutron.forward_all()
     made.cloud.close()
 
 

@@ -1,8 +1,7 @@
-"""Random histories of one Service at a real Octavia: what is desired at each step, and what fails
-then.
+"""Random histories of one Service at a real Octavia. Each step has a desired state and a fault.
 
-In: a source of randomness, a Site. Out: Steps, and functions to run them. Equal seeds give equal
-steps."""
+In: a random number generator, a Site. Out: Steps, and a class that runs them. Equal seeds give
+equal steps."""
 
 import asyncio
 import random
@@ -16,17 +15,17 @@ from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import Site, listener, member, service
 from tests.openstack import clients
 from tests.openstack.cloud import NODES
-from tests.openstack.front import Answer, Call, Cut, Front
+from tests.openstack.fault_proxy import Call, Disconnect, ErrorResponse, FaultProxy
 from tests.openstack.octavia import Octavia
 
 from fairlead.errors import FairleadError
 from fairlead.model import (
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
-    OctaviaAsking,
     OctaviaChecks,
+    OctaviaMonitorType,
     OctaviaPlace,
     OctaviaSettings,
     Protocol,
@@ -35,64 +34,64 @@ from fairlead.model import (
 EDITS = 2
 """The number of changes between creation and deletion."""
 NUMBERS = range(1, 5)
-"""The addresses of nodes."""
+"""The numbers of nodes."""
 
-ASKING: tuple[tuple[tuple[Protocol, OctaviaAsking], ...], ...] = (
+MONITOR_TYPES: tuple[tuple[tuple[Protocol, OctaviaMonitorType], ...], ...] = (
     (("TCP", "HTTP"), ("UDP", "HTTP")),
     (("TCP", "TCP"),),
     (("TCP", "TCP"), ("UDP", "UDP-CONNECT")),
 )
 
 IMMUTABLE = "Load Balancer 0f1a7c1e is immutable and cannot be updated."
-ANSWERS = (
-    Answer(500, "Internal error"),
-    Answer(502, "Bad Gateway"),
-    Answer(503, "in maintenance", {"Retry-After": "1"}),
-    Answer(504, "Gateway Timeout"),
-    Answer(409, IMMUTABLE),
-    Answer(404, "Load Balancer 0f1a7c1e not found."),
-    Answer(429, "Too many requests", {"Retry-After": "1"}),
+RESPONSES = (
+    ErrorResponse(500, "Internal error"),
+    ErrorResponse(502, "Bad Gateway"),
+    ErrorResponse(503, "in maintenance", {"Retry-After": "1"}),
+    ErrorResponse(504, "Gateway Timeout"),
+    ErrorResponse(409, IMMUTABLE),
+    ErrorResponse(404, "Load Balancer 0f1a7c1e not found."),
+    ErrorResponse(429, "Too many requests", {"Retry-After": "1"}),
 )
 
-Trouble = Literal[
+FaultKind = Literal[
     "none",
     "a write is lost",
-    "it dies",
-    "an answer",
-    "a look is lost",
-    "orders fail",
-    "no machine",
-    "meddling",
-    "twin",
+    "the driver dies",
+    "an error response",
+    "a read is lost",
+    "a configuration fails",
+    "a boot fails",
+    "a change by another user",
+    "a duplicate",
 ]
-TROUBLES: Mapping[Trouble, int] = {
+FAULT_WEIGHTS: Mapping[FaultKind, int] = {
     "none": 1,
     "a write is lost": 4,
-    "it dies": 4,
-    "an answer": 4,
-    "a look is lost": 2,
-    "orders fail": 2,
-    "no machine": 1,
-    "meddling": 2,
-    "twin": 1,
+    "the driver dies": 4,
+    "an error response": 4,
+    "a read is lost": 2,
+    "a configuration fails": 2,
+    "a boot fails": 1,
+    "a change by another user": 2,
+    "a duplicate": 1,
 }
-"""Return members with random weights."""
+"""The kinds of faults, with their relative frequency."""
 
 
 class Step(NamedTuple):
-    """The desired state from this step on (None: no Service), and the fault at the `at`th call of
-    the kind that the fault concerns."""
+    """The desired state from this step on (None: no Service), and a fault at the `at`th call of the
+    kind that the fault concerns. `after`: the connection breaks after the service has responded."""
 
     wanted: LoadBalancer | None
-    trouble: Trouble
+    fault: FaultKind
     at: int
     after: bool
-    answer: Answer
+    response: ErrorResponse
 
     def __str__(self) -> str:
         at = (
             ""
-            if self.trouble in ("none", "meddling", "twin")
+            if self.fault in ("none", "a change by another user", "a duplicate")
             else f" at {self.at}, {'after' if self.after else 'before'}"
         )
         ports = (
@@ -100,31 +99,29 @@ class Step(NamedTuple):
             if self.wanted is not None
             else []
         )
-        return f"{' '.join(ports) or 'nothing'}: {self.trouble}{at}" + (
-            f", {self.answer.status}" if self.trouble == "an answer" else ""
+        return f"{' '.join(ports) or 'nothing'}: {self.fault}{at}" + (
+            f", {self.response.status}" if self.fault == "an error response" else ""
         )
 
 
-def history(chance: random.Random) -> Iterator[Step]:
+def history(rng: random.Random) -> Iterator[Step]:
     """Return a history in which the Service is created, changed and deleted."""
-    wanted: LoadBalancer | None = service(*_listeners(chance))
+    wanted: LoadBalancer | None = service(*_listeners(rng))
     for number in range(EDITS + 2):
         if number:
-            wanted = _edited(chance, wanted) if wanted is not None and number <= EDITS else None
-        (trouble,) = chance.choices(list(TROUBLES), list(TROUBLES.values()))
-        yield Step(
-            wanted, trouble, chance.randint(1, 2), chance.random() < 0.5, chance.choice(ANSWERS)
-        )
+            wanted = _edited(rng, wanted) if wanted is not None and number <= EDITS else None
+        (fault,) = rng.choices(list(FAULT_WEIGHTS), list(FAULT_WEIGHTS.values()))
+        yield Step(wanted, fault, rng.randint(1, 2), rng.random() < 0.5, rng.choice(RESPONSES))
 
 
-def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
-    """Return a history at a cloud with Neutron: with the cluster's security group, and most often
-    with a floating IP."""
+def with_network(rng: random.Random, step: Step, site: CloudSite) -> Step:
+    """Return the step for a cloud with Neutron: its Service needs the security group of the
+    cluster, and most often a floating IP."""
     if step.wanted is None:
         return step
     octavia = step.wanted.settings
     assert isinstance(octavia, OctaviaSettings)
-    floating = chance.choice((None, *[FloatingWish(site.at.external_network)] * 3))
+    floating = rng.choice((None, *[FloatingIpRequest(site.openstack.external_network)] * 3))
     listeners = tuple(
         msgspec.structs.replace(
             each,
@@ -135,7 +132,7 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
         for each in step.wanted.listeners
     )
     settings = msgspec.structs.replace(
-        octavia, place=OctaviaPlace(site.at.subnet), floating=floating, secured=True
+        octavia, place=OctaviaPlace(site.openstack.subnet), floating=floating, secured=True
     )
     return step._replace(
         wanted=msgspec.structs.replace(step.wanted, listeners=listeners, settings=settings)
@@ -143,173 +140,177 @@ def with_network(chance: random.Random, step: Step, site: CloudSite) -> Step:
 
 
 def _at_cloud(one: Member) -> str:
-    """Return the Service with the cloud's nodes as members. The last node has no port in the
+    """Return the address of a member's node in the cloud. The last node has no port in the
     project."""
     return NODES.get(one.node, "10.1.0.14")
 
 
-def _edited(chance: random.Random, before: LoadBalancer) -> LoadBalancer:
+def _edited(rng: random.Random, before: LoadBalancer) -> LoadBalancer:
     """Return the Service with one or two random edits."""
-    octavia, asking = before.settings, chance.choice(ASKING)
+    octavia, monitor_types = before.settings, rng.choice(MONITOR_TYPES)
     assert isinstance(octavia, OctaviaSettings)
     edits: list[Mapping[str, object]] = [
-        {"listeners": tuple(sorted(_listeners(chance)))},
+        {"listeners": tuple(sorted(_listeners(rng)))},
         {
             "listeners": tuple(
-                msgspec.structs.replace(each, members=_members(chance)) for each in before.listeners
+                msgspec.structs.replace(each, members=_members(rng)) for each in before.listeners
             )
         },
         {
             "settings": msgspec.structs.replace(
-                octavia, header=chance.choice(("", "v1", "v2")), forwarded_for=False
+                octavia, header=rng.choice(("", "v1", "v2")), forwarded_for=False
             )
         },
         {"settings": msgspec.structs.replace(octavia, header="", forwarded_for=True)},
         {
             "settings": msgspec.structs.replace(
-                octavia, method=chance.choice(("ROUND_ROBIN", "LEAST_CONNECTIONS"))
+                octavia, method=rng.choice(("ROUND_ROBIN", "LEAST_CONNECTIONS"))
             )
         },
         {
             "settings": msgspec.structs.replace(
-                octavia, connection_limit=chance.choice((-1, 100)), client_ms=600_000
+                octavia, connection_limit=rng.choice((-1, 100)), client_ms=600_000
             )
         },
         {"settings": msgspec.structs.replace(octavia, client_ms=None)},
         {
             "settings": msgspec.structs.replace(
-                octavia, checks=OctaviaChecks(fall=chance.randint(2, 4)), asking=asking
+                octavia, checks=OctaviaChecks(fall=rng.randint(2, 4)), monitor_types=monitor_types
             )
         },
-        {"settings": msgspec.structs.replace(octavia, checks=None, asking=())},
+        {"settings": msgspec.structs.replace(octavia, checks=None, monitor_types=())},
         {
-            "affinity_timeout_s": chance.choice((0, 600)),
-            "source_ranges": chance.choice(((), ("10.0.0.0/8",))),
+            "affinity_timeout_s": rng.choice((0, 600)),
+            "source_ranges": rng.choice(((), ("10.0.0.0/8",))),
         },
         {"uid": "uid-again"},
     ]
     fields: dict[str, object] = {}
-    for edit in chance.sample(edits, chance.randint(1, 2)):
+    for edit in rng.sample(edits, rng.randint(1, 2)):
         fields |= edit
     return msgspec.structs.replace(before, **fields)
 
 
-def _listeners(chance: random.Random) -> list[Listener]:
+def _listeners(rng: random.Random) -> list[Listener]:
     ports: list[tuple[int, Protocol]] = [(80, "TCP"), (443, "TCP"), (53, "UDP")]
-    some = sorted(chance.sample(ports, chance.choice((1, 1, 2))))
-    return [listener(port, *_members(chance), protocol=protocol) for port, protocol in some]
+    some = sorted(rng.sample(ports, rng.choice((1, 1, 2))))
+    return [listener(port, *_members(rng), protocol=protocol) for port, protocol in some]
 
 
-def _members(chance: random.Random) -> tuple[Member, ...]:
-    nodes = sorted(chance.sample(NUMBERS, chance.randint(1, 2)))
-    return tuple(member(node, chance.randint(0, 3)) for node in nodes)
+def _members(rng: random.Random) -> tuple[Member, ...]:
+    nodes = sorted(rng.sample(NUMBERS, rng.randint(1, 2)))
+    return tuple(member(node, rng.randint(0, 3)) for node in nodes)
 
 
-class Going:
-    """Runs a history step by step. After each step exactly the desired state exists, and whenever a
-    load balancer is created, there was none before."""
+class HistoryRunner:
+    """Runs a history step by step, and checks two invariants: after each step exactly the desired
+    state exists, and a load balancer is created only while none exists."""
 
-    def __init__(self, site: Site, octavia: Octavia, chance: random.Random) -> None:
+    def __init__(self, site: Site, octavia: Octavia, rng: random.Random) -> None:
         self._site = site
         self._octavia = octavia
-        self._chance = chance
-        self._shown: tuple[str, ...] = ()
-        self._pass_now: asyncio.Task[object] | None = None
-        self._fronts: list[Front] = [
-            each for each in (site.front, site.neutron) if each is not None
+        self._chance = rng
+        self._published: tuple[str, ...] = ()
+        self._running_pass: asyncio.Task[object] | None = None
+        self._proxies: list[FaultProxy] = [
+            each for each in (site.proxy, site.neutron) if each is not None
         ]
-        self._client = clients.without_auth(octavia=site.front.url)
-        """Objects of other users in the project."""
+        self._client = clients.without_auth(octavia=site.proxy.url)
+        """The client of another user in the project."""
         self._direct = clients.without_auth(octavia=octavia.url)
-        self._in_the_way: list[str] = []
-        """Load balancers that existed when another one was created."""
-        site.front.before = self._watch
+        self._existing: list[str] = []
+        """Load balancers that existed when the driver created another one."""
+        site.proxy.before = self._watch
 
-    async def through(self, step: Step) -> None:
-        """Run the history. Raise AssertionError if a step ends in another state."""
+    async def run_step(self, step: Step) -> None:
+        """Run one step. Raise AssertionError if it does not end in the desired state."""
         site = self._site
         wanted = (
-            [msgspec.structs.replace(step.wanted, addresses=self._shown)]
+            [msgspec.structs.replace(step.wanted, addresses=self._published)]
             if step.wanted is not None
             else []
         )
-        if step.trouble in ("meddling", "twin") and await self._meddle(twin=step.trouble == "twin"):
-            await site.driver.read(None)  # as an audit does, now and then
-        with self._trouble(step):
+        if step.fault in ("a change by another user", "a duplicate") and await self._interfere(
+            duplicate=step.fault == "a duplicate"
+        ):
+            await site.driver.read(None)  # as an audit does from time to time
+        with self._inject(step):
             await self._pass(*wanted)
-        await site.bring(*wanted)
-        assert (len(site.everything()), self._in_the_way) == (len(wanted), []), step
+        await site.reconcile(*wanted)
+        assert (len(site.balancer_ids()), self._existing) == (len(wanted), []), step
         # A driver without memory reads everything, and finds nothing to do.
-        site.forget()
-        site.anew()
+        site.clear_calls()
+        site.restart()
         await site.driver.read(None)
         assert (
-            await site.bring(*wanted),
-            [call for front in self._fronts for call in front.writes],
+            await site.reconcile(*wanted),
+            [call for proxy in self._proxies for call in proxy.writes],
         ) == ([], []), step
-        self._shown = site.planned(wanted[0]).addresses if wanted else ()
+        self._published = site.planned(wanted[0]).addresses if wanted else ()
 
     async def _pass(self, *wanted: LoadBalancer) -> None:
-        """Make one or two passes: the next driver inherits the state that a crash or a failure
+        """Make one or two passes. The second one starts in the state that a crash or a failure
         leaves."""
         for _ in range(2):
-            self._pass_now = asyncio.create_task(self._site.once(*wanted))
+            self._running_pass = asyncio.create_task(self._site.run_pass(*wanted))
             try:
-                await self._pass_now
+                await self._running_pass
             except FairleadError:
                 continue
             except asyncio.CancelledError:
-                self._site.anew()
+                self._site.restart()
 
     def _watch(self, call: Call) -> None:
-        """Check that there is never a second load balancer, not even briefly, except for a twin
-        that another user creates."""
+        """Record the load balancers that exist when the driver creates another one."""
         if (
             call.method == "POST"
             and call.path.endswith("/loadbalancers")
             and not call.agent.startswith(clients.AGENT)
         ):
-            found = self._direct.load_balancer.load_balancers(project_id=self._site.front.project)
-            self._in_the_way += [each.id for each in found]
+            found = self._direct.load_balancer.load_balancers(project_id=self._site.proxy.project)
+            self._existing += [each.id for each in found]
 
     def _die(self) -> None:
-        if self._pass_now is not None:
-            self._pass_now.cancel()
+        if self._running_pass is not None:
+            self._running_pass.cancel()
 
     @contextmanager
-    def _trouble(self, step: Step) -> Iterator[None]:
-        front, octavia = self._chance.choice(self._fronts), self._octavia
-        match step.trouble:
+    def _inject(self, step: Step) -> Iterator[None]:
+        proxy, octavia = self._chance.choice(self._proxies), self._octavia
+        match step.fault:
             case "a write is lost":
-                front.at(step.at, Cut(step.after))
-            case "it dies":
+                proxy.inject_at(step.at, Disconnect(step.after))
+            case "the driver dies":
                 loop = asyncio.get_running_loop()
-                front.at(step.at, Cut(step.after, first=partial(_call_soon, loop, self._die)))
-            case "an answer":
-                front.at(step.at, step.answer)
-            case "a look is lost":
-                front.at(step.at, Cut(step.after), counts=_reads)
-        fails = {"orders fail": "configure", "no machine": "boot"}.get(step.trouble)
+                proxy.inject_at(
+                    step.at, Disconnect(step.after, first=partial(_call_soon, loop, self._die))
+                )
+            case "an error response":
+                proxy.inject_at(step.at, step.response)
+            case "a read is lost":
+                proxy.inject_at(step.at, Disconnect(step.after), counts=_reads)
+        fails = {"a configuration fails": "configure", "a boot fails": "boot"}.get(step.fault)
         with octavia.failing(fails) if fails else nullcontext():  # type: ignore[arg-type]
             yield
-        front.pass_on()
+        proxy.forward_all()
 
-    async def _meddle(self, *, twin: bool) -> bool:
-        """As another user, delete or change a part, or create a load balancer with the Service's
-        marks. Return False if there is nothing to change."""
+    async def _interfere(self, *, duplicate: bool) -> bool:
+        """As another user, delete or change a part of the load balancer, or create a duplicate:
+        another load balancer with the marks of the Service. Return False if there is nothing to
+        change."""
         trees = (await self._site.found()).balancers
         if not trees:
             return False
         tree, client = trees[0], self._client
-        clients.settled(client, tree.id)
+        clients.wait_settled(client, tree.id)
         lb = client.load_balancer
-        if twin:
+        if duplicate:
             made = lb.create_load_balancer(
-                name="twin", vip_subnet_id=tree.subnet_id, tags=list(tree.tags)
+                name="a duplicate", vip_subnet_id=tree.subnet_id, tags=list(tree.tags)
             )
-            clients.settled(client, made.id)
+            clients.wait_settled(client, made.id)
             return True
-        acts: list[Callable[[], object]] = [
+        actions: list[Callable[[], object]] = [
             partial(lb.delete_load_balancer, tree.id, cascade=True),
             *(partial(lb.delete_listener, each.id) for each in tree.listeners),
             *(partial(lb.delete_pool, each.id) for each in tree.pools),
@@ -319,8 +320,8 @@ class Going:
                 for each in tree.pools
             ),
         ]
-        self._chance.choice(acts)()
-        clients.settled(client, tree.id)
+        self._chance.choice(actions)()
+        clients.wait_settled(client, tree.id)
         return True
 
 

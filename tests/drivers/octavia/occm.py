@@ -29,8 +29,8 @@ def make(
     subnet: str = SUBNET,
     address: str = "198.51.100.77",
 ) -> str:
-    """Create the load balancer, wait until it is ACTIVE, and return its id. Members have weight 1
-    and no monitor port; the monitor checks over TCP."""
+    """Create the load balancer, wait until it is ACTIVE, and return its id. Its members have weight
+    1 and no monitor port; its health monitors are of type TCP."""
     listeners = []
     for number, port in enumerate(ports):
         members = [
@@ -83,7 +83,7 @@ def make(
         tags=[NAME],
         listeners=listeners,
     )
-    assert clients.settled(client, made.id) == "ACTIVE"
+    assert clients.wait_settled(client, made.id) == "ACTIVE"
     return str(made.id)
 
 

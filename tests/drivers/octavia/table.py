@@ -18,7 +18,7 @@ from tests import makers
 from tests.drivers.octavia.site import WEB, Site
 from tests.openstack import clients
 from tests.openstack.cloud import NODES, Cloud
-from tests.openstack.front import Front
+from tests.openstack.fault_proxy import FaultProxy
 
 from fairlead.config import Config
 from fairlead.drivers.octavia.balancers import BalancerState
@@ -47,71 +47,72 @@ PROVIDERS: tuple[Provider, ...] = ("amphora", "ovn")
 ANY_ID = "0f1a7c1e-0000-4000-8000-00000000000f"
 
 
-class Wish(NamedTuple):
+class AnnotationRow(NamedTuple):
     name: str
     value: str
     spec: Mapping[str, object] = {}
-    """Fields of the Service that express the request; if set, it is not an annotation."""
+    """Fields of the Service that express the request. If there are any, the request is not an
+    annotation."""
 
     @property
     def annotations(self) -> dict[str, str]:
-        # With `fairlead.io/class` the controller marks the class that serves a Service.
+        # `fairlead.io/class` is the claim annotation of the controller.
         prefix = "loadbalancer.openstack.org/" if self.name == "class" else "fairlead.io/"
         return {} if self.spec else {prefix + self.name: self.value}
 
 
-WISHES = (
-    Wish("proxy-protocol", "v2"),
-    Wish("x-forwarded-for", "true"),
-    Wish("timeout-client-data", "600000"),
-    Wish("timeout-member-connect", "1000"),
-    Wish("timeout-member-data", "600000"),
-    Wish("timeout-tcp-inspect", "100"),
-    Wish("connection-limit", "1000"),
-    Wish("lb-method", "LEAST_CONNECTIONS"),
-    Wish("lb-method", "SOURCE_IP"),
-    Wish("lb-method", "SOURCE_IP_PORT"),
-    Wish("enable-health-monitor", "false"),
-    Wish("health-monitor-delay", "9"),
-    Wish("health-monitor-timeout", "2"),
-    Wish("health-monitor-max-retries", "2"),
-    Wish("health-monitor-max-retries-down", "5"),
-    Wish("members", "all"),
-    Wish("node-selector", "rack=1"),
-    Wish("member-subnet-id", ANY_ID),
-    Wish("subnet-id", ANY_ID),
-    Wish("network-id", ANY_ID),
-    Wish("port-id", ANY_ID),
-    Wish("flavor-id", ANY_ID),
-    Wish("availability-zone", "nova"),
-    Wish("class", "inner"),
-    Wish("octavia-provider", "amphora"),
-    Wish("octavia-provider", "ovn"),
-    Wish("internal", "true"),
-    Wish("floating-network-id", ANY_ID),
-    Wish("floating-subnet-id", ANY_ID),
-    Wish("floating-subnet", "pool-*"),
-    Wish("floating-subnet-tags", "big"),
-    Wish("keep-floatingip", "true"),
-    Wish("load-balancer-address", "203.0.113.7"),
-    Wish("spec.loadBalancerIP", "203.0.113.7", {"load_balancer_ip": "203.0.113.7"}),
-    Wish("load-balancer-id", ANY_ID),
-    Wish("hostname", "www.example.org"),
-    Wish("hostname-suffix", "nip.io"),
-    Wish("default-tls-container-ref", "https://keys/1"),
-    Wish(
+REQUESTS = (
+    AnnotationRow("proxy-protocol", "v2"),
+    AnnotationRow("x-forwarded-for", "true"),
+    AnnotationRow("timeout-client-data", "600000"),
+    AnnotationRow("timeout-member-connect", "1000"),
+    AnnotationRow("timeout-member-data", "600000"),
+    AnnotationRow("timeout-tcp-inspect", "100"),
+    AnnotationRow("connection-limit", "1000"),
+    AnnotationRow("lb-method", "LEAST_CONNECTIONS"),
+    AnnotationRow("lb-method", "SOURCE_IP"),
+    AnnotationRow("lb-method", "SOURCE_IP_PORT"),
+    AnnotationRow("enable-health-monitor", "false"),
+    AnnotationRow("health-monitor-delay", "9"),
+    AnnotationRow("health-monitor-timeout", "2"),
+    AnnotationRow("health-monitor-max-retries", "2"),
+    AnnotationRow("health-monitor-max-retries-down", "5"),
+    AnnotationRow("members", "all"),
+    AnnotationRow("node-selector", "rack=1"),
+    AnnotationRow("member-subnet-id", ANY_ID),
+    AnnotationRow("subnet-id", ANY_ID),
+    AnnotationRow("network-id", ANY_ID),
+    AnnotationRow("port-id", ANY_ID),
+    AnnotationRow("flavor-id", ANY_ID),
+    AnnotationRow("availability-zone", "nova"),
+    AnnotationRow("class", "inner"),
+    AnnotationRow("octavia-provider", "amphora"),
+    AnnotationRow("octavia-provider", "ovn"),
+    AnnotationRow("internal", "true"),
+    AnnotationRow("floating-network-id", ANY_ID),
+    AnnotationRow("floating-subnet-id", ANY_ID),
+    AnnotationRow("floating-subnet", "pool-*"),
+    AnnotationRow("floating-subnet-tags", "big"),
+    AnnotationRow("keep-floatingip", "true"),
+    AnnotationRow("load-balancer-address", "203.0.113.7"),
+    AnnotationRow("spec.loadBalancerIP", "203.0.113.7", {"load_balancer_ip": "203.0.113.7"}),
+    AnnotationRow("load-balancer-id", ANY_ID),
+    AnnotationRow("hostname", "www.example.org"),
+    AnnotationRow("hostname-suffix", "nip.io"),
+    AnnotationRow("default-tls-container-ref", "https://keys/1"),
+    AnnotationRow(
         "spec.loadBalancerSourceRanges",
         "192.0.2.0/24",
         {"load_balancer_source_ranges": ("192.0.2.0/24",)},
     ),
-    Wish("spec.sessionAffinity", "ClientIP", {"session_affinity": "ClientIP"}),
-    Wish(
+    AnnotationRow("spec.sessionAffinity", "ClientIP", {"session_affinity": "ClientIP"}),
+    AnnotationRow(
         "spec.ipFamilies",
         "IPv4, IPv6",
         {"ip_families": ("IPv4", "IPv6"), "ip_family_policy": "PreferDualStack"},
     ),
 )
-APART = frozenset({"x-forwarded-for", "enable-health-monitor", "lb-method"})
+EXCLUSIVE = frozenset({"x-forwarded-for", "enable-health-monitor", "lb-method"})
 """Requests that are excluded from the load balancer with all requests, because they exclude others.
 """
 AT_NEUTRON = frozenset(
@@ -124,19 +125,21 @@ AT_NEUTRON = frozenset(
     }
 )
 """Requests about floating IPs, which are documented separately."""
-IN_PLACE = "in place"
-ON_THE_SERVICE = "at once, on the Service alone"
+IN_PLACE, AT_CREATION = "in place", "when the load balancer is created"
+ON_THE_SERVICE = "at once, in the status of the Service only"
 
 
 def markdown(columns: Mapping[Provider, Sequence[str]]) -> str:
     lines = ["| annotation | `amphora` | `ovn` |", "|---|---|---|"]
-    for wish, *cells in zip(WISHES, *(columns[provider] for provider in PROVIDERS), strict=True):
-        lines.append(f"| {says(wish)} | {cells[0]} | {cells[1]} |")
+    for request, *cells in zip(
+        REQUESTS, *(columns[provider] for provider in PROVIDERS), strict=True
+    ):
+        lines.append(f"| {label(request)} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines) + "\n"
 
 
-def says(wish: Wish) -> str:
-    return f"`{wish.name}: {wish.value}`".replace(ANY_ID, "ID")
+def label(request: AnnotationRow) -> str:
+    return f"`{request.name}: {request.value}`".replace(ANY_ID, "ID")
 
 
 def written(document: str) -> str:
@@ -148,16 +151,16 @@ async def column(site: Site, provider: Provider, subnet: str) -> list[str]:
     planner = Planner(provider, subnet)
     base = planner.planned(())
     assert isinstance(base, LoadBalancer)
-    await site.bring(base)
+    await site.reconcile(base)
     cells, carried = [], []
-    for wish in WISHES:
-        if told := planner.told(wish):
-            cells.append(told)
+    for request in REQUESTS:
+        if message := planner.message(request):
+            cells.append(message)
             continue
-        asked = planner.planned([wish])
+        asked = planner.planned([request])
         assert isinstance(asked, LoadBalancer)
         cells.append(await _changed(site, base, asked))
-        carried += [wish] if wish.name not in APART else []
+        carried += [request] if request.name not in EXCLUSIVE else []
     await _make_with(site, planner, carried)
     return cells
 
@@ -165,35 +168,35 @@ async def column(site: Site, provider: Provider, subnet: str) -> list[str]:
 async def _changed(site: Site, base: LoadBalancer, asked: LoadBalancer) -> str:
     """Apply the request and remove it again, and return what changed."""
     whole = await site.tree()
-    site.forget()
-    await site.bring(asked)
+    site.clear_calls()
+    await site.reconcile(asked)
     writes = site.writes
-    assert not await site.left(asked)
+    assert not await site.remaining_steps(asked)
     changed = await site.tree()
     assert (changed.id, changed.address) == (whole.id, whole.address)
-    await site.bring(base)
+    await site.reconcile(base)
     assert writes
     return f"{IN_PLACE}{_how(whole, changed, writes)}"
 
 
 def _how(before: BalancerState, after: BalancerState, writes: Iterable[str]) -> str:
     if {each.id for each in before.listeners} != {each.id for each in after.listeners}:
-        return ", by another listener on the same port"
+        return ", by a new listener on the same port"
     if "POST pools" in writes:
-        return ", by a second pool that takes over"
-    return ", by another monitor" if "POST healthmonitors" in writes else ""
+        return ", by a second pool that replaces the first one"
+    return ", by a new health monitor" if "POST healthmonitors" in writes else ""
 
 
-async def _make_with(site: Site, planner: "Planner", wishes: Sequence[Wish]) -> None:
+async def _make_with(site: Site, planner: "Planner", requests: Sequence[AnnotationRow]) -> None:
     """Create a load balancer with all of these requests in one call."""
-    await site.bring()
-    asked = planner.planned(wishes)
+    await site.reconcile()
+    asked = planner.planned(requests)
     assert isinstance(asked, LoadBalancer)
-    site.forget()
-    await site.bring(asked)
+    site.clear_calls()
+    await site.reconcile(asked)
     assert site.writes == ["POST loadbalancers"]
-    assert not await site.left(asked)
-    await site.bring()
+    assert not await site.remaining_steps(asked)
+    await site.reconcile()
 
 
 class Planner:
@@ -207,10 +210,14 @@ class Planner:
         )
         self._provider = provider
 
-    def planned(self, wishes: Iterable[Wish]) -> LoadBalancer | Refused:
-        wishes = tuple(wishes)
-        annotations = {name: text for wish in wishes for name, text in wish.annotations.items()}
-        spec: dict[str, Any] = {name: value for wish in wishes for name, value in wish.spec.items()}
+    def planned(self, requests: Iterable[AnnotationRow]) -> LoadBalancer | Refused:
+        requests = tuple(requests)
+        annotations = {
+            name: text for request in requests for name, text in request.annotations.items()
+        }
+        spec: dict[str, Any] = {
+            name: value for request in requests for name, value in request.spec.items()
+        }
         service = makers.make_service(annotations=annotations, **spec)
         state = State(())
         state.update_services({ObjectKey(*service.key): service})
@@ -232,54 +239,54 @@ class Planner:
         )
         return plan_cloud(state, self._config, [service.key])[service.key]
 
-    def told(self, wish: Wish) -> str:
+    def message(self, request: AnnotationRow) -> str:
         """Return the plan's message about the request; "" if the request is to be carried out."""
-        if wish.name in AT_NEUTRON:
+        if request.name in AT_NEUTRON:
             return "see [octavia-network.md](octavia-network.md#annotations)"
-        base, asked = self.planned(()), self.planned([wish])
+        base, asked = self.planned(()), self.planned([request])
         assert isinstance(base, LoadBalancer)
         if isinstance(asked, Refused):
-            return f"refused: {_plain(asked.message, wish)}"
+            return f"refused: {_plain(asked.message, request)}"
         assert isinstance(asked.settings, OctaviaSettings)
         assert isinstance(base.settings, OctaviaSettings)
         if notes := [str(note) for note in asked.notes if note.code == WITHOUT_EFFECT]:
-            return f"no effect: {_plain(notes[0].partition('no effect: ')[2], wish)}"
+            return f"no effect: {_plain(notes[0].partition('no effect: ')[2], request)}"
         if notes := [str(note) for note in asked.notes if note.code == SKIPPED]:
-            return f"when it is made; to a live one it is told: {notes[0]}"
-        if asked.settings.elsewhere != base.settings.elsewhere:
+            return f"{AT_CREATION}; later it is reported: {notes[0]}"
+        if asked.settings.shared_or_adopted != base.settings.shared_or_adopted:
             return "the Service moves to that load balancer"
         owner = Owner("cluster", "test")
         (before,), (after,) = (specs_of({WEB: each}, owner).values() for each in (base, asked))
         if after == before:
             same = msgspec.structs.replace(asked, notes=base.notes, settings=base.settings) == base
-            return "as without it" if same else ON_THE_SERVICE
+            return "no change: this is the present value" if same else ON_THE_SERVICE
         if after == msgspec.structs.replace(before, place=after.place):
-            return "when it is made; one that is there stays as it is"
-        if wish.name == "member-subnet-id":
+            return f"{AT_CREATION}; an existing load balancer does not change"
+        if request.name == "member-subnet-id":
             # The subnet of a member cannot be changed.
-            return "for members that come later"
+            return "for members that are added later"
         return ""
 
 
-def _plain(text: str, wish: Wish) -> str:
+def _plain(text: str, request: AnnotationRow) -> str:
     return (
-        text.removeprefix(f"fairlead.io/{wish.name}: ")
-        .removeprefix(f"{wish.name}: ")
+        text.removeprefix(f"fairlead.io/{request.name}: ")
+        .removeprefix(f"{request.name}: ")
         .replace("|", "or")
     )
 
 
-class _Deaf:
-    """An event recorder."""
+class DiscardingRecorder:
+    """An event recorder that discards the Events."""
 
     def event(self, service: ServiceKey, uid: str, kind: str, reason: str, message: str) -> None:
-        """Discard the Event."""
+        """Record nothing."""
 
 
-async def columns_of(front: Front, subnet: str, folder: Path) -> dict[Provider, list[str]]:
+async def columns_of(proxy: FaultProxy, subnet: str, folder: Path) -> dict[Provider, list[str]]:
     found: dict[Provider, list[str]] = {}
     for provider in PROVIDERS:
-        site = Site(front, folder, _Deaf())
+        site = Site(proxy, folder, DiscardingRecorder())
         try:
             found[provider] = await column(site, provider, subnet)
         finally:
@@ -294,9 +301,9 @@ def main() -> None:
         cloud, project = Cloud(folder), uuid.uuid4().hex
         try:
             cloud.start()
-            with Front(cloud.octavia.url, project=project).listen() as front:
-                table = markdown(asyncio.run(columns_of(front, cloud.subnet, folder)))
-            clients.clear(cloud.client(), project)
+            with FaultProxy(cloud.octavia.url, project=project).listen() as proxy:
+                table = markdown(asyncio.run(columns_of(proxy, cloud.subnet, folder)))
+            clients.delete_load_balancers(cloud.client(), project)
         finally:
             cloud.end()
     document = DOCUMENT.read_text()

@@ -5,7 +5,7 @@ from fairlead.drivers.octavia.apply import FIRST_POLL_FRACTION, WAITS_KEPT, Pace
 PACE = Pace(first_s=0.5, last_s=5.0, growth=1.5)
 
 
-def test_looks_become_rarer_and_first_come_when_it_may_be_done() -> None:
+def test_the_first_poll_depends_on_earlier_waits_and_later_polls_become_less_frequent() -> None:
     schedule = PollSchedule(PACE)
     assert schedule.first_s("PUT") == PACE.first_s
     assert [schedule.next_s(elapsed_s) for elapsed_s in (0.1, 2.0, 60.0)] == [
@@ -13,19 +13,19 @@ def test_looks_become_rarer_and_first_come_when_it_may_be_done() -> None:
         1.0,
         PACE.last_s,
     ]
-    schedule.learn("PUT", 4.0)
-    schedule.learn("PUT", 3.0)
+    schedule.record("PUT", 4.0)
+    schedule.record("PUT", 3.0)
     assert schedule.first_s("PUT") == FIRST_POLL_FRACTION * 3.0
-    assert schedule.first_s("POST") == PACE.first_s, "another kind of write"
+    assert schedule.first_s("POST") == PACE.first_s, "waits are learned for each method"
 
 
-def test_one_that_took_long_makes_nobody_wait_for_long() -> None:
+def test_one_long_wait_does_not_delay_the_first_poll_of_later_writes() -> None:
     schedule = PollSchedule(PACE)
     for took_s in (60.0, 90.0):
-        schedule.learn("POST", took_s)
+        schedule.record("POST", took_s)
     assert schedule.first_s("POST") == PACE.last_s
-    schedule.learn("POST", 0.1)
+    schedule.record("POST", 0.1)
     assert schedule.first_s("POST") == PACE.first_s
     for _ in range(WAITS_KEPT):
-        schedule.learn("POST", 2.0)
-    assert schedule.first_s("POST") == FIRST_POLL_FRACTION * 2.0, "what was long ago counts no more"
+        schedule.record("POST", 2.0)
+    assert schedule.first_s("POST") == FIRST_POLL_FRACTION * 2.0, "only recent waits count"

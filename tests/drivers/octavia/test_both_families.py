@@ -1,5 +1,5 @@
-"""Services of both address families, at the real providers: one load balancer with an address of
-each, a listener for both."""
+"""Services of both address families at the real providers: one load balancer with an address of
+each family, and a listener for both."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.openstack.cloud import NODES, PROJECT
 from fairlead.drivers.octavia.changes import Blocked
 from fairlead.model import (
     ExistingLoadBalancer,
-    FloatingWish,
+    FloatingIpRequest,
     Listener,
     LoadBalancer,
     Member,
@@ -22,8 +22,8 @@ from fairlead.model import (
     Provider,
 )
 
-SIXTH = "fd00:1::/64"
-SIXTH_OF = {name: f"fd00:1::{name[-1]}" for name in NODES}
+SUBNET_V6 = "fd00:1::/64"
+ADDRESS_V6_OF = {name: f"fd00:1::{name[-1]}" for name in NODES}
 
 
 @pytest.fixture
@@ -31,63 +31,63 @@ def subnet_v6(cloud_site: CloudSite) -> Iterator[str]:
     """An IPv6 subnet of the nodes' network, in which the nodes have addresses too."""
     network = cloud_site.client.network
     made = network.create_subnet(
-        network_id=cloud_site.at.network, ip_version=6, cidr=SIXTH, project_id=PROJECT
+        network_id=cloud_site.openstack.network, ip_version=6, cidr=SUBNET_V6, project_id=PROJECT
     )
-    fourth = {
-        name: {"subnet_id": cloud_site.at.subnet, "ip_address": address}
+    ipv4 = {
+        name: {"subnet_id": cloud_site.openstack.subnet, "ip_address": address}
         for name, address in NODES.items()
     }
-    for name, id_ in cloud_site.at.nodes.items():
+    for name, id_ in cloud_site.openstack.nodes.items():
         network.update_port(
-            id_, fixed_ips=[fourth[name], {"subnet_id": made.id, "ip_address": SIXTH_OF[name]}]
+            id_, fixed_ips=[ipv4[name], {"subnet_id": made.id, "ip_address": ADDRESS_V6_OF[name]}]
         )
     yield made.id
-    clients.clear(cloud_site.client, cloud_site.front.project)
-    for name, id_ in cloud_site.at.nodes.items():
-        network.update_port(id_, fixed_ips=[fourth[name]])
-    for port in network.ports(network_id=cloud_site.at.network):
+    clients.delete_load_balancers(cloud_site.client, cloud_site.proxy.project)
+    for name, id_ in cloud_site.openstack.nodes.items():
+        network.update_port(id_, fixed_ips=[ipv4[name]])
+    for port in network.ports(network_id=cloud_site.openstack.network):
         if any(each["subnet_id"] == made.id for each in port.fixed_ips):
             network.delete_port(port)
     network.delete_subnet(made)
 
 
 def listeners(port: int, *names: str, protocol: Protocol = "TCP") -> tuple[Listener, Listener]:
-    fourth = listener(
+    ipv4 = listener(
         port, *(Member(name, NODES[name], 1, "active") for name in names), protocol=protocol
     )
-    sixth = tuple(Member(name, SIXTH_OF[name], 1, "active") for name in names)
-    return fourth, msgspec.structs.replace(fourth, family="IPv6", members=sixth)
+    ipv6 = tuple(Member(name, ADDRESS_V6_OF[name], 1, "active") for name in names)
+    return ipv4, msgspec.structs.replace(ipv4, family="IPv6", members=ipv6)
 
 
 @pytest.mark.parametrize("provider", ["amphora", "ovn"])
-async def test_one_load_balancer_has_an_address_of_each(
+async def test_one_load_balancer_has_an_address_of_each_family(
     cloud_site: CloudSite, subnet_v6: str, provider: Provider
 ) -> None:
     site = cloud_site
 
     def wanted(*names: str) -> LoadBalancer:
         both = (*listeners(80, *names), *listeners(53, *names, protocol="UDP"))
-        place, wish = (
-            OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6),
-            FloatingWish(site.at.external_network),
+        place, request = (
+            OctaviaPlace(site.openstack.subnet, subnet_id_v6=subnet_v6),
+            FloatingIpRequest(site.openstack.external_network),
         )
         return service(
-            *both, octavia=site.settings(provider, place=place, floating=wish, secured=True)
+            *both, octavia=site.settings(provider, place=place, floating=request, secured=True)
         )
 
-    await site.bring(wanted("node1"))
+    await site.reconcile(wanted("node1"))
     assert (
         site.writes.count("POST loadbalancers"),
         site.neutron_writes.count("POST floatingips"),
     ) == (1, 1)
     tree = await site.tree()
-    assert await site.left(wanted("node1")) == []
-    (sixth,) = (address for address in tree.own if ":" in address)
-    (outside,) = (each.address for each in tree.floating)
-    assert sixth.startswith("fd00:1::")
-    assert site.planned(wanted("node1")).addresses == (outside, sixth)
-    assert site.seen[WEB] == ExistingLoadBalancer(
-        "uid-web", provider, (tree.address, sixth), (outside,)
+    assert await site.remaining_steps(wanted("node1")) == []
+    (ipv6,) = (address for address in tree.own if ":" in address)
+    (floating_ip,) = (each.address for each in tree.floating)
+    assert ipv6.startswith("fd00:1::")
+    assert site.planned(wanted("node1")).addresses == (floating_ip, ipv6)
+    assert site.observed[WEB] == ExistingLoadBalancer(
+        "uid-web", provider, (tree.address, ipv6), (floating_ip,)
     )
     # For TCP, provider amphora opens its own connections, to nodes of one family.
     members = {
@@ -100,40 +100,42 @@ async def test_one_load_balancer_has_an_address_of_each(
     if provider == "ovn":
         expected = {
             f"{tree.address}:80": "10.1.0.11:30080",
-            f"{outside}:80": "10.1.0.11:30080",
-            f"[{sixth}]:80": "[fd00:1::1]:30080",
+            f"{floating_ip}:80": "10.1.0.11:30080",
+            f"[{ipv6}]:80": "[fd00:1::1]:30080",
         }
 
-        def carried() -> dict[str, str]:
+        def vips() -> dict[str, str]:
             rows = [
                 row
-                for row in site.at.ovn.rows("Load_Balancer")
+                for row in site.openstack.ovn.rows("Load_Balancer")
                 if (row["name"], row["protocol"]) == (tree.id, "tcp")
             ]
             return {vip: to for row in rows for vip, to in row["vips"].items()}
 
-        clients.until(lambda: carried() == expected)
-    site.forget()
-    await site.bring(wanted("node1", "node2"))
+        clients.wait_until(lambda: vips() == expected)
+    site.clear_calls()
+    await site.reconcile(wanted("node1", "node2"))
     over_tcp = (
         "POST pools/_/members" if provider == "amphora" else "PUT pools/_/members"
-    )  # one member, or one of each family
+    )  # one member, or one member of each family
     assert sorted(site.writes) == [over_tcp, "PUT pools/_/members"]
-    await site.bring()
-    assert (site.everything(), site.floating) == ([], [])
+    await site.reconcile()
+    assert (site.balancer_ids(), site.floating) == ([], [])
 
 
-async def test_one_that_is_there_keeps_its_addresses(cloud_site: CloudSite, subnet_v6: str) -> None:
+async def test_an_existing_load_balancer_keeps_its_address_families(
+    cloud_site: CloudSite, subnet_v6: str
+) -> None:
     """Octavia cannot add an address; the Service is planned for the existing ones."""
     site = cloud_site
-    await site.bring(service(listener(80), octavia=site.settings()))
-    place = OctaviaPlace(site.at.subnet, subnet_id_v6=subnet_v6)
+    await site.reconcile(service(listener(80), octavia=site.settings()))
+    place = OctaviaPlace(site.openstack.subnet, subnet_id_v6=subnet_v6)
     asked = service(*listeners(80, "node1"), octavia=site.settings(place=place))
-    existing = site.seen[WEB]
+    existing = site.observed[WEB]
     assert existing is not None
     assert (existing.provider, existing.families) == ("ovn", ("IPv4",))
-    (left,) = await site.left(asked)
-    assert isinstance(left, Blocked)
-    assert left.outcome.state == "waiting"
-    assert "the Service is planned again" in left.outcome.message
-    assert "with addresses of IPv4" in left.outcome.message
+    (step,) = await site.remaining_steps(asked)
+    assert isinstance(step, Blocked)
+    assert step.outcome.state == "waiting"
+    assert "the Service is planned again" in step.outcome.message
+    assert "with addresses of IPv4" in step.outcome.message

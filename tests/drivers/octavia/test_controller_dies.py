@@ -2,9 +2,9 @@
 its successor completes the work.
 
 A Service with a floating IP is created, gets another port, and is deleted. At each write the
-process is killed (SIGKILL) before the cloud receives the request, and again, when a successor makes
-the same write, after the cloud has done it. `test_cuts` covers more writes, with drivers within the
-process of the test."""
+process is killed (SIGKILL) before the cloud receives the request, and again, when its successor
+repeats the write, after the cloud has carried it out. `test_disconnects` covers more writes, with
+drivers within the process of the test."""
 
 import asyncio
 import signal
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.drivers.octavia.cloud_site import CloudSite
-from tests.drivers.octavia.test_cuts import Cuts
-from tests.faults.trial import LOOK_S, Trial, trial
+from tests.drivers.octavia.test_disconnects import Disconnects
+from tests.faults.trial import CHECK_INTERVAL_S, Trial, trial
 from tests.openstack.cloud import NODES as ADDRESSES
 
 from fairlead.kube.answers import NotFound
@@ -41,7 +41,7 @@ def spec(ports: list[dict[str, Any]]) -> dict[str, Any]:
     return {"spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": ports}}
 
 
-LIFE = (
+STEPS = (
     Step(
         lambda client: client.create(
             SERVICES, {"metadata": {"name": WEB.name}, **spec(PORTS[:1])}, namespace=WEB.namespace
@@ -83,39 +83,39 @@ async def fill(client: Client) -> None:
     await client.create(ENDPOINT_SLICES, slice_, namespace=WEB.namespace)
 
 
-class Killing:
-    """A controller that is killed at every write and restarted."""
+class KilledController:
+    """A controller that is killed at every write, and restarted each time."""
 
     def __init__(self, one: Trial, site: CloudSite) -> None:
         self._one = one
         self._site = site
         self._killed = False
 
-    async def through(self, step: Step) -> None:
+    async def run_step(self, step: Step) -> None:
         site, one = self._site, self._one
-        cuts = Cuts(self._kill)
-        site.front.fate = site.neutron.fate = cuts
+        disconnects = Disconnects(self._kill)
+        site.proxy.fault = site.neutron.fault = disconnects
         await step.act(one.client)
         async with asyncio.timeout(STEP_WITHIN_S):
-            while await self._shown() != step.ports or self._killed:
+            while await self._published_ports() != step.ports or self._killed:
                 if self._killed:
                     await one.kill()
-                    assert len(site.everything()) <= 1
+                    assert len(site.balancer_ids()) <= 1
                     assert len(site.floating) <= 1
                     self._killed = False
                     one.start()
-                await asyncio.sleep(LOOK_S)
-        assert cuts.lost == step.writes, one.log.read_text()[-3000:]
-        assert self._at_octavia() == step.ports
-        assert len(site.everything()) == len(site.floating) == bool(step.ports)
+                await asyncio.sleep(CHECK_INTERVAL_S)
+        assert disconnects.lost == step.writes, one.log.read_text()[-3000:]
+        assert self._ports_at_octavia() == step.ports
+        assert len(site.balancer_ids()) == len(site.floating) == bool(step.ports)
 
     def _kill(self) -> None:
-        """Kill the controller. Called in a thread of the front."""
+        """Kill the controller. Called in a thread of the proxy."""
         assert self._one.controller is not None
         self._one.controller.send(signal.SIGKILL)
         self._killed = True
 
-    async def _shown(self) -> list[int]:
+    async def _published_ports(self) -> list[int]:
         """Return the ports that the Service shows; none if the Service is deleted."""
         try:
             service = await self._one.client.get(SERVICES, WEB)
@@ -124,16 +124,16 @@ class Killing:
         shown = service.status.load_balancer.ingress
         return sorted(port.port for each in shown for port in each.ports) if shown else [0]
 
-    def _at_octavia(self) -> list[int]:
+    def _ports_at_octavia(self) -> list[int]:
         """Return the ports whose pool has a member."""
         lb = self._site.client.load_balancer
-        found = lb.listeners(project_id=self._site.front.project)
+        found = lb.listeners(project_id=self._site.proxy.project)
         return sorted(
             each.protocol_port for each in found if list(lb.members(each.default_pool_id))
         )
 
 
-async def test_it_is_killed_at_every_write_before_and_after(
+async def test_a_controller_that_is_killed_at_every_write_completes_the_work_after_its_restart(
     cloud_site: CloudSite, tmp_path: Path
 ) -> None:
     site = cloud_site
@@ -142,14 +142,14 @@ async def test_it_is_killed_at_every_write_before_and_after(
         "cloudsFile": site.config.clouds_file,
         "callsPerS": 1000,
         "provider": "ovn",
-        "subnetId": site.at.subnet,
-        "floatingNetworkId": site.at.external_network,
+        "subnetId": site.openstack.subnet,
+        "floatingNetworkId": site.openstack.external_network,
     }
     async with trial(tmp_path / "trial", defaultClass=OCTAVIA.name, octavia=octavia) as one:
         await fill(one.client)
-        killing = Killing(one, site)
+        controller = KilledController(one, site)
         one.start()
-        for step in LIFE:
-            await killing.through(step)
-        site.front.pass_on()
-        site.neutron.pass_on()
+        for step in STEPS:
+            await controller.run_step(step)
+        site.proxy.forward_all()
+        site.neutron.forward_all()

@@ -1,5 +1,5 @@
-"""Steps that are hard to provoke at a real Octavia: objects in ERROR, pending objects, objects of
-another Service."""
+"""Steps for states that are hard to provoke at a real Octavia: objects in ERROR, pending objects,
+objects of another Service."""
 
 import msgspec
 from tests.drivers.octavia.site import WEB, planned, service, settings
@@ -77,7 +77,7 @@ CREATE = "POST loadbalancers"
 ALL = "PUT pools/p/members"
 
 
-def test_a_change_of_one_member_is_a_write_about_that_one() -> None:
+def test_a_change_of_one_member_writes_only_this_member() -> None:
     fifty = range(1, 51)
     assert members(pool(*fifty), *fifty) is None
     assert members(pool(*fifty), *fifty, 51) == ("POST pools/p/members", [])
@@ -85,7 +85,7 @@ def test_a_change_of_one_member_is_a_write_about_that_one() -> None:
     assert members(pool(1, weight=2), 1) == ("PUT pools/p/members/m1", [])
 
 
-def test_a_change_of_several_members_is_one_write_about_all() -> None:
+def test_a_change_of_several_members_is_one_write_of_all_members() -> None:
     assert members(pool(), 1) == (ALL, ["10.1.0.1"])
     assert members(pool(1), 1, 2, 3) == (ALL, ["10.1.0.1", "10.1.0.2", "10.1.0.3"])
     assert members(pool(1, 2, 3), 1) == (ALL, ["10.1.0.1"])
@@ -93,85 +93,87 @@ def test_a_change_of_several_members_is_one_write_about_all() -> None:
     assert members(pool(1, 2, weight=2), 1, 2) == (ALL, ["10.1.0.1", "10.1.0.2"])
 
 
-def test_what_is_broken_is_written_with_all_others() -> None:
+def test_a_broken_member_causes_a_write_of_all_members() -> None:
     assert members(pool(1, status=ERROR), 1) == (ALL, ["10.1.0.1"])
     assert members(pool(1, 2, status=ERROR), 1) == (ALL, ["10.1.0.1"])
     twice = msgspec.structs.replace(pool(1), members=pool(1).members * 2)
     assert members(twice, 1) == (ALL, ["10.1.0.1"])
 
 
-def test_one_that_has_served_is_failed_over_first_and_made_anew_next() -> None:
+def test_a_broken_load_balancer_that_has_served_is_failed_over_first_and_recreated_next() -> None:
     broken = tree(status=ERROR)
     assert steps(broken) == ["PUT loadbalancers/a/failover"]
     assert steps(broken, attempts=1) == ["DELETE loadbalancers/a?cascade=true", CREATE]
-    (told,) = steps(broken, attempts=MAX_ATTEMPTS)
-    assert told.startswith("unavailable: load balancer a is in ERROR, 5 attempts to repair it")
-    (told,) = steps(attempts=MAX_ATTEMPTS)
-    assert told.startswith("unavailable: Octavia has failed 5 times to create a load balancer")
+    (message,) = steps(broken, attempts=MAX_ATTEMPTS)
+    assert message.startswith("unavailable: load balancer a is in ERROR, 5 attempts to repair it")
+    (message,) = steps(attempts=MAX_ATTEMPTS)
+    assert message.startswith("unavailable: Octavia has failed 5 times to create a load balancer")
     assert steps(attempts=1, wanted=False) == []
     assert steps(broken, wanted=False, attempts=MAX_ATTEMPTS) == [
         "DELETE loadbalancers/a?cascade=true"
     ]
 
 
-def test_one_that_nobody_was_told_of_is_made_anew_at_once_and_so_is_one_of_ovn() -> None:
-    anew = ["DELETE loadbalancers/a?cascade=true", CREATE]
-    assert steps(tree(status=ERROR, address="198.51.100.8")) == anew
-    assert steps(tree(status=ERROR, provider="ovn")) == anew
+def test_a_broken_load_balancer_that_is_unpublished_or_of_provider_ovn_is_recreated_at_once() -> (
+    None
+):
+    recreated = ["DELETE loadbalancers/a?cascade=true", CREATE]
+    assert steps(tree(status=ERROR, address="198.51.100.8")) == recreated
+    assert steps(tree(status=ERROR, provider="ovn")) == recreated
 
 
-def test_it_is_made_anew_with_its_address() -> None:
+def test_a_load_balancer_is_recreated_with_the_published_address() -> None:
     create = next(step for step in diff({WEB: WANTED}, {}) if isinstance(step, Call))
     body = msgspec.json.decode(msgspec.json.encode(create.body))["loadbalancer"]
     assert body["vip_address"] == ADDRESS
     assert [each["name"] for each in body["listeners"]] == ["TCP-80"]
 
 
-def test_while_octavia_is_at_work_nothing_is_done() -> None:
+def test_no_step_is_taken_while_octavia_is_working_on_the_load_balancer() -> None:
     at_work = tree("b", status="PENDING_UPDATE")
-    told = ["waiting: Octavia is working on load balancer b (PENDING_UPDATE)"]
-    assert steps(tree(), at_work) == told
-    assert steps(at_work, wanted=False) == told
+    waiting = ["waiting: Octavia is working on load balancer b (PENDING_UPDATE)"]
+    assert steps(tree(), at_work) == waiting
+    assert steps(at_work, wanted=False) == waiting
 
 
-def test_of_several_the_one_that_works_stays() -> None:
+def test_of_several_load_balancers_the_working_one_stays() -> None:
     broken, working = tree("a", status=ERROR, created="1"), tree("b", created="2")
     assert steps(broken, working)[0] == "DELETE loadbalancers/a?cascade=true"
     assert not any("loadbalancers/b?" in step or step == CREATE for step in steps(broken, working))
 
 
-def test_what_a_service_of_the_same_name_had_goes_first() -> None:
+def test_the_load_balancer_of_a_previous_service_of_the_same_name_is_deleted_first() -> None:
     assert steps(tree(uid="uid-before")) == [
         "DELETE loadbalancers/a?cascade=true",
         CREATE,
     ]
 
 
-def test_a_plan_for_another_provider_is_made_anew() -> None:
-    (told,) = steps(tree(provider="ovn"))
-    assert told.startswith(
+def test_a_plan_for_another_provider_than_that_of_the_load_balancer_is_repeated() -> None:
+    (message,) = steps(tree(provider="ovn"))
+    assert message.startswith(
         "waiting: the Service is planned again, because its load balancer a is of provider ovn"
     )
 
 
-def test_what_a_plan_does_not_know_of_a_load_balancer_is_planned_anew() -> None:
-    """The Service is planned again although no write is left, because the next drivers rely on the
-    plan."""
+def test_a_plan_that_does_not_contain_the_existing_load_balancer_is_repeated() -> None:
+    """The Service is planned again although no write is necessary, because the next drivers rely on
+    the plan."""
     (wanted,) = specs_of(
-        {WEB: service(octavia=settings(checks=None, asking=()))}, Owner("cluster", "test")
+        {WEB: service(octavia=settings(checks=None, monitor_types=()))}, Owner("cluster", "test")
     ).values()
     found = tree()
     bare = msgspec.structs.replace(wanted, listeners=())
-    (left,) = diff({WEB: bare}, {WEB: Found((found,))})
-    assert isinstance(left, Blocked)
-    assert "the Service is planned again" in left.outcome.message
+    (step,) = diff({WEB: bare}, {WEB: Found((found,))})
+    assert isinstance(step, Blocked)
+    assert "the Service is planned again" in step.outcome.message
     known = msgspec.structs.replace(bare, existing=existing_of(found))
     assert diff({WEB: known}, {WEB: Found((found,))}) == []
 
 
-def test_a_write_that_changed_nothing_is_told_and_not_repeated_at_once() -> None:
+def test_a_write_without_effect_is_reported_and_not_repeated_at_once() -> None:
     (write,) = diff({WEB: WANTED}, {WEB: Found(())})
-    (left,) = diff({WEB: WANTED}, {WEB: Found((), after=(write,))})
-    assert isinstance(left, Blocked)
-    assert left.outcome.state == "unavailable"
-    assert left.outcome.message == f"Octavia accepted a write without effect: {write}"
+    (step,) = diff({WEB: WANTED}, {WEB: Found((), after=(write,))})
+    assert isinstance(step, Blocked)
+    assert step.outcome.state == "unavailable"
+    assert step.outcome.message == f"Octavia accepted a write without effect: {write}"

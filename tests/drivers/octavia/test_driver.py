@@ -1,12 +1,12 @@
 """Load balancers of a real Octavia (API and worker, provider amphora) are created, changed in place
-and deleted; calls are counted."""
+and deleted, with as few calls as possible."""
 
 import asyncio
 
 import msgspec
-from tests.drivers.octavia.site import Site, listener, member, service, settings, told
+from tests.drivers.octavia.site import Site, listener, member, service, settings, summary
 from tests.openstack import clients
-from tests.openstack.front import Call
+from tests.openstack.fault_proxy import Call
 
 from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState
 from fairlead.model import LoadBalancer, OctaviaChecks, ServiceKey
@@ -14,7 +14,7 @@ from fairlead.model import LoadBalancer, OctaviaChecks, ServiceKey
 OTHER_CHECKS = OctaviaChecks(delay_s=9, fall=5)
 
 
-def shown(tree: BalancerState) -> dict[int, list[tuple[str, int]]]:
+def members_by_port(tree: BalancerState) -> dict[int, list[tuple[str, int]]]:
     pools = {pool.id: pool for pool in tree.pools}
     return {
         each.port: sorted(
@@ -24,13 +24,13 @@ def shown(tree: BalancerState) -> dict[int, list[tuple[str, int]]]:
     }
 
 
-async def test_one_call_makes_all_of_it_and_one_takes_it_away(site: Site) -> None:
+async def test_a_load_balancer_is_created_and_deleted_with_one_call_each(site: Site) -> None:
     wanted = service(listener(80), listener(443, member(1), member(3)))
-    assert await site.bring(wanted) == []
+    assert await site.reconcile(wanted) == []
     assert site.writes == ["POST loadbalancers"]
     tree = await site.tree()
     assert (tree.status, tree.uid, tree.provider) == (ACTIVE, "uid-web", "amphora")
-    assert shown(tree) == {
+    assert members_by_port(tree) == {
         80: [("10.1.0.1", 1), ("10.1.0.2", 2)],
         443: [("10.1.0.1", 1), ("10.1.0.3", 1)],
     }
@@ -41,38 +41,38 @@ async def test_one_call_makes_all_of_it_and_one_takes_it_away(site: Site) -> Non
     ] == [("HTTP", "/healthz")] * 2
     assert {one.member.monitor_port for pool in tree.pools for one in pool.members} == {32000}
     assert site.planned(wanted).addresses == (tree.address,)
-    site.forget()
-    assert await site.bring() == []
+    site.clear_calls()
+    assert await site.reconcile() == []
     assert site.writes == ["DELETE loadbalancers/_"]
     assert (await site.found()).balancers == ()
 
 
-async def test_nothing_to_do_writes_nothing_and_asks_little(site: Site) -> None:
+async def test_a_pass_without_changes_makes_no_writes_and_few_reads(site: Site) -> None:
     wanted = service(listener(80), listener(443), listener(53, protocol="UDP"))
-    await site.bring(wanted)
-    site.anew()
-    site.forget()
+    await site.reconcile(wanted)
+    site.restart()
+    site.clear_calls()
     assert await site.audit(wanted) == []
     assert site.writes == []
     assert sorted(site.reads) == sorted(
         ["GET loadbalancers", "GET listeners", "GET pools", "GET healthmonitors"]
         + ["GET pools/_/members"] * 3
     )
-    site.forget()
-    assert await site.bring(wanted) == []
-    assert site.front.calls == []
+    site.clear_calls()
+    assert await site.reconcile(wanted) == []
+    assert site.proxy.calls == []
 
 
-async def test_a_change_of_nodes_is_one_write_for_each_pool(site: Site) -> None:
-    await site.bring(service(listener(80), listener(443)))
+async def test_a_change_of_several_nodes_is_one_write_for_each_pool(site: Site) -> None:
+    await site.reconcile(service(listener(80), listener(443)))
     tree = await site.tree()
-    site.forget()
-    await site.bring(
+    site.clear_calls()
+    await site.reconcile(
         service(listener(80, member(1), member(2, 0), member(3, 4)), listener(443, member(3)))
     )
     assert site.writes == ["PUT pools/_/members"] * 2
     after = await site.tree()
-    assert shown(after) == {
+    assert members_by_port(after) == {
         80: [("10.1.0.1", 1), ("10.1.0.2", 0), ("10.1.0.3", 4)],
         443: [("10.1.0.3", 1)],
     }
@@ -83,9 +83,9 @@ async def test_a_change_of_nodes_is_one_write_for_each_pool(site: Site) -> None:
     )
 
 
-async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(site: Site) -> None:
+async def test_a_change_of_one_member_writes_only_this_member(site: Site) -> None:
     one, two, three = member(1), member(2), member(3)
-    await site.bring(service(listener(80, one, two), listener(443, one, two)))
+    await site.reconcile(service(listener(80, one, two), listener(443, one, two)))
     for members, write in (
         ([one, two, three], "POST pools/_/members"),
         ([one, member(2, 7), three], "PUT pools/_/members/_"),
@@ -93,11 +93,11 @@ async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(
         ([three, member(2, 8)], "PUT pools/_/members"),
         ([], "PUT pools/_/members"),
     ):
-        site.forget()
+        site.clear_calls()
         wanted = service(
             *(msgspec.structs.replace(listener(port), members=tuple(members)) for port in (80, 443))
         )
-        assert await site.bring(wanted) == []
+        assert await site.reconcile(wanted) == []
         assert site.writes == [write] * 2
         pools = (await site.tree()).pools
         named = {
@@ -111,13 +111,15 @@ async def test_a_change_of_one_member_is_a_write_about_that_one_and_others_stay(
         } == named
 
 
-async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site) -> None:
+async def test_a_change_of_the_monitor_port_is_one_write_for_each_member(site: Site) -> None:
     """A write of one member contains all its settings that can change."""
-    for number, checks in enumerate((settings(), settings(asking=(("TCP", "TCP"),)), settings())):
-        site.forget()
+    for number, checks in enumerate(
+        (settings(), settings(monitor_types=(("TCP", "TCP"),)), settings())
+    ):
+        site.clear_calls()
         wanted = service(listener(80, member(1)), octavia=checks)
-        assert await site.bring(wanted) == []
-        assert await site.left(wanted) == []
+        assert await site.reconcile(wanted) == []
+        assert await site.remaining_steps(wanted) == []
         if number:
             assert site.writes == [
                 "DELETE healthmonitors/_",
@@ -126,40 +128,40 @@ async def test_a_member_is_asked_elsewhere_and_again_where_it_serves(site: Site)
             ]
 
 
-async def test_a_member_that_somebody_else_has_deleted_is_gone(site: Site) -> None:
+async def test_the_deletion_of_a_member_that_another_user_has_deleted_succeeds(site: Site) -> None:
     """The member is deleted between the last read and the write."""
-    await site.bring(service(listener(80, member(1), member(2))))
+    await site.reconcile(service(listener(80, member(1), member(2))))
     tree = await site.tree()
     (pool,) = tree.pools
-    away = next(each for each in pool.members if each.member.address == "10.1.0.2")
-    site.client.load_balancer.delete_member(away.id, pool.id)
-    clients.settled(site.client, tree.id)
-    site.forget()
+    deleted = next(each for each in pool.members if each.member.address == "10.1.0.2")
+    site.client.load_balancer.delete_member(deleted.id, pool.id)
+    clients.wait_settled(site.client, tree.id)
+    site.clear_calls()
     wanted = service(listener(80, member(1)))
-    assert await site.bring(wanted) == []
-    assert (site.writes, [each.status for each in site.front.writes]) == (
+    assert await site.reconcile(wanted) == []
+    assert (site.writes, [each.status for each in site.proxy.writes]) == (
         ["DELETE pools/_/members/_"],
         [404],
     )
-    assert await site.left(wanted) == []
+    assert await site.remaining_steps(wanted) == []
 
 
-async def test_a_member_that_somebody_else_has_made_is_taken_as_it_is(site: Site) -> None:
-    await site.bring(service(listener(80, member(1))))
+async def test_a_member_that_another_user_has_created_is_corrected(site: Site) -> None:
+    await site.reconcile(service(listener(80, member(1))))
     tree = await site.tree()
     (pool,) = tree.pools
     more = {"address": "10.1.0.2", "protocol_port": 30080, "weight": 9}
     site.client.load_balancer.post(f"/lbaas/pools/{pool.id}/members", json={"member": more})
-    clients.settled(site.client, tree.id)
-    site.forget()
+    clients.wait_settled(site.client, tree.id)
+    site.clear_calls()
     wanted = service(listener(80, member(1), member(2)))
-    # Octavia reports it as existing.
-    assert len(await site.bring(wanted)) == 1
+    # Octavia rejects the creation, because the member exists.
+    assert len(await site.reconcile(wanted)) == 1
     assert site.writes == ["POST pools/_/members", "PUT pools/_/members/_"]
-    assert await site.left(wanted) == []
+    assert await site.remaining_steps(wanted) == []
 
 
-async def test_load_balancers_are_asked_for_one_at_a_time(site: Site) -> None:
+async def test_load_balancers_are_created_one_after_another(site: Site) -> None:
     """The first load balancer may still be pending when the next one is requested."""
     services = [
         msgspec.structs.replace(
@@ -167,58 +169,66 @@ async def test_load_balancers_are_asked_for_one_at_a_time(site: Site) -> None:
         )
         for number in range(4)
     ]
-    beside = list[int]()
+    concurrent = list[int]()
 
     def count(call: Call) -> None:
         if creates(call):
-            beside.append(
-                sum(creates(other) and not other.status for other in site.front.calls) - 1
+            concurrent.append(
+                sum(creates(other) and not other.status for other in site.proxy.calls) - 1
             )
 
     def creates(call: Call) -> bool:
-        return told(call) == "POST loadbalancers"
+        return summary(call) == "POST loadbalancers"
 
-    site.front.fate = count
-    await asyncio.gather(*(site.bring(each, key=each.service) for each in services))
-    site.front.pass_on()
-    assert beside == [0] * len(services)
-    await asyncio.gather(*(site.bring(key=each.service) for each in services))
+    site.proxy.fault = count
+    await asyncio.gather(*(site.reconcile(each, key=each.service) for each in services))
+    site.proxy.forward_all()
+    assert concurrent == [0] * len(services)
+    await asyncio.gather(*(site.reconcile(key=each.service) for each in services))
 
 
 BEFORE = service()
-RENEWED = ["DELETE healthmonitors/_", "PUT pools/_/members", "POST healthmonitors"]
+RECREATED = ["DELETE healthmonitors/_", "PUT pools/_/members", "POST healthmonitors"]
 CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
     (
-        "time-outs",
+        "timeouts",
         service(octavia=settings(client_ms=600_000, member_ms=600_000)),
         ["PUT listeners/_"],
     ),
     (
-        "none any more, a limit",
+        "no timeouts, a connection limit",
         service(octavia=settings(connection_limit=100)),
         ["PUT listeners/_"],
     ),
-    ("ranges", service(source_ranges=("10.1.2.3/8", "2001:db8::/32")), ["PUT listeners/_"]),
-    ("nobody", service(source_ranges=("2001:db8::/32",)), ["PUT listeners/_"]),
+    ("source ranges", service(source_ranges=("10.1.2.3/8", "2001:db8::/32")), ["PUT listeners/_"]),
     (
-        "everybody, another method",
+        "only source ranges of the other family",
+        service(source_ranges=("2001:db8::/32",)),
+        ["PUT listeners/_"],
+    ),
+    (
+        "no source ranges, another algorithm",
         service(octavia=settings(method="LEAST_CONNECTIONS")),
         ["PUT pools/_", "PUT listeners/_"],
     ),
-    ("affinity", service(affinity_timeout_s=600), ["PUT pools/_"]),
+    ("session affinity", service(affinity_timeout_s=600), ["PUT pools/_"]),
     (
-        "none, other checks",
+        "no session affinity, other health checks",
         service(octavia=settings(checks=OTHER_CHECKS)),
         ["PUT pools/_", "PUT healthmonitors/_"],
     ),
-    ("checks of the node port", service(octavia=settings(asking=(("TCP", "TCP"),))), RENEWED),
     (
-        "no checks",
-        service(octavia=settings(checks=None, asking=())),
+        "health checks of the node port",
+        service(octavia=settings(monitor_types=(("TCP", "TCP"),))),
+        RECREATED,
+    ),
+    (
+        "no health checks",
+        service(octavia=settings(checks=None, monitor_types=())),
         ["DELETE healthmonitors/_"],
     ),
     (
-        "a header",
+        "a PROXY header",
         service(octavia=settings(header="v2")),
         [
             "POST pools",
@@ -229,12 +239,12 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
         ],
     ),
     (
-        "another port, over UDP",
+        "another listener, over UDP",
         service(listener(80), listener(80, protocol="UDP"), octavia=settings(header="v2")),
         ["POST pools", "PUT pools/_/members", "POST listeners"],
     ),
     (
-        "as at first",
+        "the settings of the beginning",
         BEFORE,
         [
             "POST pools",
@@ -249,16 +259,15 @@ CHANGES: list[tuple[str, LoadBalancer, list[str]]] = [
 ]
 
 
-async def test_changes_are_made_in_place(site: Site) -> None:
-    """Each change is made with as few writes as possible; the load balancer, its address and its
-    listener stay."""
-    await site.bring(BEFORE)
+async def test_changes_are_made_in_place_with_the_expected_writes(site: Site) -> None:
+    """The load balancer, its address and its listener stay the same."""
+    await site.reconcile(BEFORE)
     before = await site.tree()
     for name, wanted, writes in CHANGES:
-        site.forget()
-        assert await site.bring(wanted) == [], name
+        site.clear_calls()
+        assert await site.reconcile(wanted) == [], name
         assert (name, site.writes) == (name, writes)
-        assert await site.left(wanted) == [], name
+        assert await site.remaining_steps(wanted) == [], name
     after = await site.tree()
     assert (after.id, after.address, after.listeners[0].id) == (
         before.id,
@@ -268,11 +277,11 @@ async def test_changes_are_made_in_place(site: Site) -> None:
     assert after.listeners[0].timeouts == before.listeners[0].timeouts
 
 
-async def test_speaking_http_needs_another_listener(site: Site) -> None:
-    await site.bring(BEFORE)
-    site.forget()
+async def test_a_change_to_http_recreates_the_listener(site: Site) -> None:
+    await site.reconcile(BEFORE)
+    site.clear_calls()
     wanted = service(octavia=settings(forwarded_for=True))
-    assert await site.bring(wanted) == []
+    assert await site.reconcile(wanted) == []
     assert site.writes == [
         "POST pools",
         "PUT pools/_/members",
@@ -281,4 +290,4 @@ async def test_speaking_http_needs_another_listener(site: Site) -> None:
         "POST listeners",
         "DELETE pools/_",
     ]
-    assert await site.left(wanted) == []
+    assert await site.remaining_steps(wanted) == []

@@ -1,5 +1,5 @@
-"""Floating IPs at a real Neutron, for load balancers of a real Octavia: allocated, attached, kept
-and deleted; calls are counted."""
+"""Floating IPs at a real Neutron are allocated for load balancers of a real Octavia, attached, kept
+and deleted, with as few calls as possible."""
 
 from contextlib import suppress
 from typing import Any
@@ -10,113 +10,119 @@ from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import WEB, listener, service
 from tests.openstack import clients
 from tests.openstack.cloud import PROJECT
-from tests.openstack.front import Cut
+from tests.openstack.fault_proxy import Disconnect
 
 from fairlead.drivers.octavia.attach import subnet_matches
 from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.model import FloatingWish, LoadBalancer
+from fairlead.model import FloatingIpRequest, LoadBalancer
 
 
-def outside(site: CloudSite, **wish: Any) -> LoadBalancer:
-    return service(listener(80), octavia=site.outside(**wish))
+def external(site: CloudSite, **request: Any) -> LoadBalancer:
+    return service(listener(80), octavia=site.with_floating_ip(**request))
 
 
-async def shown(site: CloudSite, wanted: LoadBalancer) -> tuple[str, ...]:
+async def published(site: CloudSite, wanted: LoadBalancer) -> tuple[str, ...]:
     """Return the published addresses; check that everything is as desired."""
-    assert await site.left(wanted) == []
+    assert await site.remaining_steps(wanted) == []
     return site.planned(wanted).addresses
 
 
-async def test_the_life_of_a_floating_ip(cloud_site: CloudSite) -> None:
+async def test_a_floating_ip_is_allocated_and_deleted_with_its_load_balancer(
+    cloud_site: CloudSite,
+) -> None:
     site = cloud_site
-    wanted = outside(site)
-    assert await site.bring(wanted) == []
+    wanted = external(site)
+    assert await site.reconcile(wanted) == []
     assert (site.writes, site.neutron_writes) == (["POST loadbalancers"], ["POST floatingips"])
     (one,) = site.floating
-    assert await shown(site, wanted) == (one.floating_ip_address,)
-    site.anew()
-    site.forget()
+    assert await published(site, wanted) == (one.floating_ip_address,)
+    site.restart()
+    site.clear_calls()
     assert await site.audit(wanted) == []
     assert (site.writes, site.neutron_writes) == ([], [])
     # The Service becomes internal and external again: the load balancer stays.
     tree = await site.tree()
-    inside = service(listener(80), octavia=site.settings())
-    await site.bring(inside)
-    assert await shown(site, inside) == (tree.address,)
+    internal = service(listener(80), octavia=site.settings())
+    await site.reconcile(internal)
+    assert await published(site, internal) == (tree.address,)
     assert site.floating == []
-    await site.bring(wanted)
+    await site.reconcile(wanted)
     assert (await site.tree()).id == tree.id
     assert (site.writes, site.neutron_writes) == ([], ["DELETE floatingips/_", "POST floatingips"])
-    await site.bring()
+    await site.reconcile()
     assert (await site.found()).balancers == ()
     assert site.floating == []
 
 
-async def test_one_that_is_kept_is_found_again_and_one_of_somebody_is_never_given_back(
+async def test_a_kept_floating_ip_is_reused_and_a_users_floating_ip_is_never_deleted(
     cloud_site: CloudSite,
 ) -> None:
     site = cloud_site
-    await site.bring(outside(site))
-    theirs = site.make_floating(description="mine")
-    site.forget()
+    await site.reconcile(external(site))
+    foreign = site.create_floating_ip(description="mine")
+    site.clear_calls()
     # Fairlead's floating IP is deleted when the user's is attached.
-    named = outside(site, address=theirs.floating_ip_address)
-    await site.bring(named)
+    requested = external(site, address=foreign.floating_ip_address)
+    await site.reconcile(requested)
     assert site.neutron_writes == ["PUT floatingips/_", "PUT floatingips/_", "DELETE floatingips/_"]
-    assert await shown(site, named) == (theirs.floating_ip_address,)
-    await site.bring(service(listener(80), octavia=site.settings()))
+    assert await published(site, requested) == (foreign.floating_ip_address,)
+    await site.reconcile(service(listener(80), octavia=site.settings()))
     assert [(each.id, each.port_id, each.description) for each in site.floating] == [
-        (theirs.id, None, "mine")
+        (foreign.id, None, "mine")
     ]
     # A floating IP that OCCM created for the Service belongs to the Service.
-    occms = site.make_floating(
+    of_occm = site.create_floating_ip(
         port_id=(await site.tree()).port_id,
         description=f"Floating IP for Kubernetes external service {WEB} from cluster kubernetes",
     )
-    site.anew()
-    kept = outside(site, keep=True)
-    await site.bring(kept)
-    assert await shown(site, kept) == (occms.floating_ip_address,)
-    await site.bring()
-    assert {each.id: each.port_id for each in site.floating} == {theirs.id: None, occms.id: None}
-    # After a restart it causes no wait, and is found again.
-    await site.anew().read(None)
-    assert not site.driver.knows(WEB)
-    site.forget()
-    await site.bring(outside(site))
+    site.restart()
+    kept = external(site, keep=True)
+    await site.reconcile(kept)
+    assert await published(site, kept) == (of_occm.floating_ip_address,)
+    await site.reconcile()
+    assert {each.id: each.port_id for each in site.floating} == {foreign.id: None, of_occm.id: None}
+    # After a restart, the kept floating IP causes no wait, and is reused.
+    await site.restart().read(None)
+    assert not site.driver.has_objects(WEB)
+    site.clear_calls()
+    await site.reconcile(external(site))
     assert site.neutron_writes == ["PUT floatingips/_"]
-    assert await shown(site, outside(site)) == (occms.floating_ip_address,)
-    await site.bring()
-    assert [each.id for each in site.floating] == [theirs.id]
+    assert await published(site, external(site)) == (of_occm.floating_ip_address,)
+    await site.reconcile()
+    assert [each.id for each in site.floating] == [foreign.id]
 
 
-async def test_what_cannot_be_had_is_told_and_costs_nothing(cloud_site: CloudSite) -> None:
-    """The attached floating IP stays until its replacement exists."""
+async def test_an_unavailable_floating_ip_is_reported_and_the_attached_one_stays(
+    cloud_site: CloudSite,
+) -> None:
+    """The attached floating IP is deleted only when its replacement exists."""
     site = cloud_site
-    await site.bring(outside(site))
+    await site.reconcile(external(site))
     (mine,) = site.floating
-    elsewhere = site.make_floating(port_id=site.at.nodes["node1"])
-    for address, told in (
+    elsewhere = site.create_floating_ip(port_id=site.openstack.nodes["node1"])
+    for address, message in (
         (elsewhere.floating_ip_address, r"attached to 10\.1\.0\.11 \(port .*detach it there"),
         ("192.0.2.7", "no floating IP 192.0.2.7 in this project and region R, and it cannot"),
     ):
-        with pytest.raises((Refused, Unavailable), match=told):
-            await site.once(outside(site, address=address))
+        with pytest.raises((Refused, Unavailable), match=message):
+            await site.run_pass(external(site, address=address))
         assert site.client.network.get_ip(mine.id).port_id == (await site.tree()).port_id
-    assert site.client.network.get_ip(elsewhere.id).port_id == site.at.nodes["node1"]
+    assert site.client.network.get_ip(elsewhere.id).port_id == site.openstack.nodes["node1"]
 
 
-async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site: CloudSite) -> None:
-    """Two subnets with one address each, selected by a pattern or by tags."""
+async def test_an_exhausted_subnet_is_reported_and_another_matching_subnet_is_used(
+    cloud_site: CloudSite,
+) -> None:
+    """Two subnets with one address each are selected by a pattern or by tags."""
     site, network = cloud_site, cloud_site.client.network
-    await site.bring(service(listener(80), octavia=site.settings()))
+    await site.reconcile(service(listener(80), octavia=site.settings()))
     subnets = []
     for number in (1, 2):
         made = network.create_subnet(
             name=f"pool-{number}",
-            network_id=site.at.external_network,
+            network_id=site.openstack.external_network,
             ip_version=4,
             cidr=f"198.18.{number}.0/29",
             allocation_pools=[{"start": f"198.18.{number}.3", "end": f"198.18.{number}.3"}],
@@ -130,166 +136,177 @@ async def test_a_pool_that_is_used_up_is_told_and_the_next_one_tried(cloud_site:
             Refused,
             match="no subnet with name 'nosuch'; it has external, pool-1, pool-2; name a subnet",
         ):
-            await site.once(outside(site, subnet="nosuch"))
-        held = site.make_floating(subnet_id=subnets[0].id)
+            await site.run_pass(external(site, subnet="nosuch"))
+        held = site.create_floating_ip(subnet_id=subnets[0].id)
         with pytest.raises(
             Unavailable, match=r"No more IP addresses available.*choose another subnet"
         ):
-            await site.once(outside(site, subnet="~l-1$"))
-        await site.bring(outside(site, subnet_tags="small"))
-        assert await shown(site, outside(site)) == ("198.18.2.3",)
-        await site.bring(service(listener(80), octavia=site.settings()))
-        network.update_quota(site.front.project, floating_ips=1)
+            await site.run_pass(external(site, subnet="~l-1$"))
+        await site.reconcile(external(site, subnet_tags="small"))
+        assert await published(site, external(site)) == ("198.18.2.3",)
+        await site.reconcile(service(listener(80), octavia=site.settings()))
+        network.update_quota(site.proxy.project, floating_ips=1)
         with pytest.raises(Unavailable, match=r"Quota exceeded.*raise the project's quota"):
-            await site.once(outside(site))
-        await site.bring()
+            await site.run_pass(external(site))
+        await site.reconcile()
         network.delete_ip(held)
     finally:
-        for each in network.ips(project_id=site.front.project):
+        for each in network.ips(project_id=site.proxy.project):
             network.delete_ip(each)
         for subnet in subnets:
             network.delete_subnet(subnet)
 
 
-async def test_it_outlives_load_balancers_in_error(cloud_site: CloudSite) -> None:
-    """The load balancer is failed over and recreated without success, and finally works, with the
-    floating IP that already exists."""
+async def test_a_floating_ip_stays_while_its_load_balancer_is_recreated(
+    cloud_site: CloudSite,
+) -> None:
+    """The load balancer is failed over and recreated without success. When it finally works, it has
+    the same floating IP."""
     site = cloud_site
-    wanted = service(listener(80), octavia=site.outside("amphora"))
-    await site.bring(wanted)
+    wanted = service(listener(80), octavia=site.with_floating_ip("amphora"))
+    await site.reconcile(wanted)
     before, (one,) = await site.tree(), site.floating
     served = msgspec.structs.replace(wanted, addresses=(one.floating_ip_address,))
-    with site.at.octavia.failing("boot"):
+    with site.openstack.octavia.failing("boot"):
         site.client.load_balancer.failover_load_balancer(before.id)
-        assert clients.settled(site.client, before.id) == ERROR
-        site.anew()
-        site.forget()
+        assert clients.wait_settled(site.client, before.id) == ERROR
+        site.restart()
+        site.clear_calls()
         while "POST loadbalancers" not in site.writes:
             with suppress(FairleadError):
-                await site.once(served)
-        (broken,) = site.everything()
-        assert clients.settled(site.client, broken) == ERROR
+                await site.run_pass(served)
+        (broken,) = site.balancer_ids()
+        assert clients.wait_settled(site.client, broken) == ERROR
         assert site.writes == [
             "PUT loadbalancers/_/failover",
             "DELETE loadbalancers/_",
             "POST loadbalancers",
         ]
-    await site.bring(served)
+    await site.reconcile(served)
     assert (await site.tree()).id != before.id
-    assert await shown(site, served) == (one.floating_ip_address,)
+    assert await published(site, served) == (one.floating_ip_address,)
     assert ([each.id for each in site.floating], site.neutron_writes) == (
         [one.id],
         ["PUT floatingips/_"],
     )
-    await site.bring()
+    await site.reconcile()
 
 
-async def test_every_write_may_be_lost_before_or_after(cloud_site: CloudSite) -> None:
-    """Each write is lost in turn: allocation, replacement, internal, allocation again, keep,
-    deletion. Nothing is left over, and other users' floating IPs are unchanged."""
+async def test_a_disconnect_at_any_write_leaves_no_floating_ip_behind(
+    cloud_site: CloudSite,
+) -> None:
+    """The connection breaks at each write in turn, before or after the write: allocation,
+    replacement, change to an internal load balancer, allocation again, keep, deletion. Floating IPs
+    of other users do not change."""
     site = cloud_site
-    theirs = site.make_floating(description="mine")
-    inside = service(listener(80), octavia=site.settings())
-    ours, named, kept = (
-        outside(site),
-        outside(site, address=theirs.floating_ip_address),
-        outside(site, keep=True),
+    foreign = site.create_floating_ip(description="mine")
+    internal = service(listener(80), octavia=site.settings())
+    ours, requested, kept = (
+        external(site),
+        external(site, address=foreign.floating_ip_address),
+        external(site, keep=True),
     )
-    life = [
+    history = [
         (ours, 1),
-        (named, 1),
-        (inside, 1),
+        (requested, 1),
+        (internal, 1),
         (ours, 0),
-        (named, 2),
-        (inside, 0),
+        (requested, 2),
+        (internal, 0),
         (ours, 0),
-        (named, 3),
-        (inside, 0),
+        (requested, 3),
+        (internal, 0),
     ]
-    life += [(kept, 1), (ours, 1)]
-    for cut in [Cut(after=after) for after in (True, False)]:
-        for wanted, number in life:
+    history += [(kept, 1), (ours, 1)]
+    for cut in [Disconnect(after=after) for after in (True, False)]:
+        for wanted, number in history:
             if number:
-                site.neutron.at(number, cut)
-            told = await site.bring(wanted)
-            assert bool(told) == bool(number), (cut, number, wanted)
-            site.neutron.pass_on()
-            assert await shown(site, wanted)
+                site.neutron.inject_at(number, cut)
+            message = await site.reconcile(wanted)
+            assert bool(message) == bool(number), (cut, number, wanted)
+            site.neutron.forward_all()
+            assert await published(site, wanted)
             assert len(site.floating) == (2 if wanted in (ours, kept) else 1)
-        site.neutron.at(1, cut)
-        await site.bring()
+        site.neutron.inject_at(1, cut)
+        await site.reconcile()
         assert [(each.id, each.port_id, each.description) for each in site.floating] == [
-            (theirs.id, None, "mine")
+            (foreign.id, None, "mine")
         ]
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["theirs", "with our mark"])
-async def test_one_that_was_moved_to_another_machine_stays_there(
-    cloud_site: CloudSite, named: bool
+@pytest.mark.parametrize(
+    "requested", [True, False], ids=["of another user", "allocated by Fairlead"]
+)
+async def test_a_floating_ip_that_was_moved_to_another_machine_stays_there(
+    cloud_site: CloudSite, requested: bool
 ) -> None:
-    """The floating IP is moved after the driver has read it. Neutron rejects writes at an old
-    revision, deletions included."""
+    """The floating IP is moved after the driver has read it. Neutron rejects a write with an old
+    revision, also a deletion."""
     site, network = cloud_site, cloud_site.client.network
     wanted = (
-        outside(site, address=site.make_floating().floating_ip_address) if named else outside(site)
+        external(site, address=site.create_floating_ip().floating_ip_address)
+        if requested
+        else external(site)
     )
-    await site.bring(wanted)
+    await site.reconcile(wanted)
     (one,) = site.floating
-    machine = site.at.nodes["node1"]
+    machine = site.openstack.nodes["node1"]
     network.update_ip(one, port_id=machine)
-    assert any("412" in told for told in await site.bring())
+    assert any("412" in message for message in await site.reconcile())
     assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]
     assert (await site.found()).balancers == ()
 
 
-async def test_one_without_our_mark_outlives_the_load_balancer(cloud_site: CloudSite) -> None:
-    """A user has attached it. It is recognized by the address that the Service shows, unless
-    another Service has it."""
+async def test_a_floating_ip_of_a_user_stays_when_the_load_balancer_is_recreated(
+    cloud_site: CloudSite,
+) -> None:
+    """A user has attached the floating IP. The driver recognizes it by the address in the status of
+    the Service, unless it is attached elsewhere."""
     site, network = cloud_site, cloud_site.client.network
-    await site.bring(service(listener(80), octavia=site.settings()))
-    one = site.make_floating(port_id=(await site.tree()).port_id, description="mine")
-    site.anew()
-    served = msgspec.structs.replace(outside(site), addresses=(one.floating_ip_address,))
-    await site.bring(served)
-    assert await shown(site, served) == (one.floating_ip_address,)
-    await lose(site)
-    await site.bring(served)
-    assert await shown(site, served) == (one.floating_ip_address,)
+    await site.reconcile(service(listener(80), octavia=site.settings()))
+    one = site.create_floating_ip(port_id=(await site.tree()).port_id, description="mine")
+    site.restart()
+    served = msgspec.structs.replace(external(site), addresses=(one.floating_ip_address,))
+    await site.reconcile(served)
+    assert await published(site, served) == (one.floating_ip_address,)
+    await delete_balancer(site)
+    await site.reconcile(served)
+    assert await published(site, served) == (one.floating_ip_address,)
     assert [(each.id, each.description) for each in site.floating] == [(one.id, "mine")]
-    await lose(site)
-    network.update_ip(one, port_id=site.at.nodes["node1"])
-    await site.bring(served)
+    await delete_balancer(site)
+    network.update_ip(one, port_id=site.openstack.nodes["node1"])
+    await site.reconcile(served)
     (other,) = {each.floating_ip_address for each in site.floating} - {one.floating_ip_address}
-    assert await shown(site, served) == (other,)
-    assert network.get_ip(one.id).port_id == site.at.nodes["node1"]
+    assert await published(site, served) == (other,)
+    assert network.get_ip(one.id).port_id == site.openstack.nodes["node1"]
 
 
-async def lose(site: CloudSite) -> None:
+async def delete_balancer(site: CloudSite) -> None:
     """Delete the load balancer by hand, and let the driver read that."""
     tree = await site.tree()
     site.client.load_balancer.delete_load_balancer(tree.id, cascade=True)
-    clients.settled(site.client, tree.id)
+    clients.wait_settled(site.client, tree.id)
     await site.driver.read(None)
 
 
-async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
+async def test_a_kept_floating_ip_stays_after_the_service_requests_another_one(
     cloud_site: CloudSite,
 ) -> None:
-    """It stays whatever the Service requests later, which may be another Service with the same
-    name."""
+    """The kept floating IP stays whatever the Service requests later, because another Service may
+    have the same name."""
     site = cloud_site
-    await site.bring(outside(site, keep=True))
+    await site.reconcile(external(site, keep=True))
     (kept,) = site.floating
-    theirs = site.make_floating(description="mine")
-    named = outside(site, address=theirs.floating_ip_address, keep=True)
-    unkept = outside(site, address=theirs.floating_ip_address)
-    for wanted in (named, service(listener(80), octavia=site.settings()), unkept):
-        await site.bring(wanted)
-        assert {each.id for each in site.floating} == {kept.id, theirs.id}
+    foreign = site.create_floating_ip(description="mine")
+    requested = external(site, address=foreign.floating_ip_address, keep=True)
+    unkept = external(site, address=foreign.floating_ip_address)
+    for wanted in (requested, service(listener(80), octavia=site.settings()), unkept):
+        await site.reconcile(wanted)
+        assert {each.id for each in site.floating} == {kept.id, foreign.id}
 
 
 @pytest.mark.parametrize(
-    ("name", "tags", "wish", "described"),
+    ("name", "tags", "wanted", "matches"),
     [
         ("pool-1", [], {"subnet": "pool-*"}, True),
         ("pool-1", [], {"subnet": "!pool-*"}, False),
@@ -302,7 +319,10 @@ async def test_one_that_is_kept_stays_when_another_has_taken_its_place(
         ("pool-1", ["a"], {"subnet": "pool-*", "subnet_tags": "!a"}, False),
     ],
 )
-def test_subnets_are_described_as_to_occm(
-    name: str, tags: list[str], wish: dict[str, Any], described: bool
+def test_subnet_patterns_and_tags_match_as_in_occm(
+    name: str, tags: list[str], wanted: dict[str, Any], matches: bool
 ) -> None:
-    assert subnet_matches(Subnet("id", name, tuple(tags)), FloatingWish("net", **wish)) == described
+    assert (
+        subnet_matches(Subnet("id", name, tuple(tags)), FloatingIpRequest("net", **wanted))
+        == matches
+    )

@@ -1,5 +1,5 @@
-"""`fairlead status` lists members that are ready according to the Kubernetes API, but not according
-to the real Octavia, as its amphora reports them."""
+"""`fairlead status` lists discrepancies: members with ready pods that a real Octavia reports as
+failed, because their amphora reports them as failed."""
 
 import asyncio
 import sys
@@ -23,31 +23,31 @@ async def status(site: Site) -> list[str]:
             run = await asyncio.create_subprocess_exec(
                 PROGRAM, "status", "--address", address, stdout=asyncio.subprocess.PIPE
             )
-            told, _ = await run.communicate()
+            output, _ = await run.communicate()
     assert run.returncode == 0
-    return told.decode().splitlines()
+    return output.decode().splitlines()
 
 
-async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
+async def test_a_member_with_ready_pods_that_octavia_reports_as_failed_is_listed(
     site: Site, octavia: Octavia
 ) -> None:
-    await site.bring(service(listener(80, member(1), member(2), member(3, 0))))
+    await site.reconcile(service(listener(80, member(1), member(2), member(3, 0))))
     tree = await site.tree()
     (pool,), (front,) = tree.pools, tree.listeners
     first, second, third = (
         each.id for each in sorted(pool.members, key=lambda each: each.member.address)
     )
     (amphora,) = site.client.load_balancer.amphorae(loadbalancer_id=tree.id)
-    mismatch = (
+    discrepancy = (
         "default/web: pods are ready, but Octavia reports the load balancer as OFFLINE (load "
         f"balancer {tree.id})"
     )
-    assert mismatch in await status(site)  # no amphora has reported yet
+    assert discrepancy in await status(site)  # no amphora has reported yet
 
     octavia.heartbeat(
         amphora.id, {(pool.id, front.id): {first: "UP", second: "DOWN", third: "DOWN"}}
     )
-    clients.until(
+    clients.wait_until(
         lambda: site.client.load_balancer.get_member(second, pool.id).operating_status == "ERROR"
     )
     lines = await status(site)
@@ -61,8 +61,8 @@ async def test_a_member_that_is_ready_and_does_not_answer_octavia_is_named(
     assert "10.1.0.1:30080=1 ONLINE" in row
 
 
-async def test_members_that_nobody_asks_are_in_no_doubt(site: Site) -> None:
-    await site.bring(service(octavia=settings(checks=None, asking=())))
+async def test_members_without_a_health_monitor_are_not_listed(site: Site) -> None:
+    await site.reconcile(service(octavia=settings(checks=None, monitor_types=())))
     lines = await status(site)
     assert not any("are ready, but" in line for line in lines)
     assert any("10.1.0.1:30080=1 NO_MONITOR" in line for line in lines)

@@ -1,38 +1,42 @@
-"""Whatever a Service requests, and whatever fails meanwhile at a real Octavia, it ends in the
-desired state.
+"""Random changes of a Service and random faults at a real Octavia end in the desired state.
 
-The histories are random, each with a number that reproduces it: `--histories 200` runs more of them
-than a run of all tests, and `--histories 200 -k "[117]"` runs one."""
+Each history has a number that reproduces it: `--histories 200` runs more histories than a run of
+all tests, and `--histories 200 -k "[117]"` runs one."""
 
 import random
 
 from tests.drivers.octavia.cloud_site import CloudSite
-from tests.drivers.octavia.histories import Going, history, with_network
+from tests.drivers.octavia.histories import HistoryRunner, history, with_network
 from tests.drivers.octavia.site import Site
-from tests.drivers.octavia.test_security import guarded, rules
+from tests.drivers.octavia.test_security import nodes_with_group, rules
 from tests.openstack.octavia import Octavia
 
 
-async def test_a_history_ends_as_wanted_and_leaves_nothing(
+async def test_every_step_of_a_history_ends_in_the_desired_state(
     site: Site, octavia: Octavia, seed: int
 ) -> None:
-    chance = random.Random(seed)
-    going = Going(site, octavia, chance)
-    for step in history(chance):
+    rng = random.Random(seed)
+    runner = HistoryRunner(site, octavia, rng)
+    for step in history(rng):
         print(step)
-        await going.through(step)
-    assert site.everything() == []
+        await runner.run_step(step)
+    assert site.balancer_ids() == []
 
 
-async def test_so_does_one_with_a_floating_ip_and_a_security_group(
+async def test_every_step_with_floating_ips_and_security_groups_ends_in_the_desired_state(
     cloud_site: CloudSite, network_seed: int
 ) -> None:
     """Faults occur at Neutron, too."""
-    site, chance = cloud_site, random.Random(network_seed)
-    going = Going(site, site.at.octavia, chance)
-    for step in history(chance):
-        step = with_network(chance, step, site)
+    site, rng = cloud_site, random.Random(network_seed)
+    runner = HistoryRunner(site, site.openstack.octavia, rng)
+    for step in history(rng):
+        step = with_network(rng, step, site)
         print(step)
-        await going.through(step)
-    assert (site.everything(), site.floating, rules(site), guarded(site)) == ([], [], [], set())
+        await runner.run_step(step)
+    assert (site.balancer_ids(), site.floating, rules(site), nodes_with_group(site)) == (
+        [],
+        [],
+        [],
+        set(),
+    )
     assert list(site.client.network.security_groups(description=site.owner.tag)) == []

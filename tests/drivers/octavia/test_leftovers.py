@@ -1,5 +1,5 @@
-"""`fairlead octavia gc`, as users run it, at a real Octavia: what is listed, deleted and left
-alone."""
+"""`fairlead octavia gc`, as users run it, at a real Octavia: which objects it lists, deletes and
+leaves unchanged."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from tests.drivers.octavia.site import SUBNET, Site, listener, service, settings
 from tests.openstack import clients
-from tests.openstack.front import Answer
+from tests.openstack.fault_proxy import ErrorResponse
 
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.kube.access import Access
@@ -28,8 +28,8 @@ from fairlead.roles.octavia import SYSTEM
 
 
 class Place:
-    """A cluster without a controller, and functions that create what its controller would have
-    created."""
+    """A cluster without a controller, and functions that create the load balancers that its
+    controller would have created."""
 
     def __init__(self, site: Site, client: Client, access: Access, folder: Path, uid: str) -> None:
         self.site = site
@@ -45,17 +45,19 @@ class Place:
         """Create a load balancer for the Service of this name, and return its id. `on`: create its
         listeners on this load balancer instead."""
         self.site.owner = Owner(of or self.uid, "test")
-        self.site.anew()
+        self.site.restart()
         key = ServiceKey("default", name)
-        octavia = settings(elsewhere=SharedOrAdopted(on) if on else None, checks=None, asking=())
+        octavia = settings(
+            shared_or_adopted=SharedOrAdopted(on) if on else None, checks=None, monitor_types=()
+        )
         wanted: LoadBalancer = msgspec.structs.replace(
             service(listener(port), uid=uid, octavia=octavia), service=key
         )
-        await self.site.bring(wanted, key=key)
+        await self.site.reconcile(wanted, key=key)
         (tree,) = (await self.site.found(key)).balancers
         return tree.id
 
-    async def live(self, name: str) -> str:
+    async def create_service(self, name: str) -> str:
         """Create a Service, and return its uid."""
         body = {
             "apiVersion": "v1",
@@ -70,11 +72,11 @@ class Place:
         """Run the command. Return exit status, output and errors."""
         program = str(Path(sys.executable).with_name("fairlead"))
         pipe = asyncio.subprocess.PIPE
-        ways = ("--config", str(self.config)) + (
+        options = ("--config", str(self.config)) + (
             () if "--cluster" in arguments else ("--kubeconfig", str(self.kubeconfig))
         )
         child = await asyncio.create_subprocess_exec(
-            program, "octavia", "gc", *ways, *arguments, stdout=pipe, stderr=pipe
+            program, "octavia", "gc", *options, *arguments, stdout=pipe, stderr=pipe
         )
         async with asyncio.timeout(120):
             output, errors = await child.communicate()
@@ -88,8 +90,8 @@ class Place:
         return found
 
     def balancers(self) -> set[str]:
-        client = clients.without_auth(octavia=self.site.front.url).load_balancer
-        return {each.id for each in client.load_balancers(project_id=self.site.front.project)}
+        client = clients.without_auth(octavia=self.site.proxy.url).load_balancer
+        return {each.id for each in client.load_balancers(project_id=self.site.proxy.project)}
 
 
 @asynccontextmanager
@@ -107,66 +109,70 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
         yield made
 
 
-async def test_what_a_service_that_is_gone_has_left(place: Place) -> None:
+async def test_load_balancers_and_listeners_of_deleted_services_are_listed_and_deleted(
+    place: Place,
+) -> None:
     """One Service exists, one is deleted, one was recreated under its name, and one is deleted from
     a load balancer that it shared."""
-    client = clients.without_auth(octavia=place.site.front.url)
+    client = clients.without_auth(octavia=place.site.proxy.url)
     by_hand = client.load_balancer.create_load_balancer(
         name="by hand", vip_subnet_id=SUBNET, tags=["theirs"]
     ).id
-    clients.settled(client, by_hand)
-    living = await place.make("lives", await place.live("lives"))
-    dead = await place.make("gone", "uid-gone")
+    clients.wait_settled(client, by_hand)
+    existing = await place.make("exists", await place.create_service("exists"))
+    leftover = await place.make("gone", "uid-gone")
     renewed = await place.make("renewed", "uid-before")
-    await place.live("renewed")
-    await place.make("guest", "uid-guest", on=living, port=25)
+    await place.create_service("renewed")
+    await place.make("guest", "uid-guest", on=existing, port=25)
     found = await place.listed()
     assert {
-        each["service"]: (each["load_balancer"], each["goes"]) for each in found["leftovers"]
+        each["service"]: (each["load_balancer"], each["resource"]) for each in found["leftovers"]
     } == {
-        "default/gone": (dead, "load balancer"),
+        "default/gone": (leftover, "load balancer"),
         "default/renewed": (renewed, "load balancer"),
-        "default/guest": (living, "listeners and pools"),
+        "default/guest": (existing, "listeners and pools"),
     }
-    assert place.balancers() == {by_hand, living, dead, renewed}
+    assert place.balancers() == {by_hand, existing, leftover, renewed}
     status, output, _ = await place.gc()
     assert status == 0
     assert output.startswith("SERVICE           LOAD BALANCER")
     assert "nothing was deleted: see --delete" in output
     found = await place.listed("--delete")
     assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
-    assert place.balancers() == {by_hand, living}
-    (tree,) = (await place.site.found(ServiceKey("default", "lives"))).balancers
+    assert place.balancers() == {by_hand, existing}
+    (tree,) = (await place.site.found(ServiceKey("default", "exists"))).balancers
     assert ([each.port for each in tree.listeners], tree.others) == ([80], 0)
     assert "no leftovers" in (await place.gc())[1]
 
 
-async def test_a_cluster_that_is_gone(place: Place) -> None:
-    """The listeners of the host and of the guest are both left: the last deletion on the load
-    balancer deletes it."""
-    dead = str(uuid.uuid4())
-    living = await place.make("lives", await place.live("lives"))
-    host = await place.make("web", "uid-web", of=dead)
-    await place.make("mail", "uid-mail", of=dead, on=host, port=25)
+async def test_load_balancers_of_another_cluster_are_deleted_only_with_the_option_cluster(
+    place: Place,
+) -> None:
+    """The listeners of the host and of the guest are both leftovers. The last deletion also deletes
+    the load balancer."""
+    other_cluster = str(uuid.uuid4())
+    existing = await place.make("exists", await place.create_service("exists"))
+    host = await place.make("web", "uid-web", of=other_cluster)
+    await place.make("mail", "uid-mail", of=other_cluster, on=host, port=25)
     found = await place.listed()
     assert found["leftovers"] == []
     assert {
-        "cluster": dead,
+        "cluster": other_cluster,
         "load_balancers": 1,
         "names": ["fairlead_test_default_web"],
         "network": 0,
     } in found["other_clusters"]
-    found = await place.listed("--cluster", dead, "--delete")
+    found = await place.listed("--cluster", other_cluster, "--delete")
     assert [(each["service"], each["deleted"]) for each in found["leftovers"]] == [
         ("default/mail", True),
         ("default/web", True),
     ]
-    assert place.balancers() == {living}
+    assert place.balancers() == {existing}
 
 
-async def test_it_is_said_what_could_not_be_deleted(place: Place) -> None:
+async def test_a_failed_deletion_is_reported(place: Place) -> None:
     await place.make("gone", "uid-gone")
-    place.site.front.fate = lambda call: Answer(403, "not today") if call.writes else None
+    place.site.proxy.fault = lambda call: ErrorResponse(403, "not today") if call.writes else None
     status, output, errors = await place.gc("--delete")
     assert status == 1
     assert output.splitlines()[1].endswith("no")
@@ -174,7 +180,7 @@ async def test_it_is_said_what_could_not_be_deleted(place: Place) -> None:
     assert len(place.balancers()) == 1
 
 
-async def test_it_must_be_said_which_cloud(place: Place) -> None:
+async def test_a_command_without_a_cloud_is_rejected(place: Place) -> None:
     place.config.write_text("{}")
     status, _, errors = await place.gc()
     assert status == 1

@@ -1,5 +1,5 @@
-"""`fairlead octavia gc` at a real Neutron: floating IPs and rules of deleted Services and clusters
-are deleted; kept floating IPs and other users' objects stay."""
+"""`fairlead octavia gc` at a real Neutron: floating IPs and security group rules of deleted
+Services and clusters are deleted. Kept floating IPs and objects of other users do not change."""
 
 import uuid
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.drivers.octavia.site import listener, service
 from tests.drivers.octavia.test_leftovers import Place, placed
 from tests.openstack import clients
 from tests.openstack.cloud import NODES
-from tests.openstack.front import Held
+from tests.openstack.fault_proxy import Delay
 
 from fairlead.drivers.octavia.marks import Owner, cluster_marked
 from fairlead.drivers.octavia.network_leftovers import (
@@ -24,26 +24,26 @@ from fairlead.model import Member, ServiceKey
 async def make(
     site: CloudSite, cluster: str, name: str, uid: str, port: int, *, keep: bool = False
 ) -> ServiceKey:
-    """Create a Service with a load balancer, a floating IP and a rule. `port`: must be unique,
-    because two Services cannot share a node port."""
+    """Create the load balancer, floating IP and rule of a Service. `port` must be unique, because
+    two Services cannot share a node port."""
     site.owner = Owner(cluster, "test")
-    site.anew()
+    site.restart()
     key = ServiceKey("default", name)
-    octavia = msgspec.structs.replace(site.outside(keep=keep), secured=True)
+    octavia = msgspec.structs.replace(site.with_floating_ip(keep=keep), secured=True)
     member = Member("node1", NODES["node1"], 1, "active")
     wanted = service(listener(port, member), uid=uid, octavia=octavia)
-    await site.bring(msgspec.structs.replace(wanted, service=key), key=key)
+    await site.reconcile(msgspec.structs.replace(wanted, service=key), key=key)
     return key
 
 
-def lose_balancer(site: CloudSite, key: ServiceKey) -> None:
+def delete_balancer(site: CloudSite, key: ServiceKey) -> None:
     """Delete the load balancer by hand."""
     lb = site.client.load_balancer
     for each in lb.load_balancers(
-        project_id=site.front.project, tags=[f"fairlead-service={key}", site.owner.tag]
+        project_id=site.proxy.project, tags=[f"fairlead-service={key}", site.owner.tag]
     ):
         lb.delete_load_balancer(each.id, cascade=True)
-        clients.settled(site.client, each.id)
+        clients.wait_settled(site.client, each.id)
 
 
 def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
@@ -60,73 +60,91 @@ def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
     return len(floating), len(groups), len([each for each in rules if each.direction == "ingress"])
 
 
-async def gone_things(place: Place, *ways: str) -> list[tuple[str, str]]:
-    return [(each["service"], each["goes"]) for each in (await place.listed(*ways))["leftovers"]]
+async def leftovers(place: Place, *options: str) -> list[tuple[str, str]]:
+    return [(each["service"], each["goes"]) for each in (await place.listed(*options))["leftovers"]]
 
 
-async def test_floating_ips_and_rules_of_services_and_clusters_that_are_gone(
+async def test_floating_ips_and_rules_of_deleted_services_and_clusters_are_deleted(
     cloud_site: CloudSite, tmp_path: Path
 ) -> None:
-    site, dead = cloud_site, str(uuid.uuid4())
+    site, other_cluster = cloud_site, str(uuid.uuid4())
     async with placed(site, tmp_path) as place:
-        theirs = site.make_floating(description="mine")
-        await make(site, dead, "web", "uid-web", 80)
-        lose_balancer(site, ServiceKey("default", "web"))
+        foreign = site.create_floating_ip(description="mine")
+        await make(site, other_cluster, "web", "uid-web", 80)
+        delete_balancer(site, ServiceKey("default", "web"))
         await make(site, place.uid, "gone", "uid-gone", 81)
         kept = await make(site, place.uid, "kept", "uid-kept", 82, keep=True)
-        await site.bring(key=kept)
-        await make(site, place.uid, "lives", await place.live("lives"), 83)
-        assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((2, 1, 2), (1, 1, 1))
+        await site.reconcile(key=kept)
+        await make(site, place.uid, "exists", await place.create_service("exists"), 83)
+        assert (at_neutron(site, place.uid), at_neutron(site, other_cluster)) == (
+            (2, 1, 2),
+            (1, 1, 1),
+        )
 
         found = await place.listed()
-        things = [
+        parts = [
             ("default/gone", each)
             for each in ("load balancer", "floating IP", "1 security-group rules")
         ]
-        assert [(each["service"], each["goes"]) for each in found["leftovers"]] == things
-        assert {"cluster": dead, "load_balancers": 0, "names": [], "network": 2} in found[
+        assert [(each["service"], each["goes"]) for each in found["leftovers"]] == parts
+        assert {"cluster": other_cluster, "load_balancers": 0, "names": [], "network": 2} in found[
             "other_clusters"
         ]
         found = await place.listed("--delete")
         assert [each["deleted"] for each in found["leftovers"]] == [True] * 3
-        assert await gone_things(place) == []
-        assert (at_neutron(site, place.uid), at_neutron(site, dead)) == ((1, 1, 1), (1, 1, 1))
+        assert await leftovers(place) == []
+        assert (at_neutron(site, place.uid), at_neutron(site, other_cluster)) == (
+            (1, 1, 1),
+            (1, 1, 1),
+        )
 
-        # An existing cluster does not need a group without rules.
-        key = ServiceKey("default", "lives")
-        await site.anew().read(None)
-        await site.bring(key=key)
+        # A group without rules is a leftover, also of an existing cluster.
+        key = ServiceKey("default", "exists")
+        await site.restart().read(None)
+        await site.reconcile(key=key)
         site.client.network.create_security_group(description=Owner(place.uid, "").tag)
         assert [
-            (each["goes"], each["why"]) for each in (await place.listed("--delete"))["leftovers"]
+            (each["resource"], each["reason"])
+            for each in (await place.listed("--delete"))["leftovers"]
         ] == [("security group", "no Service has a rule in it")]
         assert at_neutron(site, place.uid) == (0, 0, 0)
-        await make(site, place.uid, "lives", "uid-lives", 83)
+        await make(site, place.uid, "exists", "uid-exists", 83)
 
-        of_dead = [("default/web", "floating IP"), ("default/web", "1 security-group rules")]
-        assert await gone_things(place, "--cluster", dead, "--delete") == of_dead
-        assert at_neutron(site, dead) == (0, 0, 0)
+        of_other_cluster = [
+            ("default/web", "floating IP"),
+            ("default/web", "1 security-group rules"),
+        ]
+        assert await leftovers(place, "--cluster", other_cluster, "--delete") == of_other_cluster
+        assert at_neutron(site, other_cluster) == (0, 0, 0)
         # Of a deleted cluster everything is deleted, except kept floating IPs and other users'
         # objects.
-        everything = [("default/lives", goes) for _, goes in things]
-        assert await gone_things(place, "--cluster", place.uid, "--delete") == everything
+        everything = [("default/exists", goes) for _, goes in parts]
+        assert await leftovers(place, "--cluster", place.uid, "--delete") == everything
         assert at_neutron(site, place.uid) == (0, 0, 0)
         left = {each.id: each.description for each in site.floating}
-        assert left.pop(theirs.id) == "mine"
+        assert left.pop(foreign.id) == "mine"
         assert [each.endswith(" fairlead-keep") for each in left.values()] == [True]
         # With --kept, kept floating IPs are deleted too.
-        assert await gone_things(place, "--kept", "--delete") == [
+        assert await leftovers(place, "--kept", "--delete") == [
             ("default/kept", "floating IP, kept")
         ]
-        assert [each.id for each in site.floating] == [theirs.id]
+        assert [each.id for each in site.floating] == [foreign.id]
 
 
-async def test_one_that_is_led_elsewhere_at_the_same_moment_stays(cloud_site: CloudSite) -> None:
-    site, network, machine = cloud_site, cloud_site.client.network, cloud_site.at.nodes["node1"]
-    one = site.make_floating(description=site.owner.network_mark(ServiceKey("default", "gone")))
+async def test_a_floating_ip_that_is_attached_to_a_machine_at_this_moment_is_not_deleted(
+    cloud_site: CloudSite,
+) -> None:
+    site, network, machine = (
+        cloud_site,
+        cloud_site.client.network,
+        cloud_site.openstack.nodes["node1"],
+    )
+    one = site.create_floating_ip(
+        description=site.owner.network_mark(ServiceKey("default", "gone"))
+    )
     (leftover,) = find_network_leftovers(
         await read_marked_at_neutron(site.cloud, site.owner), site.owner, (), ()
     )
-    site.neutron.at(1, Held(lambda: network.update_ip(one, port_id=machine)))
+    site.neutron.inject_at(1, Delay(lambda: network.update_ip(one, port_id=machine)))
     assert "412" in await delete(site.cloud, leftover)
     assert [(each.id, each.port_id) for each in site.floating] == [(one.id, machine)]

@@ -17,7 +17,7 @@ def tree(intent: LoadBalancer) -> BalancerSpec:
     return specs_of({intent.service: intent}, OWNER)[intent.service]
 
 
-def test_a_header_is_for_tcp_alone() -> None:
+def test_only_tcp_pools_use_the_proxy_protocol() -> None:
     wanted = service(listener(53), listener(53, protocol="UDP"), octavia=settings(header="v1"))
     assert [(each.protocol, each.pool.protocol) for each in tree(wanted).listeners] == [
         ("TCP", "PROXY"),
@@ -25,7 +25,7 @@ def test_a_header_is_for_tcp_alone() -> None:
     ]
 
 
-def test_ranges_are_those_of_the_family_as_octavia_writes_them() -> None:
+def test_source_ranges_are_normalized_and_limited_to_the_family_of_the_listener() -> None:
     (found,) = tree(service(source_ranges=("10.1.2.3/8", "2001:db8::/32", "10.0.0.0/8"))).listeners
     assert found.cidrs == ("10.0.0.0/8",)
     (found,) = tree(service(source_ranges=("2001:db8::/32",))).listeners
@@ -35,7 +35,7 @@ def test_ranges_are_those_of_the_family_as_octavia_writes_them() -> None:
     assert "allowed_cidrs" not in bodies.listener(found, ())
 
 
-def test_affinity_is_said_as_each_provider_understands_it() -> None:
+def test_session_affinity_is_expressed_in_the_terms_of_each_provider() -> None:
     both = (listener(80), listener(53, protocol="UDP"))
     for provider, method, expected in (
         ("amphora", "ROUND_ROBIN", {"TCP": ("ROUND_ROBIN", 0), "UDP": ("ROUND_ROBIN", 86400)}),
@@ -50,10 +50,10 @@ def test_affinity_is_said_as_each_provider_understands_it() -> None:
         } == expected
 
 
-def test_provider_ovn_is_told_of_no_weight_and_of_nobody_without() -> None:
+def test_pools_of_provider_ovn_have_no_weights_and_no_members_of_weight_0() -> None:
     wanted = service(
         listener(80, member(1, 3), member(2, 0)),
-        octavia=settings(provider="ovn", asking=(("TCP", "TCP"),)),
+        octavia=settings(provider="ovn", monitor_types=(("TCP", "TCP"),)),
     )
     (found,) = tree(wanted).listeners
     assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [
@@ -62,24 +62,24 @@ def test_provider_ovn_is_told_of_no_weight_and_of_nobody_without() -> None:
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=20))
-def test_weights_are_such_as_octavia_takes(weights: list[int]) -> None:
+def test_weights_are_scaled_to_the_range_that_octavia_accepts(weights: list[int]) -> None:
     wanted = service(
         listener(80, *(member(number, weight) for number, weight in enumerate(weights, 1)))
     )
     (found,) = tree(wanted).listeners
-    for given_, made in zip(
+    for requested, made in zip(
         weights, sorted(found.pool.members, key=lambda each: int(each.address[7:])), strict=True
     ):
         assert 0 <= made.weight <= MAX_WEIGHT
-        assert bool(given_) == bool(made.weight)
-        assert made.weight <= given_
+        assert bool(requested) == bool(made.weight)
+        assert made.weight <= requested
 
 
 @given(
     st.text("abcdefghij-0123456789", min_size=1, max_size=63),
     st.text("abcdefghij-0123456789", min_size=1, max_size=63),
 )
-def test_marks_lead_back(namespace: str, name: str) -> None:
+def test_the_service_can_be_read_back_from_its_marks(namespace: str, name: str) -> None:
     key = ServiceKey(namespace, name)
     tags = OWNER.tags(key, "some-uid")
     assert service_of(("foreign", *tags)) == (key, "some-uid")

@@ -55,10 +55,10 @@ def test_counters_do_not_decrease_when_a_worker_is_replaced() -> None:
     text = generate_latest(registry).decode()
     assert 'fairlead_proxy_connections_total{service="default/web"} 10.0' in text
     assert 'fairlead_proxy_bytes_total{direction="out",service="default/web"} 40.0' in text
-    assert "fairlead_proxy_deaths_total 0.0" in text
+    assert "fairlead_proxy_unexpected_exits_total 0.0" in text
     assert "fairlead_proxy_worker_connections 2.0" in text
     assert "fairlead_proxy_worker_connections_limit 9980.0" in text
-    counters.died()
+    counters.record_unexpected_exit()
     assert counters.services() == {WEB: ProxyTraffic(10, 0, 20, 40, 2, 6)}
     counters.keep([])
     assert counters.services() == {}

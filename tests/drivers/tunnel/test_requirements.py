@@ -123,8 +123,8 @@ def test_an_interface_that_also_sends_the_answers_has_no_requirement(hosts: None
 def test_the_greater_of_the_two_reverse_path_values_applies(
     own: str, everywhere: str, harmful: bool
 ) -> None:
-    (need,) = requirements_of(["front"], ["back"], everywhere=everywhere)
-    assert need.harmful(own) is harmful
+    (requirement,) = requirements_of(["front"], ["back"], everywhere=everywhere)
+    assert requirement.harmful(own) is harmful
 
 
 def test_without_a_default_route_there_is_no_requirement() -> None:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 0.01
+POLL_S = 0.01
 
 
-def can_fail(directory: Path) -> None:
+def install_faults(directory: Path) -> None:
     from octavia.amphorae.drivers.noop_driver import driver as amphora
     from octavia.compute.drivers.noop_driver import driver as compute
 
@@ -25,19 +25,19 @@ def can_fail(directory: Path) -> None:
         (amphora.NoopManager, "update", "configure"),
         (amphora.NoopManager, "delete", "configure"),
     ):
-        setattr(manager, method, _ask_first(getattr(manager, method), directory, step))
+        setattr(manager, method, _with_faults(getattr(manager, method), directory, step))
 
 
-def _ask_first(work: Callable[..., Any], directory: Path, step: str) -> Callable[..., Any]:
-    hold, fail, slow = (directory / f"{word}-{step}" for word in ("hold", "fail", "slow"))
+def _with_faults(function: Callable[..., Any], directory: Path, step: str) -> Callable[..., Any]:
+    hold, fail, slow = (directory / f"{fault}-{step}" for fault in ("hold", "fail", "slow"))
 
-    def asked(*arguments: Any, **named: Any) -> Any:
+    def with_faults(*arguments: Any, **named: Any) -> Any:
         while hold.exists():
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         with suppress(FileNotFoundError):
             time.sleep(float(slow.read_text()))
         if fail.exists():
-            raise RuntimeError(f"the test wants {step} to fail")
-        return work(*arguments, **named)
+            raise RuntimeError(f"the test makes step {step} fail")
+        return function(*arguments, **named)
 
-    return asked
+    return with_faults

@@ -12,7 +12,7 @@ from tests.openstack.servers import sockets
 
 def main() -> None:
     conf = Path(sys.argv[1])
-    sockets.are_in(conf.parent)
+    sockets.place_in(conf.parent)
     sys.argv = ["octavia-driver-agent", "--config-file", str(conf)]
     driver_agent.main()
 

@@ -1,6 +1,6 @@
-"""The one effect that Nova would have on Neutron's ports, for amphorae without machines: a port
-that is plugged into a machine has its id, and is deleted or freed together with the machine.
-Octavia checks this. Upstream's no-op compute driver does the rest."""
+"""The one effect of Nova on Neutron's ports that Octavia checks, for amphorae without machines: a
+port that is plugged into a machine has the machine's id, and is deleted or freed together with the
+machine. Upstream's no-op compute driver does the rest."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -25,9 +25,12 @@ def plug_into_neutron() -> None:
         if port_id:
             port = network().update_port(port_id, device_id=compute_id)
         else:
-            wish = {"fixed_ips": [{"ip_address": ip_address}]} if ip_address else {}
+            fixed_ips = {"fixed_ips": [{"ip_address": ip_address}]} if ip_address else {}
             port = network().create_port(
-                network_id=network_id, device_id=compute_id, device_owner="compute:nova", **wish
+                network_id=network_id,
+                device_id=compute_id,
+                device_owner="compute:nova",
+                **fixed_ips,
             )
         addresses = [
             {name: each[name] for name in ("subnet_id", "ip_address")} for each in port.fixed_ips

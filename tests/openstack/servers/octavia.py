@@ -1,9 +1,9 @@
 """Octavia's API, the worker's end of its queue and the receiver of heartbeats, all in one process.
 
 In: an octavia.conf, the port to serve on. Runs in OpenStack's environment: `python -m
-tests.openstack.servers.octavia CONF PORT`. In one process no message broker is needed
-(oslo.messaging's transport `fake://`); the code of all three is upstream's, and so are the drivers
-that stand where an amphora and its hypervisor would be."""
+tests.openstack.servers.octavia CONF PORT`. One process needs no message broker (oslo.messaging's
+transport `fake://`). The code of all three is upstream's, and so are the drivers that replace an
+amphora and its hypervisor."""
 
 import sys
 import threading
@@ -22,7 +22,7 @@ def main() -> None:
     # These imports come after the redirection above, which the modules use when they are imported.
     from octavia.api import app
 
-    amphorae.can_fail(directory)
+    amphorae.install_faults(directory)
     certificates.share_key()
     application = app.setup_app(argv=["octavia-api", "--config-file", str(conf)])
     machines.plug_into_neutron()
@@ -41,7 +41,7 @@ def _keep_within(directory: Path) -> None:
         return make_engine(f"sqlite:///{directory}/ports.db" if here else url, **settings)
 
     sqlalchemy.create_engine = make_engine_here
-    sockets.are_in(directory)
+    sockets.place_in(directory)
 
 
 def _work() -> None:

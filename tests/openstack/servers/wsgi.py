@@ -19,7 +19,7 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 class _Handler(simple_server.WSGIRequestHandler):
     def log_message(self, *arguments: object) -> None:
-        """Log nothing: a front records the requests."""
+        """Log nothing: a FaultProxy records the requests."""
 
     def address_string(self) -> str:
         return str(self.client_address[0])  # no name is looked up

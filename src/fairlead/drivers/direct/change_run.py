@@ -63,8 +63,8 @@ class ChangeRun:
     def apply(self, changes: Sequence[DirectChange]) -> None:
         """Apply these changes. Errors are collected for `finish`, never raised.
 
-        Listeners in a row are set together, because each map is then written only once for all of
-        them."""
+        Consecutive SetListener changes are applied together, because each map is then written only
+        once for all of them."""
         self._services.update([change.service for change in changes])
         for change in changes:
             if isinstance(change, SetListener):
@@ -174,7 +174,7 @@ class ChangeRun:
         """Return the outcome of a Service that did not get everything.
 
         The outcome is `unavailable`, so the Service is retried, unless only the user can solve all
-        of the errors. `shortfalls`: what single listeners of the Service lack."""
+        of the errors. `shortfalls`: what individual listeners of the Service lack."""
         errors, missing = self._errors.get(service, ()), sorted(self.missing.get(service, ()))
         refused = bool(errors) and all(isinstance(error, Refused) for error in errors)
         texts = list(dict.fromkeys(str(error) for error in errors))
@@ -206,7 +206,7 @@ def _feasible(
     old_slots = old.slots if old else Slots()
     if old and old_slots != change.old_slots and not change.from_scratch:
         # After the change was planned, a peer reported connections of this listener, and the slots
-        # were changed for them (`ListenerMaps.carry_over`). That must not be undone.
+        # were changed for them (`ListenerMaps.set_peer_slots`). This change must not undo that.
         change = based_on(change, old_slots)
     if unreachable:
         change = without_nodes(

@@ -36,7 +36,7 @@ from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.host_network.host_network import Node
 from fairlead.drivers.direct.host_network.networks import Limits, Networks
 from fairlead.drivers.direct.host_network.next_hops import Rules
-from fairlead.drivers.direct.host_network.requirements import needs_of
+from fairlead.drivers.direct.host_network.requirements import requirements_of
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
@@ -80,11 +80,11 @@ wanted, the loop plans it again about once a minute."""
 INSERTS_PER_S = 125_000
 """Limit of new flow entries a second, for each CPU and each table of open or closing flows."""
 NEW_FLOWS_PER_S = 65_536
-"""Limit of entries a second for flows of which one packet was seen: for all CPUs together, in each
+"""Limit of entries a second for flows with only one packet so far: for all CPUs together, in each
 of the tables `new_connections` and `new_datagrams`. A table holds twice as many, so an entry stays
 for at least one second. By then the second packet of the flow should have arrived."""
 NEW_FLOWS_PER_CPU_S = 16_384
-"""The part of each CPU in this limit is never smaller than this, because one CPU may get all
+"""The share of each CPU in NEW_FLOWS_PER_S is never smaller than this, because one CPU may get all
 packets. If a flood reaches more than four CPUs, entries stay for less than a second."""
 MESSAGES_PER_S = 1000
 """Limit of packets a second that the data plane itself creates, for each CPU and kind: echo
@@ -115,9 +115,9 @@ class DirectDriver(Component):
         Service sets no limit; 0: as long as the node has pods of the Service. The time starts
         again when the process starts.
     requeue: called with Services whose nodes became reachable or unreachable, and with
-        Services that wait for a resource of which some was released.
-    inherit: called when the maps are open, before programs forward by them. If it is given, the
-        programs report new flow entries to this process.
+        Services that wait for a resource when a part of it was released.
+    inherit: called when the maps are open, before programs use them. If it is given, the programs
+        report new flow entries to this process.
     object_dir: the directory of the compiled programs.
     clock: monotonic seconds, for grace periods and drains."""
 
@@ -170,7 +170,7 @@ class DirectDriver(Component):
         """Set while Services that wait for a resource have to wait longer, because the last retry
         was a moment ago."""
         self._attached = False
-        """Our programs are attached, and forward by our maps."""
+        """Our programs are attached, and use our maps."""
         self._audited = False
         """A complete read was done since `open`."""
         self._audit_lock = asyncio.Lock()
@@ -217,8 +217,8 @@ class DirectDriver(Component):
                 Programs(self._load_tc, self._pins.xdp, self._copy_from_older),
             )
             self._networks.check()
-            # An attached program that works on other maps has lost its pins, unless these are the
-            # maps of an older layout. Its maps cannot be copied, so ours are empty.
+            # An attached program has lost its pins if it uses neither our maps nor those of an
+            # older layout. Its maps cannot be copied, so ours are empty.
             lost_its_pins = (
                 attached_before.filters
                 and not self._pins.older
@@ -286,8 +286,8 @@ class DirectDriver(Component):
         networks.set_copying(bool(opened.copied))
 
     async def _attach(self) -> None:
-        """Attach our programs to every interface. Then remove the maps of older layouts, on which
-        no program works any more, and look up the next hop of every node."""
+        """Attach our programs to every interface. Then remove the maps of older layouts, which no
+        program uses any more, and look up the next hop of every node."""
         _, opened, networks = self._opened()
         await networks.attach()
         try:
@@ -305,7 +305,7 @@ class DirectDriver(Component):
     async def requirements(self) -> tuple[SysctlRequirement, ...]:
         """Return the sysctls that the data plane needs with its present next hops."""
         _, _, networks = self._opened()
-        return needs_of(networks.next_hops)
+        return requirements_of(networks.next_hops)
 
     async def set_cluster_nodes(self, cluster: Collection[Node]) -> None:
         """Set the names and addresses of all nodes of the cluster. If this host is a node itself,
@@ -451,11 +451,11 @@ class DirectDriver(Component):
         return outcomes
 
     def _retry_waiting(self, tables: ListenerMaps) -> None:
-        """Retry the Services that wait for a resource of which some was released: at once, and
+        """Retry the Services that wait for a resource if a part of it was released: at once, and
         again after RESOURCE_RETRY_S, when the grace period of released memory is over. Do nothing
         while the second retry is pending."""
-        if self._resource_retry is None and (relieved := tables.quotas.take_retriable()):
-            self._requeue(relieved)
+        if self._resource_retry is None and (retriable := tables.quotas.take_retriable()):
+            self._requeue(retriable)
             self._resource_retry = asyncio.get_running_loop().call_later(
                 RESOURCE_RETRY_S, self._retry_all_waiting, tables
             )
@@ -510,7 +510,7 @@ class DirectDriver(Component):
         return set().union(*(self._unserved.pop(key)[0] for key in expired))
 
     def _unused_addresses(self, tables: ListenerMaps, addresses: Collection[str]) -> set[str]:
-        """Return the addresses, out of these, that neither have a listener nor should have one."""
+        """Return the given addresses that neither have a listener nor should have one."""
         wanted = frozenset[str]().union(*(each for each, _ in self._unserved.values()))
         return {each for each in addresses if each not in tables.addresses and each not in wanted}
 

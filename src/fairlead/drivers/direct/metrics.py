@@ -150,7 +150,7 @@ class TrafficCollector(Collector):
         )
         unsent = CounterMetricFamily(
             "fairlead_peer_entries_unsent",
-            "Entries that were not sent to peers, because they were made too fast",
+            "Entries that were not sent to peers, because they were created too fast",
             traffic.unsent(),
         )
         used = GaugeMetricFamily(

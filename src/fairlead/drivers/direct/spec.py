@@ -108,7 +108,7 @@ class ActualListener(Value, frozen=True):
     node, so `diff` computes the slots from the weights alone. This gives equal slots on all
     gateways, even if they learn of the nodes of a new Service one by one, in different orders."""
     degraded: bool = False
-    """The listener has less than its spec asks for, because a resource was used up. `diff` plans it
+    """The listener has less than its spec requests, because a resource was used up. `diff` plans it
     again until it has everything."""
 
 
@@ -156,7 +156,7 @@ class SetListener(Value, frozen=True):
     listener: ListenerSpec
     slots: Slots
     taken_from: ServiceKey | None = None
-    """The Service that has the listener, and no longer asks for it."""
+    """The Service that has the listener, and no longer requests it."""
     from_scratch: bool = False
     """`slots` do not depend on `old_slots`, because no packet had been forwarded for the
     listener."""
@@ -288,7 +288,7 @@ def diff(
             needed.update(slots.nodes)
             same = (owner, uid, found.spec) == (service, spec.uid, listener) and not found.degraded
             if not same or _serves_any(missing, listener, slots):
-                # If both Services ask for the listener, it is not taken from its owner, and `apply`
+                # If both Services request the listener, its owner keeps it, and `apply`
                 # reports the conflict.
                 taken_from = (
                     owner

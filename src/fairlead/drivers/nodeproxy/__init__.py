@@ -10,7 +10,7 @@ an address, protocol and port at which the node accepts traffic for a Service.
 - `affinity`: the map of remembered clients that each Service uses.
 - `table`: the nftables table in the kernel.
 - `driver`: the driver: `render`, `diff`, `read`, `apply`.
-- `needs`: what the service proxy requires of the host."""
+- `requirements`: what the service proxy requires of the host."""
 
 from fairlead.drivers.nodeproxy.driver import NodeProxyDriver
 from fairlead.drivers.nodeproxy.elements import Change, Element, Spec

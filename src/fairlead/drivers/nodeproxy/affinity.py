@@ -3,8 +3,8 @@
 In: a Service; the elements in the kernel. Out: the number of the Service's map. Invariants: a
 Service keeps its number while session affinity is in force for it, also across restarts, because
 the elements in the kernel contain the number; two Services share a number only if no number is
-free. The methods are safe to call from several threads, because large Services are elements_of in
-threads of their own."""
+free. The methods may be called from several threads, because the elements of large Services are
+computed in separate threads."""
 
 from collections.abc import Iterable, Mapping
 from threading import Lock

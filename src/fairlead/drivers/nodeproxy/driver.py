@@ -219,9 +219,9 @@ class NodeProxyDriver(Component):
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
         """Return the elements that the kernel holds. With None, elements without a Service are
-        included (key `("", "inet fairlead")`). The kernel is listed only if another program has
-        changed any nftables rule since the last listing: listing 100,000 elements takes seconds. A
-        concurrent `apply` is seen as a whole or not at all."""
+        included (key `("", "inet fairlead")`). The maps in the kernel are listed only if another
+        program has changed any nftables rule since the last listing, because listing 100,000
+        elements takes seconds. A concurrent `apply` is seen as a whole or not at all."""
         table = self._opened()
         async with self._turn:
             known = self._known
@@ -244,15 +244,14 @@ class NodeProxyDriver(Component):
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         """Apply all Changes of a Service in one transaction, and many Services per transaction. If
         there are too many Changes for one transaction, several are used, and other calls may run
-        between two of them. Of a Service that is too large for one transaction, every frontend
-        changes as a whole.
+        between two of them. If a Service is too large for one transaction, each of its frontends
+        still changes as a whole.
 
-        If two Services want the same frontend, the first in order gets it. A Service that comes
-        later gets everything else and is unavailable in part, because the other Service may be
-        deleted. A Service that comes first takes the frontend over, and the other Service is
-        reconciled again. A Service whose stale flows could not be deleted is unavailable, though
-        its rules are in force. If the kernel rejects a transaction, raise its error; the table is
-        then read again."""
+        If two Services want the same frontend, the first in order of precedence gets it, also if
+        the other one has it. The other Service gets everything else and is unavailable in part,
+        because the first may be deleted; if it lost the frontend, it is reconciled again. A Service
+        whose stale flows could not be deleted is unavailable, though its rules are in force. If the
+        kernel rejects a transaction, raise its error; the table is then read again."""
         table = self._opened()
         requested = {change.service for change in changes}
         self._request(requested)
@@ -267,12 +266,14 @@ class NodeProxyDriver(Component):
                 changes if large else effective(known, changes),
                 self._precedence_of,
             )
-            before = {key: known.get(key, NOTHING) for key in requested | resolution.lacking.keys()}
+            before = {
+                key: known.get(key, NOTHING) for key in requested | resolution.conflicts.keys()
+            }
             outcomes = {
                 key: Outcome("unavailable", why, in_part=True)
                 if key in requested
                 else Outcome("done", again_s=REQUEUE_S)
-                for key, why in resolution.lacking.items()
+                for key, why in resolution.conflicts.items()
             }
             if not large:
                 return outcomes | await self._at_once(table, requested, before, resolution.changes)
@@ -472,7 +473,7 @@ class NodeProxyDriver(Component):
             else:
                 known.pop(service, None)
         # An ownerless element that a Service now has is no longer ownerless. Otherwise the next
-        # pass would delete it from under that Service.
+        # pass would delete it although the Service needs it.
         if NO_SERVICE in known:
             taken = {
                 (change.map, element.key)

@@ -26,9 +26,9 @@ def requirements() -> tuple[SysctlRequirement, ...]:
 def requirements_of(flows: int) -> tuple[SysctlRequirement, ...]:
     """Return the requirements for this number of flows. Pure. The required limit is at least twice
     the number, rounded up to a power of two so that it does not change with every flow."""
-    should = 1 << (2 * flows - 1).bit_length() if flows else 0
+    recommended = 1 << (2 * flows - 1).bit_length() if flows else 0
     return (
-        (SysctlRequirement(LIMIT, lambda value: int(value) < 2 * flows, str(should), _WHY),)
+        (SysctlRequirement(LIMIT, lambda value: int(value) < 2 * flows, str(recommended), _WHY),)
         if flows
         else ()
     )

@@ -2,10 +2,10 @@
 created when first needed.
 
 In: the CIDRs of the cluster. Out: nft commands. Pure. Invariant: the number of chains does not grow
-with the number of Services. The cost of the kernel's check for loops does: whenever a verdict that
-leads to a chain is added, the kernel walks all verdict maps, which takes some milliseconds with
-10,000 Services. Therefore moving an endpoint has a constant cost, but changing the number of
-endpoints has not.
+with the number of Services. But the kernel's check for loops takes longer with more Services:
+whenever a verdict that leads to a chain is added, the kernel walks all verdict maps, which takes
+some milliseconds with 10,000 Services. Therefore the cost of moving an endpoint is constant, but
+the cost of changing the number of endpoints is not.
 
 The path of a new connection is shown below. Packets of an existing connection are translated by
 conntrack: the filter chains see that they are not new, and the nat chains do not see them. A flow
@@ -246,7 +246,7 @@ def _chains(
         f"fib daddr . iif type local {ip} daddr != @pods{n} {frontend[n]} vmap @outside{n}"
         for n, ip, _ in both
     ]
-    # The `recall` chain of a frontend returns if it does not know the client.
+    # The `recall` chain of a frontend returns if the client is not remembered.
     recall = [f"{frontend[n]} vmap @recall{n}" for n, _, _ in both]
     return [
         # Every client accepts a reset at once. ICMP errors are rate-limited, filtered in some

@@ -93,7 +93,7 @@ class Table:
         self._chains = {self._marker}
         return {}
 
-    def _complete(self, chains: Collection[str], there: Counter[str]) -> bool:
+    def _complete(self, chains: Collection[str], existing: Counter[str]) -> bool:
         """Whether the fixed chains and `chains` have the number of rules with which they are
         created. The numbers are compared because `nft flush table` removes rules but leaves chains
         and elements, and a rule that another program adds may do anything."""
@@ -102,7 +102,7 @@ class Table:
             if name != self._marker and _is_on_demand(name):
                 with contextlib.suppress(ValueError):  # another program's chain
                     ours[name] = 1 if raw_rule(name) else _rules_of(on_demand(name))[name]
-        return all(there[name] == count for name, count in ours.items())
+        return all(existing[name] == count for name, count in ours.items())
 
     async def _replace(self, owned: Iterable[Record]) -> dict[ServiceKey, Spec]:
         """Recreate the table with the elements of the old one, in one transaction. An empty table
@@ -302,10 +302,10 @@ async def remove_table(*, timeout_s: float = 60.0) -> bool:
 
 def _remove(nft: Nftables) -> bool:
     described = [record.get("table") for record in nft.listing(f"list tables {_FAMILY}")]
-    there = any(isinstance(each, dict) and each["name"] == _NAME for each in described)
-    if there:
+    existing = any(isinstance(each, dict) and each["name"] == _NAME for each in described)
+    if existing:
         nft.run(f"delete table {TABLE}")
-    return there
+    return existing
 
 
 def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[str, ...]:
@@ -316,11 +316,11 @@ def _chains_for(elements: Iterable[Element], present: Collection[str]) -> tuple[
     targets = dict.fromkeys(
         target for element in elements if (target := _target(element)) and _is_on_demand(target)
     )
-    homes = dict.fromkeys(
+    sources = dict.fromkeys(
         chain for name in {element.map for element in elements} if (chain := chain_of(name))
     )
     chains = dict.fromkeys(
-        needed for chain in (*targets, *homes) for needed in prerequisites(chain)
+        needed for chain in (*targets, *sources) for needed in prerequisites(chain)
     )
     return tuple(name for name in chains if name not in present and not raw_rule(name))
 

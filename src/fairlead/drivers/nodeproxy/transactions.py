@@ -44,7 +44,7 @@ class Resolution(NamedTuple):
     the conflict."""
 
     changes: Sequence[Change]
-    lacking: Mapping[ServiceKey, str]
+    conflicts: Mapping[ServiceKey, str]
 
 
 def effective(known: Mapping[ServiceKey, Spec], changes: Sequence[Change]) -> list[Change]:
@@ -80,42 +80,44 @@ def resolve(
             rivals.setdefault(element.key, {owners.get(element.key, change.service)}).add(
                 change.service
             )
-    contested = {key: among for key, among in rivals.items() if len(among) > 1}
+    contested = {key: contenders for key, contenders in rivals.items() if len(contenders) > 1}
     if not contested:
         return Resolution(changes, {})
     before = {
-        service: known.get(service, NOTHING) for among in contested.values() for service in among
+        service: known.get(service, NOTHING)
+        for contenders in contested.values()
+        for service in contenders
     }
     wanted = before | {
-        service: carried_out(before[service], of_it)
-        for service, of_it in _by_service(changes)
+        service: carried_out(before[service], own_changes)
+        for service, own_changes in _by_service(changes)
         if service in before
     }
     wanted_keys = {
         service: {element.key for element in frontends(spec)} for service, spec in wanted.items()
     }
     lost: dict[ServiceKey, dict[str, ServiceKey]] = {}
-    for key, among in sorted(contested.items()):
+    for key, contenders in sorted(contested.items()):
         # A Service that has the frontend takes no part if its own Changes give the frontend up.
-        wanting = [service for service in among if key in wanted_keys[service]]
+        requesters = [service for service in contenders if key in wanted_keys[service]]
         owner = first(
-            _precedence(key, service, wanted_keys[service], precedence_of) for service in wanting
+            _precedence(key, service, wanted_keys[service], precedence_of) for service in requesters
         )
-        for service in sorted(wanting):
+        for service in sorted(requesters):
             if service != owner:
                 lost.setdefault(service, {})[key] = owner
     after = wanted | {
         service: frozenset(
-            element for element in wanted[service] if frontend_of(element.key) not in given
+            element for element in wanted[service] if frontend_of(element.key) not in winners
         )
-        for service, given in lost.items()
+        for service, winners in lost.items()
     }
-    elsewhere = [change for change in changes if change.service not in before]
-    lacking = {
-        service: _conflict_message(service, *next(iter(given.items())))
-        for service, given in lost.items()
+    uncontested = [change for change in changes if change.service not in before]
+    conflicts = {
+        service: _conflict_message(service, *next(iter(winners.items())))
+        for service, winners in lost.items()
     }
-    return Resolution([*elsewhere, *difference(after, before)], lacking)
+    return Resolution([*uncontested, *difference(after, before)], conflicts)
 
 
 def batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
@@ -190,14 +192,14 @@ def _passing_together(changes: dict[ServiceKey, list[Change]]) -> list[list[Chan
         return list(changes.values())
     givers = {
         (change.map, element.key): service
-        for service, of_it in changes.items()
-        for change in of_it
+        for service, own_changes in changes.items()
+        for change in own_changes
         if change.verb == "delete"
         for element in change.elements
     }
     group_of = {service: [service] for service in changes}
-    for service, of_it in changes.items() if givers else ():
-        for change in of_it:
+    for service, own_changes in changes.items() if givers else ():
+        for change in own_changes:
             for element in change.elements if change.verb == "add" else ():
                 giver = givers.get((change.map, element.key), service)
                 if group_of[giver] is not group_of[service]:
@@ -234,13 +236,13 @@ def _in_parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
                 indirect[change.verb].append((change, element))
             else:
                 by_frontend.setdefault(frontend_of(element.key), []).append((change, element))
-    for some in (
+    for groups in (
         [[each] for each in indirect["add"]],
         list(by_frontend.values()),
         [[each] for each in indirect["delete"]],
     ):
         part: list[tuple[Change, Element]] = []
-        for together in some:
+        for together in groups:
             if part and len(part) + len(together) > ELEMENTS_PER_TRANSACTION:
                 yield _joined(part)
                 part = []
@@ -272,10 +274,10 @@ def _joined(part: Sequence[tuple[Change, Element]]) -> list[Change]:
 
 
 def _by_service(changes: Iterable[Change]) -> Iterator[tuple[ServiceKey, list[Change]]]:
-    for service, of_it in groupby(
+    for service, own_changes in groupby(
         sorted(changes, key=lambda change: change.service), key=lambda change: change.service
     ):
-        yield service, list(of_it)
+        yield service, list(own_changes)
 
 
 def _conflict_message(service: ServiceKey, key: str, owner: ServiceKey) -> str:

@@ -1,9 +1,9 @@
 """Answers of Octavia's API, with the fields that Fairlead reads, and the calls that read Octavia
 and Neutron.
 
-In: a Cloud and a path. Out: one object, or all pages of a list: both APIs list 1000 objects at
-most. A field that the API may omit or set to null has a default. Fields: Octavia API reference,
-version 2.30."""
+In: a Cloud and a path. Out: one object, or all pages of a list: both APIs return at most 1000
+objects in one page. A field that the API may omit or set to null has a default. Fields: Octavia API
+reference, version 2.30."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -2,9 +2,9 @@
 
 In: Calls in order. Out: the Calls are done, and Octavia has finished all work on the load balancer;
 or an error that names the last step. Octavia locks a load balancer while it works on any part of
-it, for seconds or minutes, so each step is waited for by polling the status. The first poll is made
-when the step may be done; later polls are rare, because each costs Octavia work. Invariant: nothing
-is written after an error; the caller reads the actual state before it continues."""
+it, for seconds or minutes, so the driver polls the status until each step is done. The first poll
+is made when the step may be done; later polls are rare, because each costs Octavia work. Invariant:
+nothing is written after an error; the caller reads the actual state before it continues."""
 
 import asyncio
 import contextlib
@@ -23,22 +23,22 @@ from fairlead.errors import Unavailable
 WAITS_KEPT = 8
 """The number of recent waits for each HTTP method from which the next wait is estimated."""
 FIRST_POLL_FRACTION = 0.8
-"""The first poll is made after this fraction of the shortest of them, so that a cloud that has
+"""The first poll is made after this fraction of the shortest recent wait, so that a cloud that has
 become faster is noticed."""
 
 
 class Pace(msgspec.Struct, frozen=True):
     """The intervals, in seconds, at which Octavia is polled: first after `first_s`, then whenever
     the elapsed time has grown by the factor `growth`, and at least every `last_s`. After
-    `patience_s` the wait ends, so that other Services get their turn."""
+    `timeout_s` the wait ends, so that other Services get their turn."""
 
     first_s: float = 0.3
     last_s: float = 5.0
-    patience_s: float = 120.0
+    timeout_s: float = 120.0
     growth: float = 1.5
 
 
-PATIENT = Pace()
+DEFAULT_PACE = Pace()
 
 
 class PollSchedule:
@@ -63,12 +63,12 @@ class PollSchedule:
     def next_s(self, elapsed_s: float) -> float:
         return min(max(elapsed_s * (self.pace.growth - 1), self.pace.first_s), self.pace.last_s)
 
-    def learn(self, kind: str, took_s: float) -> None:
+    def record(self, kind: str, took_s: float) -> None:
         self._took_s[kind].append(took_s)
 
 
 class StillWorking(Exception):
-    """Octavia has not finished within `patience_s`."""
+    """Octavia has not finished within `timeout_s`."""
 
 
 async def carry_out(
@@ -110,13 +110,13 @@ async def wait_settled(
     begun_s, pause_s = clock(), schedule.first_s(kind)
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
-        asked_s = clock()
+        polled_s = clock()
         status = await settled(cloud, balancer_id)
         if not status.startswith("PENDING"):
             if kind:
-                schedule.learn(kind, asked_s - begun_s)
+                schedule.record(kind, polled_s - begun_s)
             return status
-        if clock() - begun_s > schedule.pace.patience_s:
+        if clock() - begun_s > schedule.pace.timeout_s:
             raise StillWorking
         pause_s = schedule.next_s(clock() - begun_s)
 

@@ -17,23 +17,23 @@ from fairlead.drivers.octavia.marks import Owner
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.drivers.octavia.paths import FLOATING_IPS, path_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
-from fairlead.model import FloatingWish
+from fairlead.model import FloatingIpRequest
 
 
 async def attach(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> None:
     """Attach the requested floating IP to the load balancer. Raise Conflict, Refused or
     Unavailable."""
-    wish, mark = step.wish, owner.network_mark(step.service, kept=step.wish.keep)
+    request, mark = step.request, owner.network_mark(step.service, kept=step.request.keep)
     one = await _find_existing(cloud, owner, step)
     if step.instead is None:
         if one is not None:
             await _associate(cloud, one, step, mark)
         else:
-            await _make(cloud, wish, {"port_id": step.port_id, "description": mark})
+            await _make(cloud, request, {"port_id": step.port_id, "description": mark})
         return
     if one is None:
         # The present floating IP is detached only when its replacement exists.
-        one = neutron.made(await _make(cloud, wish, {"description": mark}), owner)
+        one = neutron.made(await _make(cloud, request, {"description": mark}), owner)
     await cloud.write(
         "PUT", path_of(step.instead), {"floatingip": {"port_id": None}}, step.instead.revision
     )
@@ -43,28 +43,28 @@ async def attach(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> None:
 async def _find_existing(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> FloatingIp | None:
     """Return the existing floating IP to attach, if there is one. Raise Unavailable if the
     requested address is in use."""
-    wish = step.wish
-    if wish.address:
-        one = await neutron.floating_at(cloud, owner, wish.address)
+    request = step.request
+    if request.address:
+        one = await neutron.floating_at(cloud, owner, request.address)
         if one is not None and (reason := _taken(one, step)):
             raise Unavailable(
-                f"floating IP {wish.address} {reason}",
+                f"floating IP {request.address} {reason}",
                 fix="detach it there, or request another address",
             )
         return one
-    for address in filter(None, (wish.again, *step.shown)):
+    for address in filter(None, (request.reuse_address, *step.shown)):
         one = await neutron.floating_at(cloud, owner, address)
         if one is not None and not _taken(one, step):
             return one
     return min(
-        (each for each in step.unattached_ips if each.network_id == wish.network_id),
+        (each for each in step.unattached_ips if each.network_id == request.network_id),
         key=lambda each: each.id,
         default=None,
     )
 
 
 def _taken(one: FloatingIp, step: AttachFloatingIp) -> str:
-    """Return by what the floating IP is in use; "" if it is free for this step."""
+    """Return why the floating IP cannot be used; "" if it is free for this step."""
     if one.port_id not in ("", step.port_id):
         return f"is attached to {one.fixed_address or 'another address'} (port {one.port_id})"
     if one.service not in (None, step.service):
@@ -73,31 +73,33 @@ def _taken(one: FloatingIp, step: AttachFloatingIp) -> str:
 
 
 async def _associate(cloud: Cloud, one: FloatingIp, step: AttachFloatingIp, mark: str) -> None:
-    """Attach the floating IP to the load balancer, unless it has changed since it was read. Without
-    that condition Neutron would detach it from its present port."""
+    """Attach the floating IP to the load balancer, on condition that it has not changed since it
+    was read. Without this condition Neutron would detach it from its present port."""
     body: dict[str, object] = {"port_id": step.port_id}
     if one.service == step.service:
         body["description"] = mark
     await cloud.write("PUT", path_of(one), {"floatingip": body}, one.revision)
 
 
-async def _make(cloud: Cloud, wish: FloatingWish, fields: dict[str, object]) -> bytes:
-    body = {"floating_network_id": wish.network_id, **fields}
-    if wish.address:
+async def _make(cloud: Cloud, request: FloatingIpRequest, fields: dict[str, object]) -> bytes:
+    body = {"floating_network_id": request.network_id, **fields}
+    if request.address:
         try:
             return await cloud.write(
-                "POST", FLOATING_IPS, {"floatingip": body | {"floating_ip_address": wish.address}}
+                "POST",
+                FLOATING_IPS,
+                {"floatingip": body | {"floating_ip_address": request.address}},
             )
         except Refused as error:
             where = f"region {cloud.region}" if cloud.region else "its region"
             message = (
-                f"there is no floating IP {wish.address} in this project and {where}, and "
+                f"there is no floating IP {request.address} in this project and {where}, and "
                 f"it cannot be created: {error}"
             )
             raise Refused(
                 message, fix="request a floating IP that exists, or do not request an address"
             ) from error
-    chosen = await _subnets(cloud, wish)
+    chosen = await _subnets(cloud, request)
     full: FairleadError | None = None
     for subnet_id in chosen:
         try:
@@ -111,16 +113,16 @@ async def _make(cloud: Cloud, wish: FloatingWish, fields: dict[str, object]) -> 
     raise full or Conflict("all subnets have been deleted")
 
 
-async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
+async def _subnets(cloud: Cloud, request: FloatingIpRequest) -> list[str]:
     """Return the ids of the subnets to try in order. An empty id leaves the choice to Neutron."""
-    if wish.subnet_id or not (wish.subnet or wish.subnet_tags):
-        return [wish.subnet_id]
-    known = await neutron.subnets(cloud, wish.network_id)
-    chosen = [each.id for each in known if subnet_matches(each, wish)]
+    if request.subnet_id or not (request.subnet or request.subnet_tags):
+        return [request.subnet_id]
+    known = await neutron.subnets(cloud, request.network_id)
+    chosen = [each.id for each in known if subnet_matches(each, request)]
     if not chosen:
-        said = " and ".join(
+        criteria = " and ".join(
             f"{what} {text!r}"
-            for what, text in (("name", wish.subnet), ("tags", wish.subnet_tags))
+            for what, text in (("name", request.subnet), ("tags", request.subnet_tags))
             if text
         )
         names = (
@@ -128,19 +130,19 @@ async def _subnets(cloud: Cloud, wish: FloatingWish) -> list[str]:
             or "no subnet that is visible to this project"
         )
         raise Refused(
-            f"network {wish.network_id} has no subnet with {said}; it has {names}",
+            f"network {request.network_id} has no subnet with {criteria}; it has {names}",
             fix="name a subnet by its id in floating-subnet-id",
         )
     return sorted(chosen)
 
 
-def subnet_matches(subnet: Subnet, wish: FloatingWish) -> bool:
+def subnet_matches(subnet: Subnet, request: FloatingIpRequest) -> bool:
     """Return whether the subnet matches the request, by the syntax of cloud-provider-openstack. A
     name is a shell pattern, or after `~` a regular expression. Tags are a comma-separated list of
     which one must match, or an `&`-separated list of which all must match. A leading `!` negates.
     Raise Refused if the regular expression is invalid."""
-    return _is_named(subnet.name, wish.subnet) and _is_tagged(
-        frozenset(subnet.tags), wish.subnet_tags
+    return _is_named(subnet.name, request.subnet) and _is_tagged(
+        frozenset(subnet.tags), request.subnet_tags
     )
 
 
@@ -162,5 +164,5 @@ def _is_tagged(tags: frozenset[str], wanted: str) -> bool:
     if not listed:
         return True
     every = "&" in listed
-    asked = {each.strip() for each in re.split("[,&]", listed) if each.strip()}
-    return (asked <= tags if every else bool(asked & tags)) == is_wanted
+    requested_tags = {each.strip() for each in re.split("[,&]", listed) if each.strip()}
+    return (requested_tags <= tags if every else bool(requested_tags & tags)) == is_wanted

@@ -1,5 +1,5 @@
 """Counts failed attempts to create or repair the load balancer of each Service, so that Fairlead
-does not retry forever at a broken cloud.
+does not retry forever in a broken cloud.
 
 In: attempts and their results. Out: the number of attempts, as a field of `Found`; or the error
 with which Octavia rejected the same creation before. The limit exists because a load balancer that
@@ -28,7 +28,7 @@ class _Refusal(NamedTuple):
     """A rejected creation of a load balancer."""
 
     body: object
-    said: Refused
+    error: Refused
     at_s: float
 
 
@@ -60,8 +60,8 @@ class Attempts:
         """Reset the count: the load balancer is as planned, or deleted."""
         self._made.pop(key, None)
 
-    def refused(self, creation: Call, said: Refused) -> None:
-        self._refusals[creation.service] = _Refusal(creation.body, said, self._clock())
+    def refused(self, creation: Call, error: Refused) -> None:
+        self._refusals[creation.service] = _Refusal(creation.body, error, self._clock())
 
     def stop_if_refused(self, creation: Call) -> None:
         """Raise the earlier Refused if Octavia has rejected the same creation within
@@ -73,4 +73,4 @@ class Attempts:
             and self._clock() - no.at_s < GIVEN_UP_RETRY_S
         ):
             self._refusals[creation.service] = no
-            raise no.said
+            raise no.error

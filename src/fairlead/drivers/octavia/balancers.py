@@ -9,7 +9,7 @@ from typing import Literal
 from fairlead.model import (
     ExistingLoadBalancer,
     Family,
-    FloatingWish,
+    FloatingIpRequest,
     OctaviaPlace,
     Provider,
     ServiceKey,
@@ -89,9 +89,9 @@ class FoundRule(Value, frozen=True):
 
 class BalancerSpec(Value, frozen=True):
     """The desired state for one Service. `addresses`: the addresses that the Service shows, to be
-    requested again. `why`: why the load balancer has this provider, for users. `elsewhere`: the
-    shared or adopted load balancer that the Service is to be on; None: a load balancer made for it.
-    """
+    requested again. `why`: why the load balancer has this provider, for users. `shared_or_adopted`:
+    the load balancer that the Service is to share or adopt; None: a load balancer is created for
+    the Service."""
 
     service: ServiceKey
     uid: str
@@ -104,10 +104,10 @@ class BalancerSpec(Value, frozen=True):
     listeners: tuple[Listener, ...]
     addresses: tuple[str, ...] = ()
     why: str = ""
-    elsewhere: SharedOrAdopted | None = None
+    shared_or_adopted: SharedOrAdopted | None = None
     existing: ExistingLoadBalancer | None = None
     """The load balancer that was known when the Service was planned."""
-    floating: FloatingWish | None = None
+    floating: FloatingIpRequest | None = None
     rules: tuple[Rule, ...] | None = None
     """None: security groups are not managed."""
     families: tuple[Family, ...] = ("IPv4",)
@@ -130,7 +130,7 @@ class BalancerSpec(Value, frozen=True):
 
 class FloatingIp(Value, frozen=True):
     """An existing floating IP. `port_id`: the port to which it is attached; empty: none. `service`:
-    the Service whose mark it carries; None: it is not Fairlead's. `kept`: its mark says that it
+    the Service whose mark it carries; None: it is not Fairlead's. `kept`: according to its mark, it
     outlives the Service. `revision`: Neutron's revision number of this state."""
 
     id: str
@@ -200,9 +200,9 @@ class PortInUse(Value, frozen=True):
 
 
 class BalancerState(Value, frozen=True):
-    """The state of one Service on one load balancer. `listeners` and `pools` are the Service's, by
-    their marks. `others`: the number of other listeners; `ports_in_use`: the ports of those that
-    are known."""
+    """The state of one Service on one load balancer. `listeners` and `pools` are those of the
+    Service, according to their marks. `others`: the number of other listeners; `ports_in_use`: the
+    known ports of other listeners."""
 
     id: str
     service: ServiceKey
@@ -255,7 +255,7 @@ class Found(Value, frozen=True):
     there should be one. `attempts`: how often a failed load balancer was repaired or recreated
     since it last worked. `located_for`: the shared or adopted load balancer that was last searched
     for; `located_id`: the id of the result; empty: none was found. `after`: the writes that were
-    made immediately before this state was read. `look_s`: while Octavia works on a load balancer,
+    made immediately before this state was read. `poll_s`: while Octavia works on a load balancer,
     the seconds until the next poll."""
 
     balancers: tuple[BalancerState, ...]
@@ -263,7 +263,7 @@ class Found(Value, frozen=True):
     located_for: SharedOrAdopted | None = None
     located_id: str = ""
     after: tuple[object, ...] = ()
-    look_s: float = 1.0
+    poll_s: float = 1.0
     covers: bool = False
     """True if monitors that provider ovn creates also check members for floating IPs that are
     attached later."""
@@ -274,8 +274,8 @@ class Found(Value, frozen=True):
     secured_addresses: frozenset[str] = frozenset()
     """Addresses of the nodes whose ports have the cluster's security group."""
     idle: tuple[str, ...] = ()
-    """Addresses of nodes that have the group and have not been members of any load balancer for
-    long. The list is attached to one Service only."""
+    """Addresses of nodes that have the group and have not been members of any load balancer for a
+    long time. The list is part of the state of only one Service."""
 
 
 class Candidate(Value, frozen=True):

@@ -21,15 +21,15 @@ def planned_for_another(wanted: BalancerSpec, balancer: BalancerState) -> Blocke
     return Blocked(wanted.service, Outcome("waiting", message))
 
 
-def at_work(key: ServiceKey, balancer: BalancerState, look_s: float) -> Blocked:
+def in_progress(key: ServiceKey, balancer: BalancerState, poll_s: float) -> Blocked:
     message = f"Octavia is working on load balancer {balancer.id} ({balancer.status})"
-    return Blocked(key, Outcome("waiting", message, again_s=look_s))
+    return Blocked(key, Outcome("waiting", message, again_s=poll_s))
 
 
 def not_located(wanted: BalancerSpec) -> Blocked:
-    """The Service requests another load balancer than the last search was for."""
-    wish = wanted.elsewhere
-    what = "its own" if wish is None else wish.id or " or ".join(wish.names)
+    """Report that the load balancer that the Service requests has not been searched for yet."""
+    requested = wanted.shared_or_adopted
+    what = "its own" if requested is None else requested.id or " or ".join(requested.names)
     message = f"waiting for the search for the Service's load balancer: {what}"
     return Blocked(wanted.service, Outcome("waiting", message))
 

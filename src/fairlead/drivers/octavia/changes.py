@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.drivers.octavia.balancers import FloatingIp, Rule
 from fairlead.drivers.octavia.paths import NETWORK, url_of
-from fairlead.model import FloatingWish, Outcome, ServiceKey
+from fairlead.model import FloatingIpRequest, Outcome, ServiceKey
 
 
 class ExpectedListeners(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class ExpectedListeners(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One write. `path`: below /lbaas, or a path of Neutron. `words`: the object, for messages.
+    """One write. `path`: below /lbaas, or a path of Neutron. `what`: the object, for messages.
     `balancer_id`: the load balancer that the write locks; empty: the write creates one.
 
     saves: the name that stands for the id of the created object in later steps, as `$NAME`.
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     method: str
     path: str
     body: Mapping[str, object] | None
-    words: str
+    what: str
     balancer_id: str = ""
     saves: str = ""
     ends: bool = False
@@ -48,7 +48,7 @@ class Call(msgspec.Struct, frozen=True):
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.method} {url_of(self.path)} ({self.words}) for Service {self.service}"
+        return f"{self.method} {url_of(self.path)} ({self.what}) for Service {self.service}"
 
     @property
     def at_neutron(self) -> bool:
@@ -69,13 +69,13 @@ class AttachFloatingIp(msgspec.Struct, frozen=True):
     service: ServiceKey
     balancer_id: str
     port_id: str
-    wish: FloatingWish
+    request: FloatingIpRequest
     unattached_ips: Sequence[FloatingIp] = ()
     instead: FloatingIp | None = None
     shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        which = self.wish.address or f"of network {self.wish.network_id}"
+        which = self.request.address or f"of network {self.request.network_id}"
         return (
             f"POST or PUT /floatingips (floating IP {which} for load balancer {self.balancer_id}) "
             f"for Service {self.service}"
@@ -114,7 +114,8 @@ class DeleteRules(msgspec.Struct, frozen=True):
 
 
 class RemoveSecurityGroup(msgspec.Struct, frozen=True):
-    """Remove the group from the ports of nodes that have long been members of no load balancer."""
+    """Remove the group from the ports of nodes that have not been members of any load balancer for
+    a long time."""
 
     service: ServiceKey
     nodes: tuple[str, ...]
@@ -128,7 +129,8 @@ class RemoveSecurityGroup(msgspec.Struct, frozen=True):
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """No write helps the Service at present. `outcome` has the reason, and when to look again."""
+    """No write helps the Service at present. `outcome` has the reason, and the delay until the next
+    read."""
 
     service: ServiceKey
     outcome: Outcome

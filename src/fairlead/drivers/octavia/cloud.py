@@ -66,9 +66,9 @@ class Cloud:
         """Held while a load balancer is created. Octavia keeps a project's quotas locked until it
         has accepted a load balancer with everything below it. Concurrent creations would block each
         other, and all but one would be rejected after a minute."""
-        most = max(int(config.calls_per_s), 1)
-        self._window_s = most / config.calls_per_s
-        self._turns_s: deque[float] = deque(maxlen=most)
+        max_calls = max(int(config.calls_per_s), 1)
+        self._window_s = max_calls / config.calls_per_s
+        self._turns_s: deque[float] = deque(maxlen=max_calls)
         """The start times of the last calls, as many as are allowed within the window."""
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Cloud:
 
     async def get(self, path: str, params: Params | None = None) -> bytes | None:
         """Return the body of the answer, or None for a 404. Raise Unavailable or Refused."""
-        answer = await self._ask("GET", path, params=params)
+        answer = await self._request("GET", path, params=params)
         if answer.status == 404:
             return None
         if answer.status >= 400:
@@ -98,14 +98,14 @@ class Cloud:
         """Make a write, and return the body of the answer. With `revision` the write is made only
         if the object still has that revision (Neutron only), else Conflict. Raise Busy, Conflict,
         Refused or Unavailable; after Unavailable the write may or may not have been made."""
-        answer = await self._ask(method, path, body=body, revision=revision)
+        answer = await self._request(method, path, body=body, revision=revision)
         if answer.status == 404 and method == "DELETE":
             return b""
         if answer.status >= 400:
             raise _error(method, path, answer)
         return answer.body
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -151,16 +151,16 @@ def _error(method: str, path: str, answer: Answer) -> FairleadError:
 def error_of(method: str, path: str, answer: Answer) -> FairleadError:
     """Return the error for an answer with an error status. 400 and 501 mean that the request is
     wrong, and 500 may mean this; other statuses are problems of the cloud."""
-    said = _text(answer.body)
-    message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {said}"
+    text = _text(answer.body)
+    message = f"{method} /lbaas/{path}: Octavia{answer.where} answered {answer.status}: {text}"
     match answer.status:
-        case 409 if any(sign in said for sign in BUSY):
+        case 409 if any(sign in text for sign in BUSY):
             return Busy(message)
         case 404:
             return Conflict(message)
-        case 403 if QUOTA in said:
+        case 403 if QUOTA in text:
             return Unavailable(message, fix="raise the project's quota, or delete unused objects")
-        case 403 if POLICY in said:
+        case 403 if POLICY in text:
             return Refused(message, fix=NO_RIGHT)
         case 400 | 403 | 501:
             return Refused(message)
@@ -234,8 +234,8 @@ def _call(
     what = f"{method} {url}{of_region(region)}"
     try:
         if path == VERSIONS:
-            # The versions are listed one level above the versioned endpoint. This also holds for an
-            # API below a path, as well as for one with a host and port of its own.
+            # The versions are listed one level above the versioned endpoint. This holds both for an
+            # API below a path and for an API with a host and port of its own.
             url = re.sub(r"/v2(\.\d+)?/?$", "", connection.load_balancer.get_endpoint() or "") + "/"
         response = (
             connection.network if path.startswith(NETWORK) else connection.load_balancer

@@ -6,11 +6,11 @@ to be done, there is no step.
 
 Invariants:
 
-- A load balancer is created for a Service only after every other one of it is deleted, also a
-  broken one.
+- A load balancer is created for a Service only after all other load balancers of the Service are
+  deleted, including broken ones.
 - Nothing is written to a load balancer while Octavia works on it.
 - A listener is switched to a new pool only when the pool has its members and its monitor.
-- A load balancer with listeners of others is neither deleted nor recreated: the Service's own
+- A load balancer with listeners of others is neither deleted nor recreated; only the Service's own
   parts and marks are removed. The last Service on a load balancer that Fairlead created deletes it.
 - An adopted load balancer is marked last, after all its parts are marked.
 
@@ -32,8 +32,8 @@ from fairlead.drivers.octavia.balancers import (
     transport,
 )
 from fairlead.drivers.octavia.blocked import (
-    at_work,
     given_up,
+    in_progress,
     not_located,
     obstacle,
     planned_for_another,
@@ -44,7 +44,8 @@ from fairlead.drivers.octavia.parts import drop_listener, drop_pool, part_steps
 from fairlead.model import ExistingLoadBalancer, Outcome, ServiceKey, SharedOrAdopted
 
 MAX_ATTEMPTS = 5
-"""The number of repairs or creations in a row; after these, attempts are rare."""
+"""The number of repairs or creations in a row after which further attempts are rare
+(GIVEN_UP_RETRY_S)."""
 
 
 def diff(
@@ -53,9 +54,9 @@ def diff(
     """Return the steps of all Services, grouped by Service."""
     steps: list[Change] = []
     for key in sorted(wanted.keys() | found.keys()):
-        there = found.get(key, Found(()))
-        own = _service_steps(key, wanted.get(key), there)
-        if (left := next((step for step in own if step in there.after), None)) is not None:
+        actual = found.get(key, Found(()))
+        own = _service_steps(key, wanted.get(key), actual)
+        if (left := next((step for step in own if step in actual.after), None)) is not None:
             message = f"Octavia accepted a write without effect: {left}"
             own = [Blocked(key, Outcome("unavailable", message))]
         steps += own
@@ -68,9 +69,9 @@ def chosen(
     addresses: Sequence[str] = (),
     located_id: str = "",
 ) -> BalancerState | None:
-    """Return the load balancer to keep, of several of one Service: the one that was located for the
-    Service; otherwise, of those that were made for it, a working one before one in ERROR, then the
-    one whose address the Service shows, then the oldest."""
+    """Return which of several load balancers of one Service to keep: the load balancer that was
+    located for the Service; otherwise one that was made for the Service, where a working one comes
+    before one in ERROR, then the one whose address the Service shows, then the oldest."""
     shown = set(addresses)
     own = [
         balancer
@@ -91,19 +92,19 @@ def chosen(
 
 
 def is_located(
-    found: Found, uid: str, addresses: Sequence[str], wish: SharedOrAdopted | None
+    found: Found, uid: str, addresses: Sequence[str], requested: SharedOrAdopted | None
 ) -> bool:
     """Return whether the load balancer that the Service requests is known: the last search was for
     this request and its result still exists, or no search is necessary."""
     keep = chosen(found.balancers, uid, addresses, found.located_id)
     if keep is None and found.located_id:
         return False
-    return wish == found.located_for or (keep is not None and _is_at(keep, wish))
+    return requested == found.located_for or (keep is not None and _is_at(keep, requested))
 
 
 def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -> list[Change]:
     if pending := [balancer for balancer in found.balancers if balancer.is_pending]:
-        return [at_work(key, balancer, found.look_s) for balancer in pending]
+        return [in_progress(key, balancer, found.poll_s) for balancer in pending]
     if wanted is None:
         gone: list[Change] = [step for balancer in found.balancers for step in _leave(balancer)]
         return [
@@ -111,7 +112,7 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
             *security.all_rules_of(key, found),
             *floating.delete_unattached(key, found.unattached_ips),
         ]
-    if not is_located(found, wanted.uid, wanted.addresses, wanted.elsewhere):
+    if not is_located(found, wanted.uid, wanted.addresses, wanted.shared_or_adopted):
         return [not_located(wanted)]
     keep = chosen(found.balancers, wanted.uid, wanted.addresses, found.located_id)
     if keep is not None and keep.ownership == "guest":
@@ -149,16 +150,16 @@ def _service_steps(key: ServiceKey, wanted: BalancerSpec | None, found: Found) -
 def _is_other(wanted: BalancerSpec, balancer: BalancerState) -> bool:
     """Return whether no write can turn this load balancer into the desired one: the provider
     differs, or an address family is missing."""
-    lacks = len(wanted.families) > 1 and not set(wanted.families) <= set(balancer.families)
-    return lacks or provider_of(balancer.provider) != wanted.provider
+    lacks_family = len(wanted.families) > 1 and not set(wanted.families) <= set(balancer.families)
+    return lacks_family or provider_of(balancer.provider) != wanted.provider
 
 
-def _is_at(balancer: BalancerState, wish: SharedOrAdopted | None) -> bool:
+def _is_at(balancer: BalancerState, requested: SharedOrAdopted | None) -> bool:
     """Return whether the load balancer is the requested one, as far as this is known without a
     search."""
-    if wish is None:
+    if requested is None:
         return balancer.ownership == "own"
-    return balancer.id == wish.id or (not wish.id and balancer.ownership == "own")
+    return balancer.id == requested.id or (not requested.id and balancer.ownership == "own")
 
 
 def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) -> list[Change]:
@@ -195,7 +196,7 @@ def _guest_steps(wanted: BalancerSpec, balancer: BalancerState, found: Found) ->
 
 
 def existing_of(balancer: BalancerState) -> ExistingLoadBalancer:
-    """Return what the plan needs to know of the load balancer."""
+    """Return the properties of the load balancer that the plan needs."""
     floating = tuple(each.address for each in balancer.floating)
     shared = balancer.ownership == "guest"
     return ExistingLoadBalancer(
@@ -204,8 +205,8 @@ def existing_of(balancer: BalancerState) -> ExistingLoadBalancer:
 
 
 def _unless_planned_for(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
-    """Everything is as desired. Return a Blocked if the plan does not know the load balancer as it
-    is, because the next drivers in the chain rely on the plan."""
+    """Return no step, or a Blocked if the plan does not know the load balancer as it is, because
+    the next drivers in the chain rely on the plan. Everything else must be as desired."""
     return (
         [] if wanted.existing == existing_of(balancer) else [planned_for_another(wanted, balancer)]
     )
@@ -279,26 +280,26 @@ def _expected_listeners(balancer: BalancerState) -> ExpectedListeners:
 
 
 def _create(wanted: BalancerSpec) -> Call:
-    words = f"load balancer {wanted.name} of provider {wanted.provider}"
+    subject = f"load balancer {wanted.name} of provider {wanted.provider}"
     return Call(
         wanted.service,
         "POST",
         "loadbalancers",
         {"loadbalancer": bodies.load_balancer(wanted)},
-        words,
+        subject,
         why=wanted.why,
     )
 
 
 def _delete(key: ServiceKey, balancer: BalancerState, state: str = "") -> Call:
-    words = f"load balancer {balancer.address}{state}"
+    subject = f"load balancer {balancer.address}{state}"
     path = f"loadbalancers/{balancer.id}?cascade=true"
     return Call(
         key,
         "DELETE",
         path,
         None,
-        words,
+        subject,
         balancer.id,
         ends=True,
         expected_listeners=_expected_listeners(balancer),
@@ -345,14 +346,14 @@ def _balancer_steps(wanted: BalancerSpec, balancer: BalancerState) -> list[Chang
     ):
         body |= {"name": wanted.name, "description": wanted.description}
     if body:
-        words = "its name and marks"
+        subject = "its name and marks"
         steps.append(
             Call(
                 wanted.service,
                 "PUT",
                 f"loadbalancers/{balancer.id}",
                 {"loadbalancer": body},
-                words,
+                subject,
                 balancer.id,
             )
         )

@@ -21,20 +21,20 @@ from fairlead.drivers.octavia.balancers import (
 from fairlead.drivers.octavia.changes import AttachFloatingIp, Call, Change
 from fairlead.drivers.octavia.marks import COVERS, COVERS_ALL
 from fairlead.drivers.octavia.paths import MONITORS, path_of
-from fairlead.model import FloatingWish, ServiceKey
+from fairlead.model import FloatingIpRequest, ServiceKey
 
 
 def steps(
     wanted: BalancerSpec, balancer: BalancerState, unattached: Sequence[FloatingIp]
 ) -> list[Change]:
     """Return the steps for a load balancer that is otherwise as desired."""
-    key, wish = wanted.service, wanted.floating
-    if wish is None:
+    key, request = wanted.service, wanted.floating
+    if request is None:
         return [
             *(_part(key, each) for each in balancer.floating),
             *delete_unattached(key, unattached),
         ]
-    current = leading(balancer, wish)
+    current = leading(balancer, request)
     if current is None:
         instead = balancer.floating[0] if balancer.floating else None
         # A floating IP without a mark that was attached to the previous load balancer is recognized
@@ -45,14 +45,18 @@ def steps(
             if family_of(each) == "IPv4" and each not in balancer.own
         )
         return [
-            AttachFloatingIp(key, balancer.id, balancer.port_id, wish, unattached, instead, shown)
+            AttachFloatingIp(
+                key, balancer.id, balancer.port_id, request, unattached, instead, shown
+            )
         ]
     mine: list[Change] = []
-    if _is_of_occm(current, key) or (current.service == key and current.kept != wish.keep):
-        words = f"mark floating IP {current.address} as {'kept' if wish.keep else 'not kept'}"
-        body = {"floatingip": {"description": wanted.network_mark(wish.keep)}}
+    if _is_of_occm(current, key) or (current.service == key and current.kept != request.keep):
+        subject = f"mark floating IP {current.address} as {'kept' if request.keep else 'not kept'}"
+        body = {"floatingip": {"description": wanted.network_mark(request.keep)}}
         mine.append(
-            Call(key, "PUT", path_of(current), body, words, balancer.id, revision=current.revision)
+            Call(
+                key, "PUT", path_of(current), body, subject, balancer.id, revision=current.revision
+            )
         )
     return [*mine, *delete_unattached(key, unattached)]
 
@@ -81,11 +85,11 @@ def uncovered(wanted: BalancerSpec, balancer: BalancerState) -> list[Change]:
         monitor = pool.monitor
         if monitor is None or not {COVERS_ALL, COVERS + one.address}.isdisjoint(monitor.tags):
             continue
-        words = f"monitor of pool {pool.name}, for floating IP {one.address}"
+        subject = f"monitor of pool {pool.name}, for floating IP {one.address}"
         tags = [*(tag for tag in monitor.tags if not tag.startswith(COVERS)), *wanted.covering]
         body = {"healthmonitor": bodies.monitor(monitor.monitor, tags) | {"pool_id": pool.id}}
-        steps.append(Call(key, "DELETE", f"{MONITORS}/{monitor.id}", None, words, balancer.id))
-        steps.append(Call(key, "POST", MONITORS, body, words, balancer.id))
+        steps.append(Call(key, "DELETE", f"{MONITORS}/{monitor.id}", None, subject, balancer.id))
+        steps.append(Call(key, "POST", MONITORS, body, subject, balancer.id))
     return steps
 
 
@@ -96,11 +100,11 @@ def _is_of_occm(one: FloatingIp, key: ServiceKey) -> bool:
     )
 
 
-def leading(balancer: BalancerState, wish: FloatingWish | None) -> FloatingIp | None:
+def leading(balancer: BalancerState, request: FloatingIpRequest | None) -> FloatingIp | None:
     """Return the attached floating IP that satisfies the request."""
-    if wish is None:
+    if request is None:
         return None
-    return next((each for each in balancer.floating if wish.address in ("", each.address)), None)
+    return next((each for each in balancer.floating if request.address in ("", each.address)), None)
 
 
 def delete_unattached(key: ServiceKey, unattached: Iterable[FloatingIp]) -> list[Change]:
@@ -119,9 +123,9 @@ def detach_all(key: ServiceKey, balancer: BalancerState) -> list[Change]:
 def _part(key: ServiceKey, one: FloatingIp) -> Call:
     if one.service == key and not one.kept:
         return _delete(key, one)
-    words = f"detach floating IP {one.address}"
+    subject = f"detach floating IP {one.address}"
     return Call(
-        key, "PUT", path_of(one), {"floatingip": {"port_id": None}}, words, revision=one.revision
+        key, "PUT", path_of(one), {"floatingip": {"port_id": None}}, subject, revision=one.revision
     )
 
 

@@ -5,7 +5,7 @@ In: a Cloud, a cluster, the Services of the cluster. Out: Leftovers; and whether
 deleted. A running controller deletes leftovers of its own cluster itself. Leftovers remain after a
 controller that was stopped, or lost its cloud, before its Services were deleted, and after clusters
 that were deleted as a whole. Invariant: objects without the mark of the given cluster are neither
-listed nor changed. On a load balancer with listeners of others only the Service's own parts are
+listed nor changed. On a load balancer with listeners of others, only the Service's own parts are
 deleted."""
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from fairlead.drivers.octavia import answers
 from fairlead.drivers.octavia.answers import get_list
 from fairlead.drivers.octavia.apply import (
-    PATIENT,
+    DEFAULT_PACE,
     Pace,
     PollSchedule,
     StillWorking,
@@ -70,8 +70,8 @@ async def read_marked(cloud: Cloud, owner: Owner) -> list[BalancerState]:
     ]
     known = {balancer.id for balancer in balancers}
     listed = await get_list(cloud, "loadbalancers", answers.Balancer, {"tags": owner.tag})
-    there = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
-    return [*balancers, *(_ownerless_state(one) for one in there if ownerless(one.tags))]
+    present = [one for one in listed if one.id not in known and one.provisioning_status != DELETED]
+    return [*balancers, *(_ownerless_state(one) for one in present if ownerless(one.tags))]
 
 
 def find_leftovers(
@@ -121,7 +121,7 @@ async def other_clusters(cloud: Cloud, known: Container[str]) -> list[OtherClust
     ]
 
 
-async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = PATIENT) -> str:
+async def delete(cloud: Cloud, leftover: Leftover, pace: Pace = DEFAULT_PACE) -> str:
     """Delete the leftover. Return the reason of a failure, or ""."""
     schedule = PollSchedule(pace)
     try:
@@ -145,8 +145,8 @@ async def _as_it_is(cloud: Cloud, leftover: Leftover) -> list[BalancerState]:
     """Read the present state of the leftover, because another deletion may have changed the same
     load balancer. The list is empty if the leftover is gone."""
     if leftover.uid:
-        whose = leftover.balancer.service, leftover.uid
-        found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, whose)
+        identity = leftover.balancer.service, leftover.uid
+        found = await read_at(cloud, Owner(leftover.cluster, ""), leftover.load_balancer, identity)
         return [balancer for balancer in found if balancer.uid == leftover.uid]
     if await listeners_on(cloud, leftover.load_balancer):
         raise Conflict(

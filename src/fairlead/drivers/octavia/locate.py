@@ -37,7 +37,7 @@ class _Place(msgspec.Struct, frozen=True):
 class _Result(msgspec.Struct, frozen=True):
     """The result of a search. `id` is empty if nothing was found."""
 
-    wish: SharedOrAdopted
+    requested: SharedOrAdopted
     uid: str
     id: str
 
@@ -54,25 +54,28 @@ class Locator:
 
     async def locate(self, key: ServiceKey, claimant: Claimant) -> None:
         """Find the load balancer that the Service requests. Raise Refused if it cannot be used."""
-        wish = claimant.elsewhere
+        requested = claimant.shared_or_adopted
         self._results.pop(key, None)
-        if wish is None:
+        if requested is None:
             return
-        found = await find_by_id(self._cloud, wish.id) if wish.id else None
-        adopted = found if found is not None and self._is_made_for(found, key, wish.names) else None
-        if found is None and wish.names:
-            adopted = await self._find_by_names(key, wish.names)
+        found = await find_by_id(self._cloud, requested.id) if requested.id else None
+        adopted = (
+            found if found is not None and self._is_made_for(found, key, requested.names) else None
+        )
+        if found is None and requested.names:
+            adopted = await self._find_by_names(key, requested.names)
         elif found is None:
             raise Refused(
-                f"load balancer {wish.id} does not exist", fix="check fairlead.io/load-balancer-id"
+                f"load balancer {requested.id} does not exist",
+                fix="check fairlead.io/load-balancer-id",
             )
         at = adopted or found
         if adopted is None and found is not None:
-            await self._check_consent(found, key, claimant.uid, wish)
-        self._results[key] = _Result(wish, claimant.uid, at.id if at is not None else "")
-        if at is None or self._owner.whose(at.tags) == (key, claimant.uid):
+            await self._check_consent(found, key, claimant.uid, requested)
+        self._results[key] = _Result(requested, claimant.uid, at.id if at is not None else "")
+        if at is None or self._owner.marked_service(at.tags) == (key, claimant.uid):
             return
-        place = _Place(at.id, claimant.uid, wish.names if adopted is not None else None)
+        place = _Place(at.id, claimant.uid, requested.names if adopted is not None else None)
         self._places.setdefault(key, {})[at.id] = place
         where = f"load balancer {at.id} of provider {at.provider} at {at.address}"
         if adopted is not None:
@@ -83,15 +86,15 @@ class Locator:
             self._recorder.event(key, claimant.uid, "Normal", SHARING, message)
 
     async def _check_consent(
-        self, found: Candidate, key: ServiceKey, uid: str, wish: SharedOrAdopted
+        self, found: Candidate, key: ServiceKey, uid: str, requested: SharedOrAdopted
     ) -> None:
         """Raise Refused if the owner of this load balancer does not share it with the Service,
         unless the Service is on it already."""
-        if shares_with(self._owner, found.tags, key, wish.names):
+        if shares_with(self._owner, found.tags, key, requested.names):
             return
-        there = await read_at(self._cloud, self._owner, found.id, (key, uid))
+        present = await read_at(self._cloud, self._owner, found.id, (key, uid))
         if not any(
-            balancer.uid == uid and (balancer.listeners or balancer.pools) for balancer in there
+            balancer.uid == uid and (balancer.listeners or balancer.pools) for balancer in present
         ):
             tag = f"{SHARED_WITH}{key.namespace}"
             raise Refused(
@@ -133,7 +136,7 @@ class Locator:
         result = self._results.get(key)
         if result is None:
             return found
-        return msgspec.structs.replace(found, located_for=result.wish, located_id=result.id)
+        return msgspec.structs.replace(found, located_for=result.requested, located_id=result.id)
 
     def id_for(self, key: ServiceKey, uid: str) -> str:
         """Return the id of the load balancer that was located for the Service of this uid; "" if
@@ -147,8 +150,10 @@ class Locator:
         marked = [tag for tag in found.tags if tag.startswith(ANY)]
         if found.name not in names or marked:
             return False
-        told = found.description.startswith(f"Kubernetes external service {key} from cluster ")
-        return told or found.name in found.tags
+        description_fits = found.description.startswith(
+            f"Kubernetes external service {key} from cluster "
+        )
+        return description_fits or found.name in found.tags
 
     async def _find_by_names(self, key: ServiceKey, names: Iterable[str]) -> Candidate | None:
         """Return the adopted load balancer with one of these names. Raise Refused if there are

@@ -22,7 +22,7 @@ _UID = "fairlead-uid="
 _KEPT = " fairlead-keep"
 SHARED_WITH = "fairlead.io/shared-with="
 """Tag of a load balancer, followed by the name of a namespace: the owner of the load balancer
-allows Services of that namespace to have listeners on it. The tag is not one of our marks: the
+allows Services of that namespace to have listeners on it. The tag is not a mark of Fairlead: the
 owner sets and removes it."""
 COVERS = "fairlead-covers="
 """A tag of a monitor of provider ovn: the floating IP for which the monitor checks members."""
@@ -48,7 +48,7 @@ class Owner(Value, frozen=True):
         """The tags of a load balancer and its parts."""
         return tuple(sorted((self.tag, service_tag(service), _UID + uid)))
 
-    def whose(self, tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
+    def marked_service(self, tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
         """Return the Service of this cluster to which the tags belong, with its uid; None without
         such a mark."""
         tags = tuple(tags)
@@ -79,7 +79,7 @@ class Owner(Value, frozen=True):
 
 
 def is_kept(description: str) -> bool:
-    """Return whether the mark `description` says that the object outlives the Service."""
+    """Return whether the object outlives the Service, according to the mark `description`."""
     return description.endswith(_KEPT)
 
 
@@ -96,8 +96,8 @@ def service_tag(service: ServiceKey) -> str:
 
 def service_of(tags: Iterable[str]) -> tuple[ServiceKey, str] | None:
     """Return the Service to which the tags belong, with its uid; None without such a mark."""
-    told = dict(tag.split("=", 1) for tag in tags if tag.startswith((_SERVICE, _UID)))
-    key, uid = told.get(_SERVICE[:-1], ""), told.get(_UID[:-1], "")
+    values = dict(tag.split("=", 1) for tag in tags if tag.startswith((_SERVICE, _UID)))
+    key, uid = values.get(_SERVICE[:-1], ""), values.get(_UID[:-1], "")
     return (ServiceKey.parse(key), uid) if "/" in key and uid else None
 
 
@@ -122,7 +122,7 @@ def shares_with(
     if SHARED_WITH + service.namespace in tags:
         return True
     if any(tag.startswith(ANY) for tag in tags):
-        made_for = owner.whose(tags)
+        made_for = owner.marked_service(tags)
         return made_for is not None and made_for[0].namespace == service.namespace
     own = f"_{service.namespace}_{service.name}"
     prefixes = [

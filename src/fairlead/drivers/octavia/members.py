@@ -18,37 +18,39 @@ def members_step(
     key: ServiceKey, balancer: BalancerState, found: FoundPool, wanted: Sequence[Member]
 ) -> Call | None:
     """Return the write, or None if the members are as desired and no member is in ERROR. It is
-    unknown whether the provider has a member that is in ERROR; a batch creates it in both cases. Of
-    a member that exists twice, with its address in two spellings, a batch leaves one. An empty pool
-    is filled by a batch, as a new pool is."""
-    there = {_place(each.member): each for each in found.members}
+    unknown whether the provider has a member that is in ERROR; a batch creates it in both cases. If
+    a member exists twice, with two spellings of its address, a batch leaves one of them. An empty
+    pool is filled by a batch, as a new pool is."""
+    present = {_place(each.member): each for each in found.members}
     places = {_place(each) for each in wanted}
     gone = [each for each in found.members if _place(each.member) not in places]
-    new = [each for each in wanted if _place(each) not in there]
-    both = [(each, there[_place(each)].member) for each in wanted if _place(each) in there]
+    new = [each for each in wanted if _place(each) not in present]
+    both = [(each, present[_place(each)].member) for each in wanted if _place(each) in present]
     changed = [each for each, old in both if _mutable_settings(each) != _mutable_settings(old)]
-    broken = len(there) < len(found.members) or any(each.status == ERROR for each in found.members)
-    path, words = f"pools/{found.id}/members", f"of pool {found.name}"
+    broken = len(present) < len(found.members) or any(
+        each.status == ERROR for each in found.members
+    )
+    path, subject = f"pools/{found.id}/members", f"of pool {found.name}"
     match new, changed, gone, broken:
         case [], [], [], False:
             return None
-        case [one], [], [], False if there:
+        case [one], [], [], False if present:
             return Call(
                 key,
                 "POST",
                 path,
                 {"member": bodies.member(one)},
-                f"member {one.address} {words}",
+                f"member {one.address} {subject}",
                 balancer.id,
             )
         case [], [one], [], False:
-            path = f"{path}/{there[_place(one)].id}"
+            path = f"{path}/{present[_place(one)].id}"
             return Call(
                 key,
                 "PUT",
                 path,
                 {"member": bodies.member_settings(one)},
-                f"member {one.address} {words}",
+                f"member {one.address} {subject}",
                 balancer.id,
             )
         case [], [], [old], False:
@@ -57,10 +59,10 @@ def members_step(
                 "DELETE",
                 f"{path}/{old.id}",
                 None,
-                f"member {old.member.address} {words}",
+                f"member {old.member.address} {subject}",
                 balancer.id,
             )
-    return Call(key, "PUT", path, bodies.members(wanted), f"members {words}", balancer.id)
+    return Call(key, "PUT", path, bodies.members(wanted), f"members {subject}", balancer.id)
 
 
 def _place(member: Member) -> tuple[str, int]:

@@ -42,21 +42,28 @@ States = Mapping[ServiceKey, Sequence[BalancerState]]
 RANGES = "SourceRangesNotHeld"
 COVERING = (2, 27)
 """The version of Octavia's API since May 2023. Since December 2022 the monitors of provider ovn
-cover floating IPs that are attached later; a cloud has both from one release."""
+also cover floating IPs that are attached later. A cloud takes both from the same OpenStack release,
+so this version of the API shows that its monitors do so."""
 
 
 class Network:
-    """The objects at Neutron of one cloud. `floats`: floating IPs are managed; `secures`: the
-    security group of the nodes is managed."""
+    """The objects at Neutron of one cloud. `manage_floating_ips`, `manage_security_group`: whether
+    floating IPs, or the security group of the nodes, are managed."""
 
     def __init__(
-        self, cloud: Cloud, owner: Owner, recorder: Recorder, *, floats: bool, secures: bool
+        self,
+        cloud: Cloud,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        manage_floating_ips: bool,
+        manage_security_group: bool,
     ) -> None:
         self._cloud = cloud
         self._owner = owner
         self._recorder = recorder
-        self._floats = floats
-        self._secures = secures
+        self._manage_floating_ips = manage_floating_ips
+        self._manage_security_group = manage_security_group
         self._secured: frozenset[str] = frozenset()
         self._processed: frozenset[str] = frozenset()
         """Node addresses whose ports have been processed since the last read, including addresses
@@ -78,10 +85,10 @@ class Network:
 
     async def with_all(self, balancers: States) -> dict[ServiceKey, Found]:
         """Read everything of this cluster."""
-        await self._learn()
-        own = await all_floating(self._cloud, self._owner) if self._floats else []
+        await self._read_api_version()
+        own = await all_floating(self._cloud, self._owner) if self._manage_floating_ips else []
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
-        if self._secures:
+        if self._manage_security_group:
             async with self._group:
                 rules = await security_group.all_rules(self._cloud, self._owner)
                 self._note_ports(
@@ -92,12 +99,16 @@ class Network:
 
     async def with_one(self, key: ServiceKey, balancers: Sequence[BalancerState]) -> Found | None:
         """Read everything of one Service; None if it has no objects."""
-        await self._learn()
+        await self._read_api_version()
         ports = {balancer.port_id for balancer in balancers} - {""}
-        own = await floating_of(self._cloud, self._owner, key, ports) if self._floats else []
+        own = (
+            await floating_of(self._cloud, self._owner, key, ports)
+            if self._manage_floating_ips
+            else []
+        )
         whole: States = {key: balancers} if balancers else {}
         rules: Mapping[ServiceKey, Sequence[FoundRule]] = {}
-        if self._secures:
+        if self._manage_security_group:
             rules = await security_group.rules_of(self._cloud, self._owner, key)
             whole = await self._with_sources(whole)
         return self._found(whole, own, rules).get(key)
@@ -119,21 +130,25 @@ class Network:
                     await attach.attach(self._cloud, self._owner, step)
                 case AddRules():
                     async with self._group:
-                        useless = await security_group.add_rules(self._cloud, self._owner, step)
+                        why_no_effect = await security_group.add_rules(
+                            self._cloud, self._owner, step
+                        )
                         self._processed |= {*step.nodes}
                         self._opened |= {*step.nodes}
                         self._idle -= {*step.nodes}
-                    if useless:
-                        message = f"source ranges have no effect: {useless} to its node ports"
+                    if why_no_effect:
+                        message = f"source ranges have no effect: {why_no_effect} to its node ports"
                         self._recorder.event(step.service, step.uid, "Warning", RANGES, message)
                 case DeleteRules():
                     async with self._group:
                         # After an error the group or its ports may have been changed as well.
-                        went = True
+                        group_deleted = True
                         try:
-                            went = await security_group.delete_rules(self._cloud, self._owner, step)
+                            group_deleted = await security_group.delete_rules(
+                                self._cloud, self._owner, step
+                            )
                         finally:
-                            if went:
+                            if group_deleted:
                                 self._secured = self._processed = frozenset()
                 case RemoveSecurityGroup():
                     async with self._group:
@@ -165,10 +180,10 @@ class Network:
         self._opened = frozenset()
         self._idle_reported_with = min(balancers, default=None)
 
-    async def _learn(self) -> None:
+    async def _read_api_version(self) -> None:
         """Read the API version, unless it is known. A failure is ignored, because only provider ovn
         needs the version, and other load balancers must not wait for it."""
-        if self._floats and self._covers is None:
+        if self._manage_floating_ips and self._covers is None:
             with suppress(FairleadError):
                 self._covers = (await get_versions(self._cloud)).newest >= COVERING
 
@@ -176,14 +191,14 @@ class Network:
         whole = [balancer for own in balancers.values() for balancer in own]
         known: dict[tuple[str, str], tuple[str, ...]] = {}
         for provider in ("amphora", "ovn"):
-            asked = {
+            subnet_ids = {
                 id_
                 for balancer in whole
                 if provider_of(balancer.provider) == provider
                 for id_ in _subnets(balancer)
             }
             for id_, sources in (
-                await security_group.sources_of(self._cloud, asked, provider)
+                await security_group.sources_of(self._cloud, subnet_ids, provider)
             ).items():
                 known[provider, id_] = sources
 

@@ -20,7 +20,7 @@ from fairlead.drivers.octavia.paths import FLOATING_IPS, GROUPS
 from fairlead.errors import Conflict, FairleadError
 from fairlead.model import ServiceKey, Value
 
-CLUSTER_GONE, SERVICE_GONE = "its cluster is said to be gone", "its Service is gone"
+CLUSTER_GONE, SERVICE_GONE = "its cluster is gone, according to --cluster", "its Service is gone"
 GROUP_UNUSED = "no Service has a rule in it"
 
 

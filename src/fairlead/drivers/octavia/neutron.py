@@ -1,7 +1,7 @@
 """Reads of floating IPs and external subnets at Neutron.
 
 In: a Cloud. Out: floating IPs with this cluster's mark and other ones. Each call returns at most
-1000 of them."""
+1000 objects."""
 
 from collections.abc import Iterable
 

@@ -60,7 +60,7 @@ def _restore_affinity(
     for listener in wanted.listeners:
         if listener.pool.affinity_s is None:
             continue
-        there = next(
+        existing = next(
             (
                 each
                 for each in balancer.listeners
@@ -69,9 +69,9 @@ def _restore_affinity(
             None,
         )
         new = pool_name(listener) in made
-        if new or there is not None:
+        if new or existing is not None:
             ids[listener.protocol] = (
-                f"${pool_name(listener)}" if new or there is None else there.pool_id,
+                f"${pool_name(listener)}" if new or existing is None else existing.pool_id,
                 listener,
             )
     return [
@@ -118,7 +118,7 @@ def _listener_steps(
 ) -> list[Change]:
     """Return the steps for one listener. The function adds the pools that stay to `used`, and the
     listeners that it deletes to `gone`."""
-    there = next(
+    existing = next(
         (
             each
             for each in balancer.listeners
@@ -126,7 +126,7 @@ def _listener_steps(
         ),
         None,
     )
-    pool = _pool_for(balancer, listener, there, used)
+    pool = _pool_for(balancer, listener, existing, used)
     steps: list[Change] = []
     if pool is not None:
         used.add(pool.id)
@@ -135,8 +135,8 @@ def _listener_steps(
     else:
         pool_id = f"${pool_name(listener)}"
         steps += _new_pool(wanted, balancer, listener)
-    if there is not None:
-        return [*steps, *_listener_update(wanted, balancer, listener, there, pool_id)]
+    if existing is not None:
+        return [*steps, *_listener_update(wanted, balancer, listener, existing, pool_id)]
     for other in balancer.listeners:
         # Each port can have one listener for all protocols that are carried over TCP.
         if (
@@ -150,20 +150,21 @@ def _listener_steps(
         "loadbalancer_id": balancer.id,
         "default_pool_id": pool_id,
     }
-    words = f"listener {listener.protocol}/{listener.port}"
+    subject = f"listener {listener.protocol}/{listener.port}"
     return [
         *steps,
-        Call(wanted.service, "POST", "listeners", {"listener": body}, words, balancer.id),
+        Call(wanted.service, "POST", "listeners", {"listener": body}, subject, balancer.id),
     ]
 
 
 def _pool_for(
-    balancer: BalancerState, listener: Listener, there: FoundListener | None, used: Iterable[str]
+    balancer: BalancerState, listener: Listener, existing: FoundListener | None, used: Iterable[str]
 ) -> FoundPool | None:
     """Return the pool of the listener if it can be changed into the desired one; otherwise a pool
     that was created for the listener and is not attached to it yet; otherwise None."""
     current = next(
-        (pool for pool in balancer.pools if there is not None and pool.id == there.pool_id), None
+        (pool for pool in balancer.pools if existing is not None and pool.id == existing.pool_id),
+        None,
     )
     if current is not None and _can_become(balancer, current, listener):
         return current
@@ -199,9 +200,9 @@ def _new_pool(wanted: BalancerSpec, balancer: BalancerState, listener: Listener)
         )
     ]
     if pool.members:
-        path, words = f"pools/${name}/members", f"members of pool {name}"
+        path, subject = f"pools/${name}/members", f"members of pool {name}"
         steps.append(
-            Call(wanted.service, "PUT", path, bodies.members(pool.members), words, balancer.id)
+            Call(wanted.service, "PUT", path, bodies.members(pool.members), subject, balancer.id)
         )
     if pool.monitor is not None:
         monitor = bodies.monitor(pool.monitor, wanted.monitor_tags) | {"pool_id": f"${name}"}
@@ -243,9 +244,11 @@ def _pool_steps(
     if monitor is not None and (
         pool.monitor is None or _must_recreate(wanted, pool.monitor, monitor)
     ):
-        words = f"monitor of pool {name}"
+        subject = f"monitor of pool {name}"
         steps.append(
-            Call(wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, words, balancer.id)
+            Call(
+                wanted.service, "DELETE", f"healthmonitors/{monitor.id}", None, subject, balancer.id
+            )
         )
         monitor = None
     # The port for health checks is a field of the members, so they are written before the monitor.
@@ -310,11 +313,11 @@ def _listener_update(
     found: FoundListener,
     pool_id: str,
 ) -> list[Change]:
-    asked = {EXPLICIT + name for name, _ in listener.timeouts}
+    explicit = {EXPLICIT + name for name, _ in listener.timeouts}
     stale = {
         tag.removeprefix(EXPLICIT)
         for tag in found.tags
-        if tag.startswith(EXPLICIT) and tag not in asked
+        if tag.startswith(EXPLICIT) and tag not in explicit
     }
     foreign = [
         tag for tag in found.tags if tag not in wanted.child_tags and not tag.startswith(EXPLICIT)
@@ -337,14 +340,14 @@ def _listener_update(
         changed["default_pool_id"] = pool_id
     if not changed:
         return []
-    words = f"listener {listener.protocol}/{listener.port}"
+    subject = f"listener {listener.protocol}/{listener.port}"
     return [
         Call(
             wanted.service,
             "PUT",
             f"listeners/{found.id}",
             {"listener": changed},
-            words,
+            subject,
             balancer.id,
         )
     ]

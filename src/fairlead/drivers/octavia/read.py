@@ -34,29 +34,36 @@ from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
 from fairlead.kube.networks import read_address, read_network
 from fairlead.model import ServiceKey
 
-Whose = tuple[ServiceKey, str]
-"""A Service, with its uid."""
+ServiceIdentity = tuple[ServiceKey, str]
+"""The key of a Service, and its uid."""
 
 
 async def read_all(cloud: Cloud, owner: Owner) -> dict[ServiceKey, list[BalancerState]]:
-    """Read everything of this cluster, also on load balancers of others."""
+    """Read everything that carries the mark of this cluster, including parts on load balancers of
+    others."""
     return await _read(cloud, owner, owner.tag, everywhere=True)
 
 
 async def read_one(cloud: Cloud, owner: Owner, key: ServiceKey) -> list[BalancerState]:
-    """Read the load balancers that were made for one Service, with everything of it."""
+    """Read the load balancers that were made for one Service, with all parts of the Service on
+    them."""
     return (await _read(cloud, owner, f"{owner.tag},{service_tag(key)}", everywhere=False)).get(
         key, []
     )
 
 
 async def read_at(
-    cloud: Cloud, owner: Owner, id_: str, whose: Whose, names: Collection[str] | None = None
+    cloud: Cloud,
+    owner: Owner,
+    id_: str,
+    identity: ServiceIdentity,
+    names: Collection[str] | None = None,
 ) -> list[BalancerState]:
-    """Read the parts of this Service, or of another one of its name, on the load balancer with this
-    id; the list is empty if that is gone. `names`: the names that cloud-provider-openstack gives to
-    the Service's load balancer; parts without a mark, or with its mark for this Service, then also
-    count as the Service's."""
+    """Read the parts of this Service, and of earlier Services with the same name, on the load
+    balancer with this id; the list is empty if the load balancer is gone. `names`: the names that
+    cloud-provider-openstack gives to the Service's load balancer; if given, parts without a mark,
+    or with the tag of cloud-provider-openstack for this Service, also count as parts of the
+    Service."""
     one = await get_one(cloud, f"loadbalancers/{id_}", answers.Balancer)
     if one is None or one.provisioning_status == DELETED:
         return []
@@ -66,15 +73,15 @@ async def read_at(
         get_list(cloud, "pools", answers.Pool, of),
     )
 
-    def whose_is(tags: Collection[str]) -> Whose | None:
-        if (marked := owner.whose(tags)) is not None or names is None:
+    def identity_of(tags: Collection[str]) -> ServiceIdentity | None:
+        if (marked := owner.marked_service(tags)) is not None or names is None:
             return marked
         foreign = any(tag.startswith((OCCM, ANY)) and tag not in names for tag in tags)
-        return None if foreign else whose
+        return None if foreign else identity
 
     owned = _owned(owner, listeners, pools)
     for listener in listeners:
-        found = whose_is(listener.tags)
+        found = identity_of(listener.tags)
         if found is not None:
             owned[listener.id] = found
             if listener.default_pool_id:
@@ -85,7 +92,7 @@ async def read_at(
     monitors = await asyncio.gather(
         *(get_one(cloud, f"healthmonitors/{each}", answers.Monitor) for each in with_monitor)
     )
-    own = {whose, *(found for found in owned.values() if found[0] == whose[0])}
+    own = {identity, *(found for found in owned.values() if found[0] == identity[0])}
     pools = [pool for pool in pools if owned.get(pool.id) in own]
     parts = _Parts([one], listeners, pools, [each for each in monitors if each is not None])
     balancers = await _states(cloud, owner, parts, owned, own)
@@ -180,22 +187,26 @@ async def _read(
 
 def _owned(
     owner: Owner, listeners: Iterable[answers.Listener], pools: Iterable[answers.Pool]
-) -> dict[str, Whose]:
+) -> dict[str, ServiceIdentity]:
     """Return the Service of each marked listener and pool, by its id."""
     tags = {each.id: each.tags for each in listeners} | {each.id: each.tags for each in pools}
-    return {id_: whose for id_, own in tags.items() if (whose := owner.whose(own)) is not None}
+    return {
+        id_: identity
+        for id_, own in tags.items()
+        if (identity := owner.marked_service(own)) is not None
+    }
 
 
 async def _states(
     cloud: Cloud,
     owner: Owner,
     parts: _Parts,
-    owned: Mapping[str, Whose],
-    services: Collection[Whose] | None = None,
+    owned: Mapping[str, ServiceIdentity],
+    services: Collection[ServiceIdentity] | None = None,
 ) -> list[BalancerState]:
     """Return the states of the listed load balancers. `owned`: the Service of each listener and
-    pool, by its id. With `services`, each of these Services gets a state for each load balancer;
-    otherwise each Service that has parts on it, or for which it was made."""
+    pool, by its id. `services`: return a state for each of these Services on each load balancer;
+    None: for each Service that has parts on the load balancer, or for which it was made."""
     with_members = [pool for pool in parts.pools if pool.members]
     members_of = [
         get_list(cloud, f"pools/{each.id}/members", answers.Member) for each in with_members
@@ -205,19 +216,19 @@ async def _states(
         for pool, found in zip(with_members, await asyncio.gather(*members_of), strict=True)
     }
     monitor_of = {pool.id: each for each in parts.monitors for pool in each.pools}
-    pools_of: dict[tuple[str, Whose], list[FoundPool]] = defaultdict(list)
+    pools_of: dict[tuple[str, ServiceIdentity], list[FoundPool]] = defaultdict(list)
     for pool in parts.pools:
-        if (whose := owned.get(pool.id)) is not None:
+        if (identity := owned.get(pool.id)) is not None:
             for on in pool.loadbalancers:
-                pools_of[on.id, whose].append(
+                pools_of[on.id, identity].append(
                     _pool(pool, members.get(pool.id, ()), monitor_of.get(pool.id))
                 )
     listeners_of: dict[str, list[answers.Listener]] = defaultdict(list)
     for listener in parts.listeners:
         for on in listener.loadbalancers:
             listeners_of[on.id].append(listener)
-    there: dict[str, set[Whose]] = defaultdict(set)
-    for id_, whose in [
+    identities_on: dict[str, set[ServiceIdentity]] = defaultdict(set)
+    for id_, identity in [
         *pools_of,
         *(
             (id_, owned[one.id])
@@ -226,20 +237,22 @@ async def _states(
             if one.id in owned
         ),
     ]:
-        there[id_].add(whose)
+        identities_on[id_].add(identity)
     balancers = []
     for one in parts.listed:
-        holder = owner.whose(one.tags)
-        for whose in {holder, *there[one.id]} - {None} if services is None else services:
-            assert whose is not None
-            own = [each for each in listeners_of[one.id] if owned.get(each.id) == whose]
+        holder = owner.marked_service(one.tags)
+        for identity in {holder, *identities_on[one.id]} - {None} if services is None else services:
+            assert identity is not None
+            own = [each for each in listeners_of[one.id] if owned.get(each.id) == identity]
             # Listeners of an earlier Service of the same name do not count as ports in use, because
             # they are deleted first.
             rest = [
-                each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != whose[0]
+                each for each in listeners_of[one.id] if owned.get(each.id, ("",))[0] != identity[0]
             ]
-            balancer = _state(one, whose[0], whose[1], map(_listener, own), pools_of[one.id, whose])
-            ownership: Ownership = "own" if holder == whose else "guest"
+            balancer = _state(
+                one, identity[0], identity[1], map(_listener, own), pools_of[one.id, identity]
+            )
+            ownership: Ownership = "own" if holder == identity else "guest"
             ports_in_use = tuple(
                 sorted(
                     PortInUse(each.protocol, each.protocol_port, _holder(each, owned))
@@ -255,7 +268,7 @@ async def _states(
     return balancers
 
 
-def _holder(one: answers.Listener, owned: Mapping[str, Whose]) -> str:
+def _holder(one: answers.Listener, owned: Mapping[str, ServiceIdentity]) -> str:
     if one.id in owned:
         return f"Service {owned[one.id][0]}"
     return f"listener {one.name or one.id}, which is not of this cluster"

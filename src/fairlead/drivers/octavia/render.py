@@ -19,7 +19,7 @@ from fairlead.drivers.octavia.balancers import (
 )
 from fairlead.drivers.octavia.marks import Owner
 from fairlead.model import Family, LoadBalancer, OctaviaSettings, ServiceKey
-from fairlead.model import Listener as Wanted
+from fairlead.model import Listener as PlannedListener
 
 MAX_WEIGHT = 256
 """The maximum weight of a member."""
@@ -59,7 +59,7 @@ def _state(intent: LoadBalancer, settings: OctaviaSettings, owner: Owner) -> Bal
         families=_families(intent),
         addresses=settings.held,
         why=settings.why,
-        elsewhere=settings.elsewhere,
+        shared_or_adopted=settings.shared_or_adopted,
         existing=settings.existing,
         floating=settings.floating,
         rules=_rules(intent, settings) if settings.secured else None,
@@ -74,10 +74,10 @@ def _families(intent: LoadBalancer) -> tuple[Family, ...]:
     return tuple(sorted({each.family for each in intent.listeners}))
 
 
-def _of_ports(intent: LoadBalancer, settings: OctaviaSettings) -> list[Wanted]:
+def _of_ports(intent: LoadBalancer, settings: OctaviaSettings) -> list[PlannedListener]:
     """Return one listener for each port, which covers all addresses and has the members of all
     families."""
-    ports: dict[tuple[str, int], list[Wanted]] = {}
+    ports: dict[tuple[str, int], list[PlannedListener]] = {}
     for each in intent.listeners:
         ports.setdefault((each.protocol, each.port), []).append(each)
     merged = []
@@ -94,8 +94,10 @@ def _of_ports(intent: LoadBalancer, settings: OctaviaSettings) -> list[Wanted]:
     return merged
 
 
-def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Listener:
-    tcp = wanted.protocol == "TCP"
+def _listener(
+    intent: LoadBalancer, settings: OctaviaSettings, planned: PlannedListener
+) -> Listener:
+    tcp = planned.protocol == "TCP"
     timeouts: dict[Explicit, int | None] = {
         "timeout_client_data": settings.client_ms,
         "timeout_member_connect": settings.connect_ms,
@@ -103,9 +105,9 @@ def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -
         "timeout_tcp_inspect": settings.inspect_ms,
     }
     return Listener(
-        protocol="HTTP" if tcp and settings.forwarded_for else wanted.protocol,
-        port=wanted.port,
-        pool=_pool(intent, settings, wanted),
+        protocol="HTTP" if tcp and settings.forwarded_for else planned.protocol,
+        port=planned.port,
+        pool=_pool(intent, settings, planned),
         connection_limit=settings.connection_limit,
         timeouts=tuple(
             (name, value) for name, value in sorted(timeouts.items()) if value is not None and tcp
@@ -115,26 +117,26 @@ def _listener(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -
     )
 
 
-def _pool(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Pool:
-    protocol: str = wanted.protocol
+def _pool(intent: LoadBalancer, settings: OctaviaSettings, planned: PlannedListener) -> Pool:
+    protocol: str = planned.protocol
     if protocol == "TCP":
         protocol = (
             "HTTP"
             if settings.forwarded_for
             else {"": "TCP", "v1": "PROXY", "v2": "PROXYV2"}[settings.header]
         )
-    method, affinity_s = _algorithm(intent, settings, wanted)
-    monitor = _monitor(intent, settings, wanted)
+    method, affinity_s = _algorithm(intent, settings, planned)
+    monitor = _monitor(intent, settings, planned)
     port = (
         intent.health_monitor.port
         if monitor is not None and monitor.type == "HTTP" and intent.health_monitor
         else None
     )
-    return Pool(protocol, method, _members(settings, wanted, port), monitor, affinity_s)
+    return Pool(protocol, method, _members(settings, planned, port), monitor, affinity_s)
 
 
 def _algorithm(
-    intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted
+    intent: LoadBalancer, settings: OctaviaSettings, planned: PlannedListener
 ) -> tuple[str, int | None]:
     """Return the algorithm and the affinity in seconds. Octavia does not allow a duration of
     affinity for TCP, and without a duration provider ovn 11 ignores affinity, or writes the word
@@ -142,17 +144,19 @@ def _algorithm(
     if not intent.affinity_timeout_s:
         return settings.method, None
     if settings.provider == "ovn":
-        over_tcp = wanted.protocol == "TCP"
+        over_tcp = planned.protocol == "TCP"
         return (
             ("SOURCE_IP", None)
             if over_tcp
             else (settings.method, min(intent.affinity_timeout_s, MAX_AFFINITY_S))
         )
-    return settings.method, intent.affinity_timeout_s if wanted.protocol != "TCP" else 0
+    return settings.method, intent.affinity_timeout_s if planned.protocol != "TCP" else 0
 
 
-def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) -> Monitor | None:
-    type_, checks = dict(settings.asking).get(wanted.protocol), settings.checks
+def _monitor(
+    intent: LoadBalancer, settings: OctaviaSettings, planned: PlannedListener
+) -> Monitor | None:
+    type_, checks = dict(settings.monitor_types).get(planned.protocol), settings.checks
     if type_ is None or checks is None:
         return None
     delay_s = max(checks.delay_s, MIN_UDP_DELAY_S) if type_ == "UDP-CONNECT" else checks.delay_s
@@ -161,14 +165,14 @@ def _monitor(intent: LoadBalancer, settings: OctaviaSettings, wanted: Wanted) ->
 
 
 def _members(
-    settings: OctaviaSettings, wanted: Wanted, monitor_port: int | None
+    settings: OctaviaSettings, planned: PlannedListener, monitor_port: int | None
 ) -> tuple[Member, ...]:
     """Return the members. A draining node stays a member with weight 0, and keeps its connections,
     if the provider supports weights."""
     weighted = settings.provider == "amphora"
-    heaviest = max((each.weight for each in wanted.members), default=0)
+    heaviest = max((each.weight for each in planned.members), default=0)
     members = []
-    for each in wanted.members:
+    for each in planned.members:
         weight = each.weight if each.state == "active" else 0
         if heaviest > MAX_WEIGHT and weight:
             weight = max(1, weight * MAX_WEIGHT // heaviest)
@@ -176,7 +180,7 @@ def _members(
             members.append(
                 Member(
                     each.address,
-                    wanted.node_port,
+                    planned.node_port,
                     weight if weighted else 1,
                     monitor_port,
                     _subnet(settings, each.address),

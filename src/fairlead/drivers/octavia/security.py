@@ -57,7 +57,7 @@ def rules_to_delete(wanted: BalancerSpec, balancer: BalancerState, found: Found)
 
 def groups_to_remove(wanted: BalancerSpec, found: Found) -> list[Change]:
     """Return the removal of the group from nodes that have left the cluster, or have had no pods of
-    any Service for long."""
+    any Service for a long time."""
     return (
         [RemoveSecurityGroup(wanted.service, found.idle)]
         if found.idle and wanted.rules is not None
@@ -73,8 +73,8 @@ def all_rules_of(key: ServiceKey, found: Found) -> list[Change]:
 def _needed(rules: Iterable[Rule], balancer: BalancerState) -> set[Rule]:
     """Return the rules, with the load balancer's own sources in place of empty sources."""
     own = [each for each in rules if not each.source]
-    said = {each for each in rules if each.source}
-    return said | {
+    explicit = {each for each in rules if each.source}
+    return explicit | {
         msgspec.structs.replace(each, source=source) for each in own for source in balancer.sources
     }
 

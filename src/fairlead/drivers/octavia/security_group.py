@@ -75,8 +75,8 @@ async def has_group(cloud: Cloud, owner: Owner) -> bool:
 
 
 async def rules_of(cloud: Cloud, owner: Owner, key: ServiceKey) -> Rules:
-    asked = {"description": owner.network_mark(key), "direction": "ingress"}
-    return _by_service(owner, await get_list(cloud, RULES, _Rule, asked))
+    query = {"description": owner.network_mark(key), "direction": "ingress"}
+    return _by_service(owner, await get_list(cloud, RULES, _Rule, query))
 
 
 async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
@@ -90,14 +90,14 @@ async def secured_ports(cloud: Cloud, owner: Owner) -> list[frozenset[str]]:
 async def sources_of(
     cloud: Cloud, subnets: Iterable[str], provider: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return the sources from which a load balancer connects to members itself, by subnet."""
+    """Return the addresses from which a load balancer itself connects to members, by subnet."""
     wanted = sorted({*subnets} - {""})
     if not wanted:
         return {}
     if provider == "ovn":
-        asking = {"name": [f"ovn-lb-hm-{each}" for each in wanted]}
+        query = {"name": [f"ovn-lb-hm-{each}" for each in wanted]}
         fixed = [
-            each for port in await get_list(cloud, PORTS, Port, asking) for each in port.fixed_ips
+            each for port in await get_list(cloud, PORTS, Port, query) for each in port.fixed_ips
         ]
         return {
             id_: tuple(sorted(_host(one.ip_address) for one in fixed if one.subnet_id == id_))
@@ -120,12 +120,12 @@ async def add_rules(cloud: Cloud, owner: Owner, step: AddRules) -> str:
         except RuleExists as error:
             await _delete_conflicting_rules(cloud, owner, group, step, error)
     for start in range(0, len(step.nodes), ADDRESSES_PER_CALL):
-        asked = {
+        query = {
             "fixed_ips": [
                 f"ip_address={each}" for each in step.nodes[start : start + ADDRESSES_PER_CALL]
             ]
         }
-        for port in await get_list(cloud, PORTS, Port, asked):
+        for port in await get_list(cloud, PORTS, Port, query):
             if group not in port.security_groups and port.port_security_enabled:
                 await _put(cloud, port, [*port.security_groups, group])
     return await _find_open_rule(cloud, group, step.rules) if step.narrow and step.rules else ""
@@ -135,8 +135,8 @@ async def _delete_conflicting_rules(
     cloud: Cloud, owner: Owner, group: str, step: AddRules, error: RuleExists
 ) -> None:
     """Delete equal rules of other Services of this cluster. A node port belongs to one Service, so
-    rules of another Service for it are leftovers. Always raises: Conflict, because the rules must
-    be read again, or Unavailable if an equal rule is not Fairlead's."""
+    rules of another Service for this port are leftovers. Always raise an error: Conflict, because
+    the rules must be read again, or Unavailable if an equal rule is not Fairlead's."""
     foreign: list[str] = []
     for each in await _rules(cloud, [group]):
         own = each.description == step.mark

@@ -70,12 +70,12 @@ class Writer:
     async def _check_listeners(self, key: ServiceKey, calls: Sequence[Call]) -> None:
         """Raise Conflict if listeners of others have been added or deleted on a load balancer that
         is to be deleted or left: the last Service on a load balancer deletes it."""
-        companies = {
+        expected_by_id = {
             each.balancer_id: each.expected_listeners
             for each in calls
             if each.expected_listeners is not None
         }
-        for id_, expected_listeners in companies.items():
+        for id_, expected_listeners in expected_by_id.items():
             others = await listeners_on(self._cloud, id_) - set(expected_listeners.own)
             if len(others) != expected_listeners.others:
                 raise Conflict(f"the listeners on the load balancer of Service {key} have changed")

@@ -3,7 +3,7 @@
 In: `gateway.apiServer`. Out: a HAProxy that passes connections to the API servers whose /readyz
 answers 200. The balancer never talks to the API itself: it runs before there is an API, and like
 the HAProxy of Services it continues when this process ends. It is a process of its own, so that
-trouble with the HAProxy of Services does not affect the API, and so that watches, which are long
+a failure of the HAProxy of Services does not affect the API, and so that watches, which are long
 connections, do not keep old workers of the Services' HAProxy alive.
 
 An API server that reports that it is not ready gets no new connections and keeps the open ones,
@@ -122,7 +122,7 @@ class ApiServerBalancer(Component):
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_INTERVAL_S):
                     await (
-                        self.haproxy.died()
+                        self.haproxy.exited()
                         if self.haproxy.alive()
                         else asyncio.sleep(CHECK_INTERVAL_S)
                     )
@@ -139,11 +139,11 @@ class ApiServerBalancer(Component):
         keys = _keys(config)
         routed = await localroutes.present(localroutes.API_PROTOCOL)
         # An address that the host has anyway needs no route, and its other ports stay reachable.
-        brought = [key for key in keys if not await localroutes.is_assigned(key.address)]
-        wanted = {key.address for key in brought}
-        if (brought, shield.listing(shield.API_TABLE)) != self._shield:
-            shield.install(brought, shield.API_TABLE)
-            self._shield = (brought, shield.listing(shield.API_TABLE))
+        unassigned = [key for key in keys if not await localroutes.is_assigned(key.address)]
+        wanted = {key.address for key in unassigned}
+        if (unassigned, shield.listing(shield.API_TABLE)) != self._shield:
+            shield.install(unassigned, shield.API_TABLE)
+            self._shield = (unassigned, shield.listing(shield.API_TABLE))
         await localroutes.add(wanted - routed, localroutes.API_PROTOCOL)
         text = render(config, self.haproxy.paths)
         if not (await self.haproxy.running() and await self.haproxy.runs(text)):

@@ -42,7 +42,7 @@ class ProxyCounters:
         self._ended: dict[ServiceKey, ProxyTraffic] = {}
         self._now: dict[ServiceKey, ProxyTraffic] = {}
         self._in_old_workers: dict[ServiceKey, int] = {}
-        self._deaths = 0
+        self._unexpected_exits = 0
         self.worker = Info()
         """The current worker's connections and its limit."""
 
@@ -69,15 +69,15 @@ class ProxyCounters:
         self._now = {}
         self.worker = Info()
 
-    def died(self) -> None:
+    def record_unexpected_exit(self) -> None:
         """Record that HAProxy ended unexpectedly, with all its connections."""
-        self._deaths += 1
+        self._unexpected_exits += 1
         self.end_worker()
         self._in_old_workers = {}
 
-    def deaths(self) -> int:
+    def unexpected_exits(self) -> int:
         """Return how often HAProxy ended unexpectedly."""
-        return self._deaths
+        return self._unexpected_exits
 
     def keep(self, services: Iterable[ServiceKey]) -> None:
         """Delete the counts of all other Services."""

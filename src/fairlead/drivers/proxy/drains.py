@@ -13,7 +13,7 @@ from fairlead.drivers.proxy.spec import ProxySpec
 from fairlead.model import ServiceKey
 from fairlead.plan.serving import is_drained
 
-Place = tuple[str, str]
+ServerKey = tuple[str, str]
 """A server: its section and node."""
 
 
@@ -21,7 +21,7 @@ class Drains:
     """The drained servers of the running HAProxy. The driver updates them."""
 
     def __init__(self) -> None:
-        self._since: dict[Place, tuple[ServiceKey, float]] = {}
+        self._since: dict[ServerKey, tuple[ServiceKey, float]] = {}
 
     def update(
         self,
@@ -31,27 +31,27 @@ class Drains:
     ) -> None:
         """Record the change from the specs `before` to the specs `now`."""
         known, active = (
-            _places(before) | _places(now),
-            {place for place, one in _places(now).items() if one[1]},
+            _servers(before) | _servers(now),
+            {key for key, one in _servers(now).items() if one[1]},
         )
-        for place, (service, _) in known.items():
-            if place in active or service not in now:
-                self._since.pop(place, None)
+        for key, (service, _) in known.items():
+            if key in active or service not in now:
+                self._since.pop(key, None)
             else:
-                self._since.setdefault(place, (service, now_s))
+                self._since.setdefault(key, (service, now_s))
 
-    def expired(self, specs: Mapping[ServiceKey, ProxySpec], now_s: float) -> list[Place]:
+    def expired(self, specs: Mapping[ServiceKey, ProxySpec], now_s: float) -> list[ServerKey]:
         """Return the servers whose connections are to be closed now. Each is returned once."""
         found = []
-        for place, (service, since_s) in sorted(self._since.items()):
+        for key, (service, since_s) in sorted(self._since.items()):
             limit_s = specs[service].drain_s if service in specs else 0.0
             if is_drained(now_s - since_s, limit_s):
-                del self._since[place]
-                found.append(place)
+                del self._since[key]
+                found.append(key)
         return found
 
 
-def _places(specs: Mapping[ServiceKey, ProxySpec]) -> dict[Place, tuple[ServiceKey, int]]:
+def _servers(specs: Mapping[ServiceKey, ProxySpec]) -> dict[ServerKey, tuple[ServiceKey, int]]:
     """Return the Service and the weight of each server."""
     return {
         (section_name(service, each.listener.key), server.node): (service, server.weight)

@@ -3,10 +3,10 @@
 In: LoadBalancers. Out: a HAProxy that listens for them.
 
 Serving does not depend on this process. When it ends HAProxy continues, and the next process reads
-HAProxy's state. When HAProxy dies, it is restarted with everything. Members and source ranges are
-changed in the running HAProxy, also weights and draining. Everything else needs a new configuration
-and a reload. Services that need a reload share one, and reloads are limited in frequency, because
-an old worker stays until its last connection ends.
+HAProxy's state. When HAProxy dies, it is restarted with all Services. Members, weights, draining
+and source ranges are changed in the running HAProxy. Everything else needs a new configuration and
+a reload. Services that need a reload share one, and reloads are limited in frequency, because an
+old worker stays until its last connection ends.
 
 Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for
 class direct; HAProxy also probes them if a Service requests it. While this process does not run,
@@ -58,8 +58,8 @@ POLL_INTERVAL_S = 5.0
 """Interval at which counters are read, and connections of drained servers past their time are
 closed."""
 DELETE_INTERVAL_S = 60.0
-"""Interval at which servers without connections are deleted. For this HAProxy lists all
-connections, which takes 80 ms for 10,000."""
+"""Interval at which servers without connections are deleted. This requires a list of all
+connections from HAProxy, which takes 80 ms for 10,000."""
 
 
 class ProxyDriver(Component):
@@ -67,8 +67,8 @@ class ProxyDriver(Component):
 
     - `folder`: for HAProxy's configuration and sockets; no other instance may use it. Its path has
       at most 80 characters, because the paths of sockets are limited.
-    - `requeue`: called with the Services that HAProxy could not be restarted with, or that have
-      something to report.
+    - `requeue`: called with the Services that are no longer served because restarting HAProxy
+      failed, or that have something to report.
     - `drain_s`: how long a server keeps its connections after it stopped getting new ones, unless
       the Service sets its own limit; 0: until they end.
     - `old_workers`: maximum number of old workers that may keep their connections after reloads; 0:
@@ -100,6 +100,7 @@ class ProxyDriver(Component):
         self._requeue = requeue
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
+        """Servers in maintenance, as (section, node), that remain to be deleted."""
         self._reloaded_s = float("-inf")
         self._removed_s = float("-inf")
         self._changing = asyncio.Lock()
@@ -134,11 +135,11 @@ class ProxyDriver(Component):
     async def _ensure_routes(self) -> None:
         """Restore the routes and the shield of the present listeners, if another program changed
         them."""
-        wanted, there = self._addresses(self._specs), await localroutes.present()
-        if wanted or there:
+        wanted, present = self._addresses(self._specs), await localroutes.present()
+        if wanted or present:
             self._shield(self._specs)
-        await localroutes.add(wanted - there)
-        await localroutes.delete(there - wanted)
+        await localroutes.add(wanted - present)
+        await localroutes.delete(present - wanted)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry out the changes. A Service waits if its listeners need a reload soon after the last
@@ -185,7 +186,7 @@ class ProxyDriver(Component):
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL_S):
-                    await (self.haproxy.died() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
+                    await (self.haproxy.exited() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
             async with self._changing:
                 if self._specs and not await self.haproxy.running():
                     await self._restart()
@@ -197,7 +198,7 @@ class ProxyDriver(Component):
 
     async def _restart(self) -> None:
         log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))
-        self.counters.died()
+        self.counters.record_unexpected_exit()
         self._leaving = set()
         try:
             await self.haproxy.run(render(self._specs, self.haproxy.paths))
@@ -288,9 +289,9 @@ class ProxyDriver(Component):
 
     def _write_ranges(self, service: ServiceKey, cidrs: Sequence[str]) -> None:
         path = Path(self.haproxy.paths.ranges(service))
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join(f"{cidr}\n" for cidr in cidrs))
-        fresh.replace(path)
+        draft = path.with_suffix(".new")
+        draft.write_text("".join(f"{cidr}\n" for cidr in cidrs))
+        draft.replace(path)
 
     def _drop_ranges(self, service: ServiceKey) -> None:
         Path(self.haproxy.paths.ranges(service)).unlink(missing_ok=True)
@@ -352,12 +353,12 @@ class ProxyDriver(Component):
             return outcomes
         try:
             await self._set_ranges([change for change in changes if isinstance(change, SetRanges)])
-            setting = [change for change in changes if isinstance(change, spec.SetServers)]
-            if setting:
+            server_changes = [change for change in changes if isinstance(change, spec.SetServers)]
+            if server_changes:
                 self._leaving |= await members.set_servers(
-                    self.haproxy.worker, setting, self._specs
+                    self.haproxy.worker, server_changes, self._specs
                 )
-                self._adopt(spec.after(self._specs, setting))
+                self._adopt(spec.after(self._specs, server_changes))
             self._adopt(
                 spec.after(
                     self._specs, [change for change in changes if isinstance(change, SetDrain)]

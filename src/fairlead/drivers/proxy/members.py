@@ -38,9 +38,9 @@ async def set_servers(
     leaving: set[tuple[str, str]] = set()
     commands: list[str] = []
     for section, change in wanted.items():
-        there = present.get(section, {})
-        commands += await _add_and_move(path, section, listeners[section], change, there)
-        gone = there.keys() - {each.node for each in change.servers}
+        existing = present.get(section, {})
+        commands += await _add_and_move(path, section, listeners[section], change, existing)
+        gone = existing.keys() - {each.node for each in change.servers}
         commands += [f"set server {section}/{node} state maint" for node in sorted(gone)]
         leaving |= {(section, node) for node in gone}
     await runtime.execute(path, commands)
@@ -48,7 +48,7 @@ async def set_servers(
     return leaving
 
 
-async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str]]:
+async def remove(path: Path, servers: Set[tuple[str, str]]) -> set[tuple[str, str]]:
     """Delete servers in maintenance (section, node) unless a connection refers to them. Return the
     servers that still have connections. A server that is in use again, or already deleted, is
     skipped.
@@ -57,23 +57,23 @@ async def remove(path: Path, places: Set[tuple[str, str]]) -> set[tuple[str, str
     deletes a server that has just refused a connection, while that connection waits a second for
     its retry. HAProxy then reads and writes freed memory (issues 2298 and 2378 of haproxy/haproxy)
     and crashes, which closes every connection of the gateway."""
-    if not places:
+    if not servers:
         return set()
-    left = await runtime.in_use(path) & places
-    for section, node in sorted(places - left):
+    left = await runtime.in_use(path) & servers
+    for section, node in sorted(servers - left):
         if "connection" in (await runtime.query(path, f"del server {section}/{node}")).lower():
             left.add((section, node))
     return left
 
 
-async def end_connections(master: Path, places: Collection[tuple[str | None, str | None]]) -> None:
+async def end_connections(master: Path, servers: Collection[tuple[str | None, str | None]]) -> None:
     """Close the connections to these servers (section, node), in the current worker and in old
     ones."""
     found, _ = await runtime.workers(master)
     for worker in found:
         # `shutdown sessions server` would be simpler, but it does not work in an old worker.
         for session in await runtime.sessions(master, worker.pid):
-            if (session.get("be"), session.get("srv")) in places:
+            if (session.get("be"), session.get("srv")) in servers:
                 await runtime.query(master, f"@!{worker.pid} shutdown session {session['id']}")
 
 
@@ -82,14 +82,14 @@ async def _add_and_move(
     section: str,
     listener: ProxyListener,
     change: SetServers,
-    there: Mapping[str, ServerState],
+    existing: Mapping[str, ServerState],
 ) -> list[str]:
     """Add missing servers and move servers to their addresses. Return the remaining commands, which
     print nothing if they succeed."""
     commands: list[str] = []
-    taken = {each.number for each in there.values()}
+    taken = {each.number for each in existing.values()}
     for server in change.servers:
-        name, found = f"{section}/{server.node}", there.get(server.node)
+        name, found = f"{section}/{server.node}", existing.get(server.node)
         if found is None:
             number = server_id(server.node, taken)
             taken.add(number)

@@ -52,16 +52,17 @@ class ProxyCollector(Collector):
             "Connections that a member did not accept",
             labels=labels,
         )
-        deaths = CounterMetricFamily(
-            "fairlead_proxy_deaths", "Unexpected ends of HAProxy, which close all connections"
+        unexpected_exits = CounterMetricFamily(
+            "fairlead_proxy_unexpected_exits",
+            "Unexpected ends of HAProxy, which close all connections",
         )
-        deaths.add_metric([], self._counters.deaths())
+        unexpected_exits.add_metric([], self._counters.unexpected_exits())
         used = GaugeMetricFamily(
             "fairlead_proxy_worker_connections",
             "Connections of all Services in the current HAProxy worker",
             worker.connections,
         )
-        most = GaugeMetricFamily(
+        limit = GaugeMetricFamily(
             "fairlead_proxy_worker_connections_limit",
             "Maximum number of connections of this worker; further ones wait",
             worker.limit,
@@ -73,7 +74,7 @@ class ProxyCollector(Collector):
             octets.add_metric([str(key), "out"], counted.bytes_out)
             refused.add_metric([str(key)], counted.refused)
             failed.add_metric([str(key)], counted.failed)
-        return [connections, opened, octets, refused, failed, deaths, used, most]
+        return [connections, opened, octets, refused, failed, unexpected_exits, used, limit]
 
 
 class ApiServersCollector(Collector):

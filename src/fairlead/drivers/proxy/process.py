@@ -131,7 +131,7 @@ class Haproxy:
             await _until(lambda: _gone(pid), "ending HAProxy")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def died(self) -> None:
+    async def exited(self) -> None:
         """Wait until the running master ends. Return at once if there is none."""
         pid = self._live_master()
         if pid is None:
@@ -173,7 +173,9 @@ class Haproxy:
         ]
         status, output = await self._call(*options)
         if status:
-            raise Refused(f"HAProxy did not start: {(why := _complaint(output))}", fix=_remedy(why))
+            raise Refused(
+                f"HAProxy did not start: {(why := _error_message(output))}", fix=_remedy(why)
+            )
         await _until(self.running, "starting HAProxy")
         log.info("HAProxy started", pid=self.master_pid())
 
@@ -209,7 +211,7 @@ class Haproxy:
     async def _check(self, path: Path) -> None:
         status, output = await self._call("-c", "-q", "-f", str(path))
         if status:
-            raise Refused(f"HAProxy does not accept the configuration: {_complaint(output)}")
+            raise Refused(f"HAProxy does not accept the configuration: {_error_message(output)}")
 
     async def _call(self, *options: str) -> tuple[int, str]:
         program = shutil.which("haproxy", path=self._search)
@@ -231,27 +233,27 @@ class Haproxy:
         return process.returncode or 0, output.decode(errors="replace")
 
 
-async def _until(so: Callable[[], Awaitable[bool]], doing: str) -> None:
+async def _until(condition: Callable[[], Awaitable[bool]], operation: str) -> None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not await so():
+            while not await condition():
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        raise Unavailable(f"{doing} took more than {TIMEOUT_S:.0f} s") from error
+        raise Unavailable(f"{operation} took more than {TIMEOUT_S:.0f} s") from error
 
 
 async def _gone(pid: int) -> bool:
     return not _exists(pid)
 
 
-def _complaint(output: str) -> str:
+def _error_message(output: str) -> str:
     alerts = [line.partition(") : ")[2] for line in output.splitlines() if "[ALERT]" in line]
     return "; ".join(alerts[:3])[:400] or output.strip()[:400] or "it printed no message"
 
 
-def _remedy(complaint: str) -> str:
-    """Return the remedy for a known problem; empty where HAProxy's message says everything."""
-    return next((fix for words, fix in _FIXES.items() if words in complaint), "")
+def _remedy(error_message: str) -> str:
+    """Return the remedy for a known problem; empty where HAProxy's message is sufficient."""
+    return next((fix for words, fix in _FIXES.items() if words in error_message), "")
 
 
 def _reap(pid: int) -> None:

@@ -2,9 +2,9 @@
 
 In: the specs of the Services. Out: a text that HAProxy 2.6 and newer accepts (`haproxy -c`), with
 one `listen` section per listener. Each section begins with a comment that holds the values from
-which it was made. From the file of a HAProxy that it finds running, a new process thereby learns
-what that HAProxy serves. `description` identifies the text, and the running HAProxy shows it.
-Follows HAProxy's configuration manual, sections 4 (proxies) and 5 (bind and server options)."""
+which it was made. So a new process that finds a running HAProxy reads from its file what it serves.
+`description` identifies the text, and the running HAProxy shows it. Follows HAProxy's configuration
+manual, sections 4 (proxies) and 5 (bind and server options)."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence

@@ -6,7 +6,7 @@ kubelet. In: the listeners of HAProxy. Out: one nftables table that drops packet
 listener unless they are for a listener; ICMP passes.
 
 - Only the first packet of a TCP connection is examined. Without it there is no connection, and a
-  connection that has begun continues when its listener goes.
+  connection that has begun continues when its listener is removed.
 - Packets of class direct are taken earlier, at the interface.
 - On a gateway that is also a node, a service proxy may answer NodePorts at every local address, and
   a network plugin may answer the host ports of pods. Both rewrite the destination in the hook
@@ -78,8 +78,8 @@ def listing(table: str = TABLE) -> str:
     """Return the table as the kernel lists it; empty if there is none. Raise the errors of
     `Nftables.run`."""
     with Nftables() as nft:
-        there = f"table {table}" in nft.run("list tables").splitlines()
-        return nft.run(f"list table {table}") if there else ""
+        present = f"table {table}" in nft.run("list tables").splitlines()
+        return nft.run(f"list table {table}") if present else ""
 
 
 def install(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:

@@ -229,12 +229,12 @@ def diff(
     nothing = ProxySpec("", ())
     for service in sorted(desired.keys() | actual.keys()):
         wanted, present = desired.get(service, nothing), actual.get(service, nothing)
-        there = {each.listener.key: each for each in present.listeners}
+        existing = {each.listener.key: each for each in present.listeners}
         restricted = False
         if present.closed:
             live.append(ReportClosed(service, present.closed))
         for served in wanted.listeners:
-            found = there.pop(served.listener.key, None)
+            found = existing.pop(served.listener.key, None)
             if found is None or found.listener != served.listener or present.uid != wanted.uid:
                 sets.append(
                     SetListener(
@@ -249,7 +249,7 @@ def diff(
             servers = _with_present_weights(served, found).servers
             if servers != found.servers:
                 live.append(SetServers(service, served.listener.key, servers))
-        removals += [RemoveListener(service, key) for key in sorted(there)]
+        removals += [RemoveListener(service, key) for key in sorted(existing)]
         if restricted and wanted.source_ranges != present.source_ranges:
             live.append(SetRanges(service, wanted.source_ranges))
         if wanted.listeners and wanted.drain_s != present.drain_s:
@@ -325,12 +325,12 @@ def rivals(
     has = {
         each.listener.key: service for service, spec in before.items() for each in spec.listeners
     }
-    wanting: dict[ProxyKey, list[ServiceKey]] = {}
+    requesters: dict[ProxyKey, list[ServiceKey]] = {}
     for service, spec in sorted(specs.items()):
         for each in spec.listeners:
-            wanting.setdefault(each.listener.key, []).append(service)
+            requesters.setdefault(each.listener.key, []).append(service)
     found: dict[ServiceKey, ServiceKey] = {}
-    for key, services in wanting.items():
+    for key, services in requesters.items():
         if len(services) > 1:
             owner = first(
                 Precedence(Basis.SHOWN if has.get(key) == each else Basis.REQUESTED, "", each)
@@ -347,10 +347,10 @@ def switches(
     old and the new header."""
     found = {}
     for service, one in sorted(after.items()):
-        there = before.get(service)
-        if there is None or there.uid != one.uid:
+        existing = before.get(service)
+        if existing is None or existing.uid != one.uid:
             continue
-        headers = {each.listener.key: each.listener.settings.header for each in there.listeners}
+        headers = {each.listener.key: each.listener.settings.header for each in existing.listeners}
         for each in one.listeners:
             old, new = headers.get(each.listener.key), each.listener.settings.header
             if old is not None and old != new:

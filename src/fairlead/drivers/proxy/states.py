@@ -26,11 +26,11 @@ def not_serving(shown: str, text: str) -> str:
     rows = [dict(zip(names, line.split(), strict=False)) for line in lines[2:]]
     if not (found := [row for row in rows if row["srv_op_state"] not in _GETS_NEW_ONES]):
         return NOTHING
-    there = set(_servers(text))
+    present = set(_servers(text))
     kept = [
         row
         for row in found
-        if (row["be_name"], row["srv_name"], row["srv_addr"], row["srv_port"]) in there
+        if (row["be_name"], row["srv_name"], row["srv_addr"], row["srv_port"]) in present
     ]
     # The port of the checks comes from the configuration, too: 0 means "not set here".
     written = [" ".join((row | {"srv_check_port": "0"}).values()) for row in kept]

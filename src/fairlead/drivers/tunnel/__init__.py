@@ -6,7 +6,7 @@ with them.
 - `devices`: VXLAN: devices of the kernel do this.
 - `rules`: nftables: which hosts may send into the VXLAN devices, and the TCP segment size that fits
   the tunnel.
-- `needs`: kernel settings that would drop or divert clients' packets."""
+- `requirements`: kernel settings that would drop or divert clients' packets."""
 
 from fairlead.drivers.tunnel.driver import NoTunnel, TunnelDriver, remove_tunnel
 

@@ -67,9 +67,9 @@ class Decapsulator:
         addresses, ports = separate(destinations)
         self._change("published", addresses)
         wanted = {_INDEX.pack(port) for port in ports}
-        there = {key for key, _ in self._maps["health_ports"].items()}
-        self._maps["health_ports"].update_all(dict.fromkeys(wanted - there, _PRESENT))
-        self._maps["health_ports"].delete_all(list(there - wanted))
+        present = {key for key, _ in self._maps["health_ports"].items()}
+        self._maps["health_ports"].update_all(dict.fromkeys(wanted - present, _PRESENT))
+        self._maps["health_ports"].delete_all(list(present - wanted))
 
     def publish(self, added: Iterable[Destination], removed: Iterable[Destination]) -> None:
         """Add and remove destinations."""
@@ -103,9 +103,9 @@ class Decapsulator:
 
     def _change(self, name: str, addresses: Collection[str]) -> None:
         wanted = {pack_address(each) for each in addresses}
-        there = {key for key, _ in self._maps[name].items()}
-        self._maps[name].update_all(dict.fromkeys(wanted - there, _PRESENT))
-        self._maps[name].delete_all(list(there - wanted))
+        present = {key for key, _ in self._maps[name].items()}
+        self._maps[name].update_all(dict.fromkeys(wanted - present, _PRESENT))
+        self._maps[name].delete_all(list(present - wanted))
 
 
 async def attached() -> set[int]:

@@ -41,9 +41,9 @@ async def ensure(devices: Sequence[Vxlan]) -> None:
         await vxlan.ensure(device)
     # Set the address only where it is missing: the kernel reports every setting as a change, and
     # this driver reacts to such reports.
-    there = {link.name for link in holders([DUMMY_ADDRESS])} if devices else frozenset[str]()
+    present = {link.name for link in holders([DUMMY_ADDRESS])} if devices else frozenset[str]()
     for device in devices:
-        if device.name not in there:
+        if device.name not in present:
             await vxlan.set_address(device.name, f"{DUMMY_ADDRESS}/32")
         _pass_clients(device.name)
     await remove([name for name in NAMES if name not in {device.name for device in devices}])

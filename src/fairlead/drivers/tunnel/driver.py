@@ -127,7 +127,7 @@ class TunnelDriver(Component):
     ) -> Sequence[Change]:
         """Return the destinations to publish, then those to withdraw. Pure."""
         none: Spec = frozenset()
-        came = [
+        published = [
             Change(key, "publish", ip)
             for key, spec in desired.items()
             for ip in _in_order(spec - actual.get(key, none))
@@ -137,7 +137,7 @@ class TunnelDriver(Component):
             for key, spec in actual.items()
             for ip in _in_order(spec - desired.get(key, none))
         ]
-        return [*came, *gone]
+        return [*published, *gone]
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
         """Return what is published, as this process knows it. With None, also repair what other
@@ -303,8 +303,8 @@ class TunnelDriver(Component):
         if not self._selection.names:
             fix = "check node.interfaces and node.interfacesByNode against `ip address`"
             raise Unavailable(f"{what}: {self._selection.problem}", fix=fix)
-        there = interfaces.links()
-        return [there[name] for name in self._selection.names if name in there]
+        present = interfaces.links()
+        return [present[name] for name in self._selection.names if name in present]
 
     async def _rules_present(self, published: Collection[Destination]) -> bool:
         """Whether the table in the kernel still has our number of rules, and the published

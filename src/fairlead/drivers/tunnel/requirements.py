@@ -56,22 +56,22 @@ def _arp_requirements(arrivals: Collection[str]) -> tuple[SysctlRequirement, ...
     )
     made = []
     for name in arrivals:
-        for setting, should, what in (
+        for setting, recommended, what in (
             ("arp_ignore", OWN_ONLY, "answers ARP"),
             ("arp_announce", BEST_OWN, "sends ARP requests"),
         ):
-            enough = (sysctl.read(f"net/ipv4/conf/all/{setting}") or "0") >= should
-            harmful = partial(_less, than=should, enough=enough)
+            enough = (sysctl.read(f"net/ipv4/conf/all/{setting}") or "0") >= recommended
+            harmful = partial(_less, minimum=recommended, enough=enough)
             made.append(
                 SysctlRequirement(
-                    f"net/ipv4/conf/{name}/{setting}", harmful, should, why.format(what)
+                    f"net/ipv4/conf/{name}/{setting}", harmful, recommended, why.format(what)
                 )
             )
     return tuple(made)
 
 
-def _less(own: str, *, than: str, enough: bool) -> bool:
-    return not enough and own < than
+def _less(own: str, *, minimum: str, enough: bool) -> bool:
+    return not enough and own < minimum
 
 
 def requirements_of(

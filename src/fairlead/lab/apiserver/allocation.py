@@ -238,11 +238,11 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
     wanted = list(spec.get("clusterIPs") or [])
     wanted += [""] * (len(spec["ipFamilies"]) - len(wanted))
     given = []
-    for place, family in enumerate(spec["ipFamilies"]):
-        address = wanted[place]
+    for index, family in enumerate(spec["ipFamilies"]):
+        address = wanted[index]
         # An address that was set before cannot change. The rules for updates reject that with a
         # message of their own, so it is not allocated here.
-        if place >= held or not address:
+        if index >= held or not address:
             try:
                 address = reservation.address(family, address)
             except ValueError as error:
@@ -265,8 +265,8 @@ def _reserve_node_ports(reservation: Reservation, service: Object, old: Object |
         or service["spec"].get("allocateLoadBalancerNodePorts") is not False
     )
     ports = [
-        (place, port)
-        for place, port in enumerate(service["spec"].get("ports") or [])
+        (index, port)
+        for index, port in enumerate(service["spec"].get("ports") or [])
         if wants or port.get("nodePort")
     ]
     if old is None:
@@ -281,21 +281,21 @@ def _first_node_ports(
     """Allocate the node ports of a new Service. Ports with the same number (TCP and UDP) share a
     node port, to save the range."""
     shared: dict[int, int] = {}
-    for place, port in ports:
+    for index, port in ports:
         number, given = port.get("port", 0), shared.get(port.get("port", 0), 0)
         if not given:
-            asked = [
+            requested = [
                 other["nodePort"]
                 for _, other in ports
                 if other.get("nodePort") and other.get("port", 0) == number
             ]
             port["nodePort"] = shared[number] = _take_node_port(
-                reservation, service, place, asked[0] if asked else 0
+                reservation, service, index, requested[0] if requested else 0
             )
         elif not port.get("nodePort"):
             port["nodePort"] = given
         elif port["nodePort"] != given:
-            _take_node_port(reservation, service, place, port["nodePort"])
+            _take_node_port(reservation, service, index, port["nodePort"])
 
 
 def _next_node_ports(
@@ -303,10 +303,10 @@ def _next_node_ports(
 ) -> None:
     taken: set[int] = set()
     seen: set[tuple[str, int]] = set()
-    for place, port in ports:
+    for index, port in ports:
         wanted = port.get("nodePort") or 0
         if not wanted or wanted not in held | taken:
-            port["nodePort"] = _take_node_port(reservation, service, place, wanted)
+            port["nodePort"] = _take_node_port(reservation, service, index, wanted)
             taken.add(port["nodePort"])
         pair = (port.get("protocol", ""), port["nodePort"])
         if pair in seen:
@@ -314,14 +314,14 @@ def _next_node_ports(
         seen.add(pair)
 
 
-def _take_node_port(reservation: Reservation, service: Object, place: int, wanted: int) -> int:
+def _take_node_port(reservation: Reservation, service: Object, index: int, wanted: int) -> int:
     try:
         return reservation.port(wanted)
     except ValueError as error:
         if not wanted:
             raise internal_error(f"failed to allocate a nodePort: {error}") from error
         raise _refused(
-            service, invalid(f"spec.ports[{place}].nodePort", wanted, str(error))
+            service, invalid(f"spec.ports[{index}].nodePort", wanted, str(error))
         ) from error
 
 

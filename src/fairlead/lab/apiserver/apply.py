@@ -51,25 +51,25 @@ def apply(
 
     Raise ApiFailure 409 for a conflict, and Duplicates.
     """
-    asked = leaves(wanted, shape)
+    applied = leaves(wanted, shape)
     had = owners.get(manager, Owned(frozenset(), "")).paths
     others = {other: owned for other, owned in owners.items() if other != manager}
     merged = _merge(live, wanted, shape, ())
-    dropped = _dropped(had, frozenset(asked), others.values())
+    dropped = _dropped(had, frozenset(applied), others.values())
     merged = _prune(merged, dropped, shape, ())
     before, after = leaves(live, shape), leaves(merged, shape)
     written, gone = changed(before, after)
-    _check_conflicts(others, written & frozenset(asked), force=force)
+    _check_conflicts(others, written & frozenset(applied), force=force)
     kept: Owners = {}
     for other, owned in others.items():
         paths = owned.paths - written - gone
         if paths:
             kept[other] = Owned(paths, owned.time)
-    mine = frozenset(asked)
+    applied_paths = frozenset(applied)
     # An apply that changes nothing keeps the manager's previous timestamp.
     since = owners[manager].time if manager in owners else ""
-    if mine:
-        kept[manager] = Owned(mine, time if written or gone else since)
+    if applied_paths:
+        kept[manager] = Owned(applied_paths, time if written or gone else since)
     return Applied(merged, kept)
 
 
@@ -91,7 +91,7 @@ def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -
     item that it followed."""
     present = {item_step(item, shape): item for item in live}
     steps = [item_step(item, shape) for item in wanted]
-    again = [step for place, step in enumerate(steps) if step in steps[:place]]
+    again = [step for index, step in enumerate(steps) if step in steps[:index]]
     if again:
         errors = [
             f"{format_path(path)}: duplicate entries for key {format_path((step,))}"
@@ -111,11 +111,11 @@ def _merge_items(live: list[Any], wanted: list[Any], shape: Shape, path: Path) -
     return [merged.get(step) or present[step] for step in order]
 
 
-def _dropped(had: Paths, asked: Paths, others: Iterable[Owned]) -> Paths:
+def _dropped(had: Paths, applied: Paths, others: Iterable[Owned]) -> Paths:
     """Return the paths to remove: the manager no longer applies them, and no manager owns them or
     anything below them."""
     held: set[Path] = set()
-    for paths in (asked, *(owned.paths for owned in others)):
+    for paths in (applied, *(owned.paths for owned in others)):
         for path in paths:
             held.update(path[:length] for length in range(1, len(path) + 1))
     return frozenset(path for path in had if path not in held)
@@ -178,7 +178,7 @@ def _check_conflicts(others: Owners, written: Paths, *, force: bool) -> None:
 def _order(path: Path) -> tuple[tuple[bool, str], ...]:
     """Sort key in the order of the API's messages: at each level the fields first, then the fields
     below other fields."""
-    return tuple((place < len(path) - 1, step) for place, step in enumerate(path))
+    return tuple((index < len(path) - 1, step) for index, step in enumerate(path))
 
 
 def _format_manager(manager: Manager) -> str:

@@ -140,11 +140,11 @@ MODIFIED = (
 )
 
 
-def other_uid(kind: Kind, namespace: str, name: str, asked: str, uid: str) -> ApiFailure:
+def other_uid(kind: Kind, namespace: str, name: str, requested: str, uid: str) -> ApiFailure:
     """409 with the storage's message: the object's UID is not the one in the request."""
     place = "services/specs" if kind.plural == "services" else kind.plural
     key = "/registry/" + "/".join(filter(None, (place, namespace, name)))
-    why = f"Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
+    why = f"Precondition failed: UID in precondition: {requested}, UID in object meta: {uid}"
     message = (
         f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, "
         f"AdditionalErrorMsg: {why}"
@@ -153,12 +153,12 @@ def other_uid(kind: Kind, namespace: str, name: str, asked: str, uid: str) -> Ap
 
 
 def precondition_failed(
-    kind: Kind, name: str, field: str, asked: str, found: str, perhaps: str
+    kind: Kind, name: str, field: str, requested: str, found: str, hint: str
 ) -> ApiFailure:
     """409: the object's UID or version is not the one in the precondition of a deletion."""
     why = (
-        f"the {field} in the precondition ({asked}) does not match the {field} in record "
-        f"({found}). {perhaps}"
+        f"the {field} in the precondition ({requested}) does not match the {field} in record "
+        f"({found}). {hint}"
     )
     message = f'Operation cannot be fulfilled on {kind.kind} "{name}": {why}'
     return ApiFailure(409, "Conflict", message, _details(kind, name) | {"kind": kind.kind})
@@ -214,11 +214,11 @@ def expired(message: str, continues: str = "") -> ApiFailure:
     return ApiFailure(410, "Expired", message, continues=continues)
 
 
-def too_old(asked: int, oldest: int) -> ApiFailure:
-    return expired(f"too old resource version: {asked} ({oldest})")
+def too_old(requested: int, oldest: int) -> ApiFailure:
+    return expired(f"too old resource version: {requested} ({oldest})")
 
 
-def too_large(asked: int, current: int) -> ApiFailure:
+def too_large(requested: int, current: int) -> ApiFailure:
     """504: the requested version is in the future, as from a client that still remembers the
     versions of another server."""
     details = {
@@ -226,7 +226,10 @@ def too_large(asked: int, current: int) -> ApiFailure:
         "retryAfterSeconds": 1,
     }
     return ApiFailure(
-        504, "Timeout", f"Timeout: Too large resource version: {asked}, current: {current}", details
+        504,
+        "Timeout",
+        f"Timeout: Too large resource version: {requested}, current: {current}",
+        details,
     )
 
 

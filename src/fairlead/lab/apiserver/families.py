@@ -81,16 +81,16 @@ def _check_counts(spec: Object, before: Object) -> Iterable[Cause]:
 def _infer(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
     """Add the families of the addresses for which `ipFamilies` has no entry."""
     addresses, wanted = spec.get("clusterIPs") or [], list(spec.get("ipFamilies") or [])
-    for place, address in enumerate(addresses):
+    for index, address in enumerate(addresses):
         if address == "None":
             break
-        if place < len(wanted):
+        if index < len(wanted):
             continue
         if (family := family_of(address)) in families:
             wanted.append(family)
         else:
             yield invalid(
-                f"spec.clusterIPs[{place}]",
+                f"spec.clusterIPs[{index}]",
                 addresses,
                 f"{family} is not configured on this cluster",
             )
@@ -103,9 +103,9 @@ def _check_cluster(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
         yield invalid(
             _POLICY, "RequireDualStack", "this cluster is not configured for dual-stack services"
         )
-    for place, family in enumerate(spec.get("ipFamilies") or []):
+    for index, family in enumerate(spec.get("ipFamilies") or []):
         if family not in families:
-            yield invalid(f"spec.ipFamilies[{place}]", family, "not configured on this cluster")
+            yield invalid(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
 
 
 def _refuse(service: Object, causes: Iterable[Cause]) -> None:

@@ -91,11 +91,11 @@ def _merge_keyed(current: list[Any], items: list[Any], shape: Shape) -> list[Any
             raise storage_error(
                 500, f"map: {_format_go(item)} does not contain declared merge key: {key}"
             )
-        places = [place for place, old in enumerate(merged) if old.get(key) == item[key]]
+        indices = [index for index, old in enumerate(merged) if old.get(key) == item[key]]
         if item.get(_DIRECTIVE) == "delete":
             merged = [old for old in merged if old.get(key) != item[key]]
-        elif places:
-            merged[places[0]] = strategic_merge(merged[places[0]], item, shape)
+        elif indices:
+            merged[indices[0]] = strategic_merge(merged[indices[0]], item, shape)
         else:
             merged.append(_without_directives(item))
     return merged
@@ -122,7 +122,7 @@ def _in_order(items: list[Any], order: list[Any], live: list[Any], shape: Shape)
         return item.get(shape.patch_key) if shape.form == "keyed" else item
 
     ranks = {name_of(item): rank for rank, item in reversed(list(enumerate(order)))}
-    places = {name_of(item): place for place, item in reversed(list(enumerate(live)))}
+    indices = {name_of(item): index for index, item in reversed(list(enumerate(live)))}
     named = sorted(
         (item for item in items if name_of(item) in ranks), key=lambda item: ranks[name_of(item)]
     )
@@ -130,7 +130,7 @@ def _in_order(items: list[Any], order: list[Any], live: list[Any], shape: Shape)
     placed: list[Any] = []
     while named and others:
         first, other = name_of(named[0]), name_of(others[0])
-        before = first in places and other in places and places[other] < places[first]
+        before = first in indices and other in indices and indices[other] < indices[first]
         placed.append((others if before else named).pop(0))
     return [*placed, *named, *others]
 
@@ -212,10 +212,10 @@ def _add(document: Any, path: list[str], value: Any) -> Any:
         return value
     parent, last = _find(document, path[:-1]), path[-1]
     if isinstance(parent, list):
-        place = len(parent) if last == "-" else int(last)
-        if not 0 <= place <= len(parent):
+        index = len(parent) if last == "-" else int(last)
+        if not 0 <= index <= len(parent):
             raise IndexError(f"index {last} out of bounds")
-        parent.insert(place, value)
+        parent.insert(index, value)
     else:
         parent[last] = value
     return document

@@ -215,34 +215,34 @@ def _time(raw: bytes, *, micro: bool) -> str | None:
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and the value, an integer or bytes, of each field on the wire."""
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
+    offset = 0
+    while offset < len(data):
+        tag, offset = _varint(data, offset)
         match tag & 7:
             case 0:
-                value, place = _varint(data, place)
+                value, offset = _varint(data, offset)
                 yield tag >> 3, value
             case 2:
-                length, place = _varint(data, place)
-                if place + length > len(data):
+                length, offset = _varint(data, offset)
+                if offset + length > len(data):
                     raise ValueError("a field is truncated")
-                yield tag >> 3, data[place : place + length]
-                place += length
+                yield tag >> 3, data[offset : offset + length]
+                offset += length
             case 1:
-                place += 8
+                offset += 8
             case 5:
-                place += 4
+                offset += 4
             case other:
                 raise ValueError(f"wire type {other}")
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[place]
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, place
+            return value, offset
         if shift > 63:
             raise ValueError("a number is too long")

@@ -328,16 +328,16 @@ class Registry:
 
     def _check_version(self, kind: Kind, stored: Stored, wanted: Object) -> None:
         metadata, old = wanted["metadata"], stored.object["metadata"]
-        asked = metadata.get("resourceVersion")
-        if asked and asked != old["resourceVersion"]:
+        requested = metadata.get("resourceVersion")
+        if requested and requested != old["resourceVersion"]:
             raise failure.conflict(kind, old["name"], failure.MODIFIED)
         self._check_uid(kind, stored.object, metadata)
 
     def _check_uid(self, kind: Kind, old: Object, wanted: Object) -> None:
-        asked, metadata = wanted.get("uid"), old["metadata"]
-        if asked and asked != metadata["uid"]:
+        requested, metadata = wanted.get("uid"), old["metadata"]
+        if requested and requested != metadata["uid"]:
             raise failure.other_uid(
-                kind, metadata.get("namespace", ""), metadata["name"], asked, metadata["uid"]
+                kind, metadata.get("namespace", ""), metadata["name"], requested, metadata["uid"]
             )
 
     def _update_causes(
@@ -385,7 +385,7 @@ class Registry:
         stored = self.get(kind, namespace, name)
         obj = stored.object
         metadata = obj["metadata"]
-        for asked, field, label, perhaps in (
+        for requested, field, label, hint in (
             (deletion.uid, "uid", "UID", "The object might have been deleted and then recreated"),
             (
                 deletion.resource_version,
@@ -394,9 +394,9 @@ class Registry:
                 "The object might have been modified",
             ),
         ):
-            if asked and asked != metadata[field]:
+            if requested and requested != metadata[field]:
                 raise failure.precondition_failed(
-                    kind, name, label, asked, metadata[field], perhaps
+                    kind, name, label, requested, metadata[field], hint
                 )
         if deletion.dry_run:
             return stored, True

@@ -197,18 +197,18 @@ class Routes:
         deletion = read_deletion(http.query, await _read_body(http))
         options = read_list_options(http.query)
         selection = select(target, options)
-        there = [
+        present = [
             item for item in self._store.all_of(target.kind) if in_scope(target, selection, item)
         ]
         metadata = {"resourceVersion": str(self._store.version)}
-        for stored in there:
+        for stored in present:
             self._registry.delete(target.kind, *stored.key, deletion)
         head = {
             "kind": f"{target.kind.kind}List",
             "apiVersion": target.kind.group_version,
             "metadata": metadata,
         }
-        return _json(_whole_list(head, there))
+        return _json(_whole_list(head, present))
 
     async def _object(self, http: web.BaseRequest, target: Target) -> web.Response:
         kind = target.kind

@@ -38,7 +38,7 @@ def check_service(service: Object, old: Object | None = None) -> list[Cause]:
     checked again."""
     spec = service["spec"]
     return [
-        *_check_need_of_type(spec),
+        *_check_requirements_of_type(spec),
         *_check_ports(spec),
         *_check_labels(spec.get("selector") or {}, "spec.selector"),
         *_check_affinity(spec),
@@ -93,8 +93,8 @@ def check_service_status(service: Object, old: Object) -> list[Cause]:
     }
     return [
         cause
-        for place, entry in enumerate(entries)
-        for cause in _check_ingress(entry, known, f"status.loadBalancer.ingress[{place}]")
+        for index, entry in enumerate(entries)
+        for cause in _check_ingress(entry, known, f"status.loadBalancer.ingress[{index}]")
     ]
 
 
@@ -117,7 +117,7 @@ def _check_ingress(entry: Object, known: set[str | None], path: str) -> Iterable
             yield invalid(f"{path}.hostname", hostname, "must be a DNS name, not an IP address")
 
 
-def _check_need_of_type(spec: Object) -> Iterable[Cause]:
+def _check_requirements_of_type(spec: Object) -> Iterable[Cause]:
     kind, headless = spec["type"], _headless(spec)
     if not spec.get("ports") and not headless and kind != "ExternalName":
         yield required("spec.ports")
@@ -139,8 +139,8 @@ def _check_need_of_type(spec: Object) -> Iterable[Cause]:
 def _check_ports(spec: Object) -> Iterable[Cause]:
     ports = spec.get("ports") or []
     seen_names: set[str] = set()
-    for place, port in enumerate(ports):
-        path = f"spec.ports[{place}]"
+    for index, port in enumerate(ports):
+        path = f"spec.ports[{index}]"
         name = port.get("name") or ""
         if name:
             yield from (invalid(f"{path}.name", name, problem) for problem in names.dns_label(name))
@@ -230,15 +230,15 @@ def _check_address_pair(first: str | None, addresses: list[str]) -> Iterable[Cau
 
 
 def _check_form(addresses: list[str], known: list[str]) -> Iterable[Cause]:
-    for place, address in enumerate(addresses):
-        if place == 0 and address == "None":
+    for index, address in enumerate(addresses):
+        if index == 0 and address == "None":
             if len(addresses) > 1:
                 yield invalid(
                     "spec.clusterIPs", addresses, "'None' must be the first and only value"
                 )
         elif address not in known:
             yield from (
-                invalid(f"spec.clusterIPs[{place}]", address, problem)
+                invalid(f"spec.clusterIPs[{index}]", address, problem)
                 for problem in names.address(address)
             )
 
@@ -251,46 +251,46 @@ def _check_addresses(addresses: list[str], families: list[str]) -> Iterable[Caus
         )
     if addresses[:1] == ["None"]:
         return
-    for place, (address, kind, family) in enumerate(zip(addresses, kinds, families, strict=False)):
+    for index, (address, kind, family) in enumerate(zip(addresses, kinds, families, strict=False)):
         if family in _FAMILIES and kind != family:
-            detail = f"expected an {family} value as indicated by `ipFamilies[{place}]`"
-            yield invalid(f"spec.clusterIPs[{place}]", address, detail)
+            detail = f"expected an {family} value as indicated by `ipFamilies[{index}]`"
+            yield invalid(f"spec.clusterIPs[{index}]", address, detail)
 
 
 def _check_families(families: list[str], policy: str | None) -> Iterable[Cause]:
-    for place, family in enumerate(families):
+    for index, family in enumerate(families):
         if family not in _FAMILIES:
-            yield unsupported(f"spec.ipFamilies[{place}]", family, _FAMILIES)
-        if family in families[:place]:
-            yield duplicate(f"spec.ipFamilies[{place}]", family)
+            yield unsupported(f"spec.ipFamilies[{index}]", family, _FAMILIES)
+        if family in families[:index]:
+            yield duplicate(f"spec.ipFamilies[{index}]", family)
     if policy is not None and policy not in _FAMILY_POLICIES:
         yield unsupported("spec.ipFamilyPolicy", policy, _FAMILY_POLICIES)
 
 
 def _check_external_addresses(spec: Object, known: Collection[str]) -> Iterable[Cause]:
-    for place, address in enumerate(spec.get("externalIPs") or []):
+    for index, address in enumerate(spec.get("externalIPs") or []):
         problems = ([] if address in known else names.address(address)) or names.special_address(
             address
         )
-        yield from (invalid(f"spec.externalIPs[{place}]", address, problem) for problem in problems)
+        yield from (invalid(f"spec.externalIPs[{index}]", address, problem) for problem in problems)
 
 
 def _check_node_ports(spec: Object) -> Iterable[Cause]:
     ports = spec.get("ports") or []
     if spec["type"] == "ClusterIP":
-        for place, port in enumerate(ports):
+        for index, port in enumerate(ports):
             if port.get("nodePort"):
                 yield forbidden(
-                    f"spec.ports[{place}].nodePort", "may not be used when `type` is 'ClusterIP'"
+                    f"spec.ports[{index}].nodePort", "may not be used when `type` is 'ClusterIP'"
                 )
     seen: set[tuple[str, int]] = set()
-    for place, port in enumerate(ports):
+    for index, port in enumerate(ports):
         pair = (port["protocol"], port.get("nodePort") or 0)
         if pair[1] and pair in seen:
-            yield duplicate(f"spec.ports[{place}].nodePort", pair[1])
+            yield duplicate(f"spec.ports[{index}].nodePort", pair[1])
         seen.add(pair)
     seen.clear()
-    for place, port in enumerate(ports):
+    for index, port in enumerate(ports):
         pair = (port["protocol"], port.get("port", 0))
         if pair in seen:
             shown = {
@@ -301,7 +301,7 @@ def _check_node_ports(spec: Object) -> Iterable[Cause]:
                 "TargetPort": 0,
                 "NodePort": 0,
             }
-            yield duplicate(f"spec.ports[{place}]", shown)
+            yield duplicate(f"spec.ports[{index}]", shown)
         seen.add(pair)
 
 
@@ -314,7 +314,7 @@ def _check_source_ranges(service: Object) -> Iterable[Cause]:
     if ranges:
         # The capital L is in the API server's own message.
         path = "spec.LoadBalancerSourceRanges"
-        places = [(f"{path}[{place}]", text) for place, text in enumerate(ranges)]
+        places = [(f"{path}[{index}]", text) for index, text in enumerate(ranges)]
     elif SOURCE_RANGES_ANNOTATION in annotations:
         path = f"metadata.annotations[{SOURCE_RANGES_ANNOTATION}]"
         text = annotations[SOURCE_RANGES_ANNOTATION].strip()
@@ -386,10 +386,10 @@ def _check_addresses_kept(spec: Object, before: Object) -> Iterable[Cause]:
     if old and not new:
         yield invalid("spec.clusterIPs[0]", new, "primary clusterIP can not be unset")
     changed = [
-        place for place, (now, then) in enumerate(zip(new, old, strict=False)) if now != then
+        index for index, (now, then) in enumerate(zip(new, old, strict=False)) if now != then
     ]
-    for place in changed if len(new) == len(old) else [place for place in changed if place == 0]:
-        yield invalid(f"spec.clusterIPs[{place}]", new, "may not change once set")
+    for index in changed if len(new) == len(old) else [index for index in changed if index == 0]:
+        yield invalid(f"spec.clusterIPs[{index}]", new, "may not change once set")
     if len(new) == 1 < len(old) and spec.get("ipFamilyPolicy") != "SingleStack":
         detail = "must be set to 'SingleStack' when releasing the secondary clusterIP"
         yield invalid("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), detail)

@@ -86,8 +86,8 @@ def unknown(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
             elif not _keeps_unknown(schema):
                 yield here
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from unknown(schema.get("items") or _ANYTHING, item, f"{path}[{place}]")
+        for index, item in enumerate(value):
+            yield from unknown(schema.get("items") or _ANYTHING, item, f"{path}[{index}]")
 
 
 def check(schema: Schema, obj: Object, old: Object | None) -> Iterator[Cause]:
@@ -153,8 +153,8 @@ def _check_list(schema: Schema, value: list[Any], path: str) -> Iterator[Cause]:
         )
     seen: list[Any] = []
     keys: Sequence[str] = schema.get("x-kubernetes-list-map-keys", ())
-    for place, item in enumerate(value):
-        here = f"{path}[{place}]"
+    for index, item in enumerate(value):
+        here = f"{path}[{index}]"
         yield from _check(schema.get("items") or _ANYTHING, item, here, None)
         if schema.get("x-kubernetes-list-type") in ("map", "set"):
             identity = (

@@ -73,8 +73,8 @@ def check_metadata(kind: Kind, obj: Object) -> Iterable[Cause]:
             "metadata.annotations",
             f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
         )
-    for place, finalizer in enumerate(metadata.get("finalizers") or []):
-        path = f"metadata.finalizers[{place}]"
+    for index, finalizer in enumerate(metadata.get("finalizers") or []):
+        path = f"metadata.finalizers[{index}]"
         yield from (
             invalid(path, finalizer, problem) for problem in names.qualified_name(finalizer)
         )
@@ -209,8 +209,8 @@ def _check_pod(pod: Object) -> Iterable[Cause]:
     if not containers:
         yield required("spec.containers")
     seen: set[str] = set()
-    for place, container in enumerate(containers):
-        path = f"spec.containers[{place}]"
+    for index, container in enumerate(containers):
+        path = f"spec.containers[{index}]"
         name = container.get("name") or ""
         if not name:
             yield required(f"{path}.name")
@@ -225,29 +225,29 @@ def _check_pod(pod: Object) -> Iterable[Cause]:
 
 
 def _check_container_ports(ports: list[dict[str, Any]], path: str) -> Iterable[Cause]:
-    for place, port in enumerate(ports):
+    for index, port in enumerate(ports):
         number, name = port.get("containerPort") or 0, port.get("name") or ""
         if not number:
-            yield required(f"{path}[{place}].containerPort")
+            yield required(f"{path}[{index}].containerPort")
         else:
             yield from (
-                invalid(f"{path}[{place}].containerPort", number, problem)
+                invalid(f"{path}[{index}].containerPort", number, problem)
                 for problem in names.port_number(number)
             )
         if name:
             yield from (
-                invalid(f"{path}[{place}].name", name, problem) for problem in names.port_name(name)
+                invalid(f"{path}[{index}].name", name, problem) for problem in names.port_name(name)
             )
 
 
 def _check_node(node: Object) -> Iterable[Cause]:
     spec = node.setdefault("spec", {})
-    for place, text in enumerate(spec.get("podCIDRs") or []):
+    for index, text in enumerate(spec.get("podCIDRs") or []):
         yield from (
-            invalid(f"spec.podCIDRs[{place}]", text, problem) for problem in names.cidr(text)
+            invalid(f"spec.podCIDRs[{index}]", text, problem) for problem in names.cidr(text)
         )
-    for place, taint in enumerate(spec.get("taints") or []):
-        path = f"metadata.taints[{place}]"
+    for index, taint in enumerate(spec.get("taints") or []):
+        path = f"metadata.taints[{index}]"
         yield from (
             invalid(f"{path}.key", taint.get("key", ""), problem)
             for problem in names.qualified_name(taint.get("key", ""))
@@ -266,17 +266,17 @@ def _check_slice(endpoint_slice: Object) -> Iterable[Cause]:
         yield required("addressType")
     elif kind not in kinds:
         yield unsupported("addressType", kind, kinds)
-    for place, endpoint in enumerate(endpoint_slice.get("endpoints") or []):
-        path = f"endpoints[{place}].addresses"
+    for index, endpoint in enumerate(endpoint_slice.get("endpoints") or []):
+        path = f"endpoints[{index}].addresses"
         addresses = endpoint.get("addresses") or []
         if not addresses:
             yield required(path, "must contain at least 1 address")
         for text in addresses:
             yield from (invalid(path, text, problem) for problem in _address_problems(kind, text))
     protocols = ("TCP", "UDP", "SCTP")
-    for place, port in enumerate(endpoint_slice.get("ports") or []):
+    for index, port in enumerate(endpoint_slice.get("ports") or []):
         if port.get("protocol") not in protocols:
-            yield unsupported(f"ports[{place}].protocol", port.get("protocol"), protocols)
+            yield unsupported(f"ports[{index}].protocol", port.get("protocol"), protocols)
 
 
 def _address_problems(kind: str | None, text: str) -> list[str]:

@@ -157,8 +157,8 @@ def _unknown(of: type[Fields], value: Any, path: str) -> Iterator[str]:
         struct, is_list = struct_in(known[name])
         if struct is None:
             continue
-        for place, item in enumerate(below if is_list and isinstance(below, list) else [below]):
-            yield from _unknown(struct, item, f"{here}[{place}]" if is_list else here)
+        for index, item in enumerate(below if is_list and isinstance(below, list) else [below]):
+            yield from _unknown(struct, item, f"{here}[{index}]" if is_list else here)
 
 
 def struct_in(declared: Any) -> tuple[type[Fields] | None, bool]:

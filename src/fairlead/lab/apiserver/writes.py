@@ -150,13 +150,13 @@ def check_namespace(metadata: Mapping[str, Any], namespace: str) -> None:
         )
 
 
-def grace_period_s(pod: Object, asked_s: int | None) -> int:
+def grace_period_s(pod: Object, requested_s: int | None) -> int:
     """Return how long a pod may take to stop. A pod that never ran, or has ended, needs no time."""
     if not pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase") in (
         "Succeeded",
         "Failed",
     ):
         return 0
-    if asked_s is not None:
-        return max(asked_s, 0)
+    if requested_s is not None:
+        return max(requested_s, 0)
     return int(pod["spec"].get("terminationGracePeriodSeconds", 30))

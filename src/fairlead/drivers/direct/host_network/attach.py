@@ -149,14 +149,15 @@ class Attachments:
         Raise Refused if a mode that was requested by name is not possible. If `auto` chose XDP and
         it is not possible, only tc is attached, and the reason is shown.
         """
-        there = self._select(present)
-        chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in there]
+        selected = self._select(present)
+        chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in selected]
         name = _filter_name(self._pin_path)
         shown = []
         with ExitStack() as loaded:
-            # All programs are loaded before the first one is attached: flows that begin in between
-            # get entries that only the older programs know. They are loaded in a thread, because
-            # the kernel takes a good part of a second to verify a program.
+            # All programs are loaded before the first one is attached, so that little time passes
+            # between the attachments: flows that begin in this time get entries that only the older
+            # programs know. The programs are loaded in a thread, because the kernel takes a good
+            # part of a second to verify a program.
             xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
             if isinstance(xdp_program, Program):
                 loaded.enter_context(xdp_program)
@@ -172,9 +173,9 @@ class Attachments:
                         interface.name, *await self._attach_xdp(interface, choice, xdp_program)
                     )
                 )
-        self._indexes = {each.name: each.number for each in there}
+        self._indexes = {each.name: each.number for each in selected}
         self.shown = tuple(shown)
-        self._tags = accepted_frames(there, self.xdp_interfaces)
+        self._tags = accepted_frames(selected, self.xdp_interfaces)
         _set_tags(tags, self._tags)
         await self._detach_others(name)
         self.check(present)
@@ -230,9 +231,9 @@ class Attachments:
     async def is_complete(self, present: Mapping[str, Interface]) -> bool:
         """Return whether every selected interface has its programs and is unchanged. The MAC
         address of an interface may have changed, for example."""
-        there = self._select(present)
-        if {each.name: each.number for each in there} != self._indexes or accepted_frames(
-            there, self.xdp_interfaces
+        selected = self._select(present)
+        if {each.name: each.number for each in selected} != self._indexes or accepted_frames(
+            selected, self.xdp_interfaces
         ) != self._tags:
             return False
         found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())

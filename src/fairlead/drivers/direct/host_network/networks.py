@@ -2,10 +2,9 @@
 hops, VLAN tags.
 
 In: the kernel's state and events, the nodes in the maps, the nodes of the cluster. Out: up-to-date
-maps `ways`, `tags` and `settings`, and attached programs. Invariant: each method brings everything
-that it is responsible for to the present state, even if earlier events were missed. This module
-knows nothing of Services.
-"""
+maps `next_hops`, `tags` and `settings`, and attached programs. Invariant: each method brings
+everything that it is responsible for to the present state, even if earlier events were missed. This
+module knows nothing of Services."""
 
 import asyncio
 import time
@@ -47,7 +46,7 @@ class Limits(NamedTuple):
     """
 
     inserts_per_s: int
-    notes_per_s: int
+    tentative_per_s: int
     messages_per_s: int
     report_entries: bool = False
 
@@ -83,7 +82,7 @@ class Networks:
         (_, _, _, flags, *_) = SETTINGS.unpack(
             maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
         )
-        # The value of the previous process holds until `update_next_hops` knows better.
+        # The value of the previous process applies until `update_next_hops` determines it.
         self._set(is_node=bool(flags & IS_NODE))
 
     def close(self) -> None:
@@ -108,7 +107,7 @@ class Networks:
         limits = self._limits
         record = SETTINGS.pack(
             limits.inserts_per_s,
-            limits.notes_per_s,
+            limits.tentative_per_s,
             limits.messages_per_s,
             flags,
             port,
@@ -173,7 +172,7 @@ class Networks:
         for (name, address), hop in hops.items():
             ipv6, installed = is_ipv6(address), self._nodes.next_hops.get(name, NO_NEXT_HOPS)
             if installed[ipv6].address != address:
-                continue  # no Service needs it, or it was changed meanwhile
+                continue  # no Service needs the node, or its address was changed meanwhile
             reachable = self._nodes.reachable(name, ipv6=ipv6)
             if not isinstance(hop, FairleadError):
                 if hop != installed[ipv6] or not reachable:

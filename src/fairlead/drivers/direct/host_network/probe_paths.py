@@ -1,8 +1,8 @@
 """Send the gateway's probes of a node through the same tunnel as forwarded packets.
 
 In: the addresses of probed nodes, the kernel's routes and events. Out: the program of
-bpf/probe.bpf.c at the egress of each interface by which a tunnel leaves, with its own maps, which
-contain the next hop of each of these nodes. The program encapsulates packets of marked sockets
+bpf/probe.bpf.c at the egress of each interface through which a tunnel leaves, with its own maps,
+which contain the next hop of each node. The program encapsulates packets of marked sockets
 (`net.httpprobe.PROBE_MARK`) in the same way as clients' packets. If a node is on a link with the
 gateway, or is this host, probes take the path of forwarded packets without the program, because
 `find_next_hops` takes interface and next hop from the host's route: such a node has no map entry,
@@ -104,7 +104,7 @@ class ProbePaths(Component):
         self._host_network = HostNetwork(self._rules)
 
     async def close(self) -> None:
-        """Release the maps and the program; what is attached stays."""
+        """Release the maps and the program; attached programs stay attached."""
         for each in (self._host_network, self.program, *self._maps.values()):
             if each is not None:
                 each.close()
@@ -156,8 +156,8 @@ class ProbePaths(Component):
             await self._update(self._probed)
 
     async def _update(self, addresses: Collection[str]) -> None:
-        """Update the next hops of these nodes, and attach the program to the interfaces by which
-        they leave."""
+        """Update the next hops of these nodes, and attach the program to the interfaces through
+        which they leave."""
         assert self._host_network is not None
         found = await asyncio.to_thread(
             self._host_network.find_next_hops, [(address, address) for address in addresses]
@@ -183,7 +183,7 @@ class ProbePaths(Component):
             )
 
     async def _attach(self) -> None:
-        """Attach the program to every interface by which a tunnel leaves, and to no other."""
+        """Attach the program to every interface through which a tunnel leaves, and to no other."""
         assert self.program is not None
         interfaces = {hop.interface for hop in self._hops.values()}
         for interface in sorted(interfaces):

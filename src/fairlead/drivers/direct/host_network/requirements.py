@@ -19,24 +19,25 @@ _WHY = (
 )
 
 
-def needs_of(next_hops: Collection[str]) -> tuple[SysctlRequirement, ...]:
+def requirements_of(next_hops: Collection[str]) -> tuple[SysctlRequirement, ...]:
     """Return the requirements of a gateway that sends frames to these addresses."""
     ipv6 = sum(is_ipv6(each) for each in next_hops)
-    return (*_room("ipv4", len(next_hops) - ipv6), *_room("ipv6", ipv6))
+    ipv4 = len(next_hops) - ipv6
+    return (*_neighbour_requirement("ipv4", ipv4), *_neighbour_requirement("ipv6", ipv6))
 
 
-def _room(family: str, count: int) -> tuple[SysctlRequirement, ...]:
+def _neighbour_requirement(family: str, count: int) -> tuple[SysctlRequirement, ...]:
     """Return the requirement for `count` neighbours of one family.
 
     The table also contains other neighbours: routers, clients, pods. So `count` alone is too
     little, and the recommended value is twice `count`, rounded up to a power of two. The rounding
     keeps the value from changing with every new node.
     """
-    should = 1 << (2 * count - 1).bit_length() if count else 0
-    need = SysctlRequirement(
+    recommended = 1 << (2 * count - 1).bit_length() if count else 0
+    requirement = SysctlRequirement(
         f"net/{family}/neigh/default/gc_thresh3",
         lambda value: int(value) <= count,
-        str(should),
+        str(recommended),
         _WHY,
     )
-    return (need,) if count else ()
+    return (requirement,) if count else ()

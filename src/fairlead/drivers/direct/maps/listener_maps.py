@@ -34,7 +34,7 @@ from fairlead.drivers.direct.maps.records import (
     unpack_listener_key,
 )
 from fairlead.drivers.direct.maps.retained_nodes import RetainedNodes
-from fairlead.drivers.direct.maps.sizing import Fitting, claim, fittings
+from fairlead.drivers.direct.maps.sizing import SlotsChoice, claim, slots_choices
 from fairlead.drivers.direct.maps.source_ranges import Ranges
 from fairlead.drivers.direct.maps.survey import NO_OWNER, Baseline, Survey, Surveyor
 from fairlead.drivers.direct.maps.table_allocator import TableAllocator
@@ -43,7 +43,7 @@ from fairlead.errors import FairleadError, Unavailable
 from fairlead.model import ServiceKey
 from fairlead.net.address import is_ipv6, pack_address
 from fairlead.net.bpf import Map
-from fairlead.net.maglev import SMALLEST
+from fairlead.net.maglev import MIN_SIZE
 from fairlead.net.transition import Slots
 
 log = structlog.get_logger()
@@ -99,7 +99,7 @@ class ListenerMaps:
         self._unused_checked_s = -math.inf
         self._ranges = Ranges(maps["ranges"], self.quotas.ranges)
         self._retained_nodes = RetainedNodes(maps["retained_nodes"], self.quotas.retained)
-        self.nodes = Nodes(maps["ways"], maps["node_names"], maps["node_statistics"])
+        self.nodes = Nodes(maps["next_hops"], maps["node_names"], maps["node_statistics"])
         self._surveyor = Surveyor(
             maps, self._memory, self.nodes, self._ranges, self._retained_nodes, clock
         )
@@ -219,8 +219,8 @@ class ListenerMaps:
         return self._mirror.of_service.keys()
 
     def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Return the Service of each listener, and the index at which the listener counts in the
-        map `statistics`. Like `draining`, it may be called in another thread."""
+        """Return the Service of each listener, and the index of the listener's counters in the map
+        `statistics`. Like `draining`, it may be called in another thread."""
         return [
             (each.service, each.record.statistics)
             for each in self._mirror.listeners.copy().values()
@@ -361,27 +361,27 @@ class ListenerMaps:
             self._available_chunks(change.service, old),
         )
         owner, why = (change.service, change.uid), None
-        for fitting in fittings(change, old and old.slots, available, granted):
+        for choice in slots_choices(change, old and old.slots, available, granted):
             retained_nodes = self._retained_numbers(
                 key,
-                fitting.slots,
+                choice.slots,
                 (*listener.retained_nodes, *listener.departed),
                 converging=converging,
             )
             try:
                 made = self._write_tables(
-                    *(key, owner, fitting.slots, listener, idle_since, range_sets, retained_nodes),
+                    *(key, owner, choice.slots, listener, idle_since, range_sets, retained_nodes),
                     converging=converging,
-                    in_place=fitting.in_place,
+                    in_place=choice.in_place,
                 )
             except OutOfMemory as error:
                 self.quotas.memory.waiting.add(change.service)
                 why = error
                 continue
-            if fitting.slots == slots:
+            if choice.slots == slots:
                 return made
             shortfall = _describe_shortfall(
-                fitting, why or self.quotas.memory.refusal(change.service)
+                choice, why or self.quotas.memory.refusal(change.service)
             )
             return made._replace(new=made.new._replace(shortfall=shortfall))
         raise why or self.quotas.memory.refusal(change.service)
@@ -410,7 +410,7 @@ class ListenerMaps:
                 service.namespace, changing=service in self._mirror.of_service
             ):
                 raise listeners.refusal(service)
-        return max(old.record.current_size, SMALLEST) if old else -1
+        return max(old.record.current_size, MIN_SIZE) if old else -1
 
     def _retained_numbers(
         self, key: ListenerKey, slots: Slots, nodes: Iterable[str], *, converging: bool
@@ -524,8 +524,8 @@ class ListenerMaps:
             flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
         )
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
-        # Counted now, because other listeners are prepared before this one takes effect. `_go_live`
-        # takes it back after an error.
+        # The quotas count the listener now, because other listeners are prepared before it takes
+        # effect. After an error `_go_live` undoes this.
         self._mirror.count(old, new)
         return Prepared(key, pack_listener_key(key), new, old, retained_nodes, in_place)
 
@@ -535,7 +535,7 @@ class ListenerMaps:
         Each map is written once for all listeners: owners and addresses first, records last. If
         this fails, each listener is tried separately.
         """
-        # `Counter.difference` would visit every address.
+        # A comprehension, because a set difference would visit every known address.
         known = self._mirror.addresses
         addresses = {each.key.address for each in prepared if each.key.address not in known}
         others = [each for each in prepared if not each.old or each.old[:2] != each.new[:2]]
@@ -561,7 +561,7 @@ class ListenerMaps:
                     self._allocator.cancel(each.new.record, each.old and each.old.record)
             return {each.key: error for each in prepared}
         for each in prepared:
-            # Only now does no slot name the nodes that are no longer retained.
+            # From now on, no slot names the nodes that are no longer retained.
             self._retained_nodes.only(each.new.record.statistics, each.retained_nodes)
             if each.has_new_tables:
                 if each.old:
@@ -616,17 +616,17 @@ class ListenerMaps:
         every listener has been planned.
         """
         now_s = self._clock()
-        # This visits all nodes, so it does not run with every change. The grace period is no
-        # shorter anyway.
+        # This visits all nodes, so it runs at most once in a grace period. More often would be of
+        # no use, because a number becomes free only after a grace period.
         if not self._mirror.unplanned and now_s - self._unused_checked_s >= GRACE_S:
             self._unused_checked_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)
 
 
-def _describe_shortfall(fitting: Fitting, why: OutOfMemory) -> str:
+def _describe_shortfall(choice: SlotsChoice, why: OutOfMemory) -> str:
     """Return what a listener with these slots lacks, and why. The text is the same for all
     listeners that lack the same."""
-    if fitting.in_place:
+    if choice.in_place:
         return (
             f"tables that were changed in place, so that shares may differ from the weights: {why}"
         )

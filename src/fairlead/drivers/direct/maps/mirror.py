@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from fairlead.drivers.direct.maps.quota import NO_USE, Quotas
+from fairlead.drivers.direct.maps.quota import NO_USAGE, Quotas
 from fairlead.drivers.direct.maps.records import ListenerRecord
 from fairlead.drivers.direct.maps.sizing import claim
 from fairlead.drivers.direct.spec import ActualListener, DirectActual, ListenerKey, ListenerSpec
@@ -30,8 +30,8 @@ class InstalledListener(NamedTuple):
     """A listener as it is in the maps.
 
     `spec`: the plan for which its slots were last set; None until a plan contains it. `idle_since`:
-    for each node that gets no new connections, the monotonic time in seconds since when this is so;
-    without a spec, all nodes that may have connections, with the start of this process. `digest`: a
+    for each node that gets no new connections, the monotonic time in seconds at which this began;
+    without a spec, the start of this process, for every node that may have connections. `digest`: a
     hash of its tables in the arena, by which a survey recognizes unchanged tables. `shortfall`:
     what it lacks of its spec, and why; empty if it lacks nothing, or if no plan contains it yet.
     """
@@ -64,7 +64,8 @@ class InstalledListener(NamedTuple):
         )
 
     def idle_s(self, now_s: float) -> tuple[tuple[str, float], ...]:
-        """Return for each node that gets no new connections for how many seconds this is so."""
+        """Return (node, seconds) of the nodes that get no new connections: the time since this
+        began."""
         return tuple((node, now_s - since_s) for node, since_s in self.idle_since.items())
 
     def drains(self, key: ListenerKey, now_s: float) -> list[Draining]:
@@ -152,10 +153,11 @@ class Mirror:
         effect.
         """
         before, after = (
-            (each.service.namespace, claim(each.record)) if each else NO_USE for each in (old, new)
+            (each.service.namespace, claim(each.record)) if each else NO_USAGE
+            for each in (old, new)
         )
         self._quotas.memory.change(before, after)
-        before, after = ((each.service.namespace, 1) if each else NO_USE for each in (old, new))
+        before, after = ((each.service.namespace, 1) if each else NO_USAGE for each in (old, new))
         self._quotas.listeners.change(before, after)
 
     def listeners_of(self, services: Iterable[ServiceKey]) -> list[InstalledListener]:

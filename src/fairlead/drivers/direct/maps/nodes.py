@@ -2,7 +2,7 @@
 
 In: names and next hops. Out: numbers for slots. The names are pinned beside the records, so that
 the next process knows them. Invariant: a node loses its number only after a grace period in which
-neither a slot uses it nor a Service whose flow entries are followed. Numbers are reused as late as
+no slot uses the number and no flow entry that is followed needs it. Numbers are reused as late as
 possible, because an entry that is no longer followed may still contain one.
 """
 
@@ -51,7 +51,7 @@ def _addresses(next_hops: Mapping[str, NextHops]) -> list[tuple[str, str]]:
 
 
 class Nodes:
-    """The maps `ways` (next hops) and `node_names`, mirrored. Times are monotonic seconds."""
+    """The maps `next_hops` (next hops) and `node_names`, mirrored. Times are monotonic seconds."""
 
     def __init__(self, hops: Map, names: Map, statistics: Map) -> None:
         self._next_hops_map, self._names, self._statistics = hops, names, statistics
@@ -72,7 +72,7 @@ class Nodes:
         named = ((INDEX.unpack(key)[0], unpack_text(value)) for key, value in self._names.items())
         names = {number: name for number, name in named if name}
         records = self._next_hops_map.rows(
-            2 * number + place for number in names for place in (0, 1)
+            2 * number + index for number in names for index in (0, 1)
         )
         for (at, ipv4), (_, ipv6) in zip(records, records, strict=True):
             yield names[at // 2], at // 2, (unpack_next_hop(ipv4), unpack_next_hop(ipv6))
@@ -95,8 +95,8 @@ class Nodes:
             self.numbers[name], self.next_hops[name] = number, hops
             for ipv6 in (False, True):
                 self._set_reachable(name, bool(hops[ipv6].address), ipv6=ipv6)
-        # Only the first survey has to guess. Later, the guess would be the numbers that were freed
-        # last.
+        # Only the first survey has to guess the next free number. Later, the highest number in use
+        # plus 1 could be a number that was freed a moment ago.
         self._next = self._next or max(self.numbers.values(), default=-1) + 1
 
     def _drop(self, name: str) -> None:
@@ -106,8 +106,8 @@ class Nodes:
         self._set_reachable(name, False, ipv6=True)
 
     def _write(self, number: int, hops: NextHops) -> None:
-        for place, hop in enumerate(hops):
-            self._next_hops_map.update(INDEX.pack(2 * number + place), pack_next_hop(hop))
+        for index, hop in enumerate(hops):
+            self._next_hops_map.update(INDEX.pack(2 * number + index), pack_next_hop(hop))
 
     def names(self) -> dict[int, str]:
         """Return the name of each number's node."""
@@ -196,7 +196,7 @@ class Nodes:
         self._reachable_addresses.pop(name, None)
 
     def forget_unused(self, used: Iterable[str], now_s: float) -> None:
-        """Free the numbers of nodes that were in no call's `used` for the grace period."""
+        """Free the numbers of nodes that `used` has not contained for the grace period."""
         unused = self.numbers.keys() - set(used)
         self._unused_since = {name: self._unused_since.get(name, now_s) for name in unused}
         for name in [

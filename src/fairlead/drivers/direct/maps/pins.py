@@ -4,9 +4,9 @@ In: the directory for pins, the object files, sizes. Out: `Pins`: the maps, the 
 them, and the directories of older layouts.
 
 The maps of one layout are in `<pin path>/layout-<digest>`. The digest is that of the layout's
-description (see `upgrade`), so a program never finds records of another shape. `settings` is pinned
-last: a directory without it is incomplete, and is recreated. The content of another layout is
-copied into our maps before our program replaces the program of that layout.
+description (see `upgrade`), so a program never finds records of another layout. `settings` is
+pinned last: a directory without it is incomplete, and is recreated. The content of another layout
+is copied into our maps before our program replaces the program of that layout.
 
 Invariant: one process at a time uses a pin path. It holds a lock on the directory, which ends with
 the process.
@@ -206,7 +206,7 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
 def remove(pin_path: Path) -> list[str]:
     """Remove the maps of every layout that are pinned here, and return a description of each.
 
-    Everything else below the path, such as the pins of another gateway whose path is longer,
+    Everything else below the path, such as a subdirectory that is the pin path of another gateway,
     belongs to another owner and stays.
     """
     layouts = list(pin_path.glob("layout-*"))

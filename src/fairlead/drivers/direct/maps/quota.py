@@ -2,7 +2,7 @@
 listeners, retained nodes and source ranges.
 
 In: how much each namespace uses. Out: how much more it may use now, or the error that says why it
-may not; and the Services that wait for a resource of which some was released.
+may not; and the Services that wait for a resource, when a part of it was released.
 
 Invariant: new usage leaves the reserve free, an eighth of each resource, which is for changes of
 Services that are served already. No namespace gets more than its share of what the other namespaces
@@ -22,10 +22,10 @@ from fairlead.model import ServiceKey
 RESERVE = 8
 """The reserve is one part in RESERVE of each resource."""
 
-Use = tuple[str, int]
+NamespaceUsage = tuple[str, int]
 """A namespace, and how much it uses."""
 
-NO_USE: Use = ("", 0)
+NO_USAGE: NamespaceUsage = ("", 0)
 
 
 class OutOfMemory(Unavailable):
@@ -58,7 +58,7 @@ class Quota:
         self._freed = False
         self._of: Counter[str] = Counter()
 
-    def change(self, before: Use, after: Use) -> None:
+    def change(self, before: NamespaceUsage, after: NamespaceUsage) -> None:
         """Record that a user of the resource now uses `after` instead of `before`."""
         self._freed |= before[1] > after[1] or (before[0] != after[0] and before[1] > 0)
         for (namespace, amount), sign in ((before, -1), (after, 1)):
@@ -117,7 +117,7 @@ class Quotas(NamedTuple):
     ranges: Quota
 
     def take_retriable(self) -> set[ServiceKey]:
-        """Return the Services that wait for a resource of which some was released since the last
+        """Return the Services that wait for a resource if a part of it was released since the last
         call."""
         return set().union(*(each.take_retriable() for each in self))
 

@@ -54,7 +54,8 @@ MAC = struct.Struct("=6s2x")
 INDEX = struct.Struct("=I")
 COUNTER = struct.Struct("=Q")
 CHALLENGED = INDEX.pack(1)
-"""The end of the entry of a connection with whose ports a SYN has arrived since."""
+"""The last field (`challenged`) of a connection's entry, if a SYN with the same ports arrived after
+the entry was created."""
 
 
 _PROTOCOLS: dict[str, int] = {

@@ -1,6 +1,6 @@
 """The nodes that keep their open flows, for each listener: the map `retained_nodes`.
 
-In: the index at which a listener counts, numbers of nodes. Out: the same in the kernel, as far as
+In: the index of a listener's counters, numbers of nodes. Out: the same in the kernel, as far as
 there is room. The program follows the flow entry of a flow only while the entry's node is one of
 these nodes. So a node whose drain time is over also loses connections that have flow entries.
 Invariant: the map contains what is mirrored here. A node is added before slots name it, and removed
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 
 import structlog
 
-from fairlead.drivers.direct.maps.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.quota import NO_USAGE, Quota
 from fairlead.drivers.direct.maps.records import INDEX, RETAINED_NODE
 from fairlead.errors import FairleadError
 from fairlead.net.bpf import Map
@@ -87,5 +87,5 @@ class RetainedNodes:
         if nodes:
             self._of[index] = namespace, nodes
         self._quota.change(
-            (before[0], len(before[1])) if before else NO_USE, (namespace, len(nodes))
+            (before[0], len(before[1])) if before else NO_USAGE, (namespace, len(nodes))
         )

@@ -20,7 +20,7 @@ PART = 8
 still use. So tables become smaller before a listener gets none."""
 
 
-class Fitting(NamedTuple):
+class SlotsChoice(NamedTuple):
     """Slots that a listener may get. `in_place`: they overwrite its present slots."""
 
     slots: Slots
@@ -36,13 +36,13 @@ def claim(record: ListenerRecord) -> int:
     """Return the number of chunks that a listener is charged for: two tables of its present size,
     because a change needs the second one; two tables of the smallest size if it has none, because
     members may return; or its present two tables, if they are larger."""
-    current = chunks(max(record.current_size, maglev.SMALLEST))
+    current = chunks(max(record.current_size, maglev.MIN_SIZE))
     return current + max(current, chunks(record.previous_size))
 
 
-def fittings(
+def slots_choices(
     change: SetListener, old: Slots | None, available: int, granted: int
-) -> Iterator[Fitting]:
+) -> Iterator[SlotsChoice]:
     """Yield the choices for a listener that has the slots `old`, or is new (None).
 
     `available`: the chunks that it may use. `granted`: the table size that it may have
@@ -52,19 +52,19 @@ def fittings(
     wanted, has = len(change.slots.current) // 2, len(old.current) // 2 if old else 0
     for size in maglev.sizes_down_from(wanted):
         needed, part = (
-            (2 * chunks(size), PART) if size > maglev.SMALLEST else (2 * chunks(maglev.SMALLEST), 1)
+            (2 * chunks(size), PART) if size > maglev.MIN_SIZE else (2 * chunks(maglev.MIN_SIZE), 1)
         )
         if size > granted and part * needed > available:
             continue
         if size == wanted:
-            yield Fitting(change.slots)
+            yield SlotsChoice(change.slots)
         # Without weights no node can be reached, and there is no smaller table.
         elif change.listener.weights:
-            yield Fitting(
+            yield SlotsChoice(
                 next_slots(change.listener, before, maglev.table_of(change.listener.weights, size))
             )
     if old and (has or (old.previous and not wanted)):
-        yield Fitting(_overwriting_slots(change, old, has), in_place=True)
+        yield SlotsChoice(_overwriting_slots(change, old, has), in_place=True)
 
 
 def _overwriting_slots(change: SetListener, old: Slots, size: int) -> Slots:

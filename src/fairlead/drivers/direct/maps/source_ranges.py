@@ -16,7 +16,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from fairlead.drivers.direct.maps.quota import NO_USE, Quota
+from fairlead.drivers.direct.maps.quota import NO_USAGE, Quota
 from fairlead.drivers.direct.maps.records import RANGE_KEY
 from fairlead.errors import FairleadError
 from fairlead.model import ServiceKey
@@ -130,7 +130,7 @@ class Ranges:
         if sets is not None:
             self._of[service] = sets
         uses = (
-            (service.namespace, len(each.members)) if each else NO_USE for each in (before, sets)
+            (service.namespace, len(each.members)) if each else NO_USAGE for each in (before, sets)
         )
         self._quota.change(*uses)
 

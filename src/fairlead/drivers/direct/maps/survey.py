@@ -43,7 +43,7 @@ V = TypeVar("V")
 AT_ONCE = 50
 """Listeners, or nodes, that are read in one part, which takes a millisecond or two."""
 PAIRS_AT_ONCE = 250
-"""Elements of other maps that are read in one part. They are only stored."""
+"""Elements of other maps that are read in one part: more, because they are only stored."""
 
 
 class Baseline(NamedTuple):

@@ -34,11 +34,11 @@ DESCRIPTION = "description"
 
 _ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
 _FIRST = bytes(4)
-_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "news", "walks"})
+_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "flow_reports", "walks"})
 """Maps whose content is meaningful only for a moment."""
 _ARENA, _LISTENERS = "arena", "listeners"
 _ONE_PACKET_PREFIX = "new_"
-"""The prefix of the names of tables for flows of which one packet was seen."""
+"""The prefix of the names of tables for flows with only one packet so far."""
 _CACHE = "listener_cache"
 """The program's cache of `listeners`. Programs that do not share `listeners` must not share the
 cache."""
@@ -51,7 +51,7 @@ FieldPlace = tuple[str, int, int]
 name."""
 
 
-class Shape(msgspec.Struct, frozen=True):
+class MapLayout(msgspec.Struct, frozen=True):
     """The layout of a map. The number of entries is not part of it, because it can be configured.
 
     `least`: for an array, the number of entries that the programs, or process and program together,
@@ -71,7 +71,7 @@ class Description(msgspec.Struct, frozen=True):
     """Everything on which programs that share maps must agree. `events`: the counted events and
     their numbers."""
 
-    maps: Mapping[str, Shape]
+    maps: Mapping[str, MapLayout]
     events: Mapping[str, int]
 
 
@@ -80,7 +80,7 @@ def describe(
 ) -> Description:
     """Return the description of an object's maps. `entries`: numbers of entries that differ from
     the object file."""
-    shapes = {}
+    layouts = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
         least = (
@@ -88,10 +88,10 @@ def describe(
             if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY)
             else 0
         )
-        shapes[name] = Shape(
+        layouts[name] = MapLayout(
             spec.type, spec.flags, spec.key_size, spec.value_size, key, value, least
         )
-    return Description(shapes, object_file.types.enumerators("event"))
+    return Description(layouts, object_file.types.enumerators("event"))
 
 
 def write(description: Description, directory: Path) -> None:
@@ -226,13 +226,13 @@ def copy_changes(
     """
     # Tables of flows with one packet come first: a flow that moves to another table meanwhile is
     # then found in one of the two tables, or in both.
-    for name, shape in sorted(
+    for name, layout in sorted(
         after.maps.items(), key=lambda each: not each[0].startswith(_ONE_PACKET_PREFIX)
     ):
         if (
-            shape.type == _LRU_HASH
+            layout.type == _LRU_HASH
             and name not in _TRANSIENT
-            and before.maps.get(name, shape) != shape
+            and before.maps.get(name, layout) != layout
         ):
             with Map.open(old / name) as source:
                 present = dict(source.items())

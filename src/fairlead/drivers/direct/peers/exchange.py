@@ -7,15 +7,15 @@ every gateway computes the same tables from the same objects. For slots in trans
 hold regardless of the history of each gateway:
 
 - Flow entries: each gateway has the entries of all gateways, so a connection may move from one
-  gateway to another. The newest entry counts: an entry that another connection with the same ports
+  gateway to another. The newest entry applies: an entry that another connection with the same ports
   has replaced is replaced or removed on every gateway. After gateways could not reach each other
   for a while, each sends the age of every entry that changed meanwhile.
 - Tracked slots: a slot that is tracked on one gateway is tracked on all gateways, because otherwise
   its entries would not be looked up. Tracking moves no connection.
 - Tables: a listener that does not exist here begins with the tables of a peer. A gateway that was
-  away, because it was not running or could reach no peer, adopts a peer's tables for connections
+  offline (not running, or without contact to any peer) adopts a peer's tables for connections
   without entries, because these connections passed through other gateways meanwhile. Otherwise its
-  own tables count, because only this gateway knows which connections it has forwarded.
+  own tables apply, because only this gateway knows which connections it has forwarded.
 
 Invariant: nothing here decides which node gets new connections. Only the plan of each gateway does.
 """
@@ -57,7 +57,7 @@ class Exchange:
 
     def __init__(self, tables: ListenerMaps, maps: dict[str, Map]) -> None:
         self._tables, self._maps = tables, maps
-        self._ring = RingBuffer(maps["news"])
+        self._ring = RingBuffer(maps["flow_reports"])
         self.descriptor = self._ring.descriptor
         """Readable while the program has reported new entries."""
         self.received = 0
@@ -116,7 +116,7 @@ class Exchange:
         """Yield all entries as records, in batches. This reads the kernel's maps: run it in a
         thread.
 
-        Entries of flows of which one packet was seen (`new_connections`, `new_datagrams`) are left
+        Entries of flows with only one packet so far (`new_connections`, `new_datagrams`) are left
         out, because a flood of them would displace entries that matter.
         """
         for name in _TABLES:
@@ -159,7 +159,7 @@ class Exchange:
             ):
                 # A newer connection with the same ports has an entry.
                 continue
-            # Of two records of one flow, the later one counts.
+            # Of two records of one flow, the later one applies.
             if node_field == _NO_ENTRY or closing:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
@@ -177,9 +177,10 @@ class Exchange:
     def _to_store(self, entries: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries of connections that differ from the entries here.
 
-        A SYN with the same ports may have arrived here. Its note then has to decide about the
-        packets that follow, as it does if the entry was there first. So an entry on the same node
-        stays as it is, and an entry of a flow that has a note is stored as challenged.
+        A SYN with the same ports may have arrived here. Then its tentative entry must decide where
+        the next packets go, as if the other entry had been here before the SYN. So an entry on the
+        same node stays as it is, and an entry of a flow that has a tentative entry is stored as
+        challenged.
         """
         for key, entry in entries.items():
             present = self._maps["connections"].lookup(key)
@@ -219,16 +220,16 @@ class Exchange:
     def merge_peer_tables(self, message: TablesMessage, *, behind: bool) -> None:
         """Track the slots that the peer tracks.
 
-        `behind`: this gateway was away, so the peer's tables count for connections without entries.
-        They also count for a listener that has forwarded no packet here. A listener that does not
-        exist here is ignored: the plan will contain it, or has removed it.
+        `behind`: this gateway was offline, so the peer's tables apply to connections without
+        entries. They also apply to a listener that has forwarded no packet here. A listener that
+        does not exist here is ignored: the plan will contain it, or has removed it.
         """
         if (own := self._tables.installed(message.key)) is None or own.slots == message.slots:
             return
         used = self._tables.is_used(own)
         if not used and not message.used and own.record.converging and message.converging:
             # Neither gateway has forwarded a packet of the listener, and both create an entry for
-            # each new connection: no earlier table says where a connection is. The tables differ
+            # each new connection: no earlier table shows where a connection is. The tables differ
             # for a moment, because each gateway finds for itself which nodes answer.
             return
         if behind or not used:

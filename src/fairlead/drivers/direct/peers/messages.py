@@ -19,7 +19,7 @@ from fairlead.drivers.direct.maps.records import FLOW_KEY
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
 from fairlead.errors import Unavailable
 from fairlead.kube.networks import read_address
-from fairlead.net.maglev import DOUBLINGS, SMALLEST
+from fairlead.net.maglev import DOUBLINGS, MIN_SIZE
 from fairlead.net.transition import NONE, TRACKED, Slots
 
 VERSION = 1
@@ -31,7 +31,7 @@ closing. NONE instead of a number: the flow has no entry any more."""
 MAX_ENTRIES = 4096
 """Entries in one message at most."""
 _LENGTH = struct.Struct("!I")
-_SIZES = {2 * (SMALLEST << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
+_SIZES = {2 * (MIN_SIZE << doubling) for doubling in range(DOUBLINGS + 1)} | {0}
 
 
 class HelloMessage(msgspec.Struct, frozen=True, tag="hello"):
@@ -83,7 +83,7 @@ class FlowsMessage(msgspec.Struct, frozen=True, tag="entries"):
     them.
 
     `ages_s`: for how many seconds each entry has been unchanged. It is empty in messages with new
-    entries, and in those with all entries of a gateway.
+    entries, and in messages with all entries of a gateway.
     """
 
     names: dict[int, str]

@@ -5,8 +5,8 @@ In: the address to listen on, and the other gateways. Out: their tables before t
 forwards, and their flow entries from then on; our tables and entries for them. Each gateway follows
 all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate
 is accepted (see `tls`). Without `tls`, a host that can take a peer's address can send connections
-to a wrong node. A gateway without reachable peers starts and forwards like one without peers: no
-packet waits for anything here.
+to a wrong node. A gateway that can reach no peer starts and forwards like a gateway without peers:
+no packet waits for a peer.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ moment, and nothing is left to merge after this time."""
 SILENCE_S = 3.5
 """A peer that sends nothing for this time is lost. A peer without changes sends an AliveMessage
 each second."""
-AWAY_S = 5.0
-"""A gateway that had no connection to a peer for this time was away."""
+OFFLINE_S = 5.0
+"""A gateway that had no connection to a peer for this time was offline."""
 UNDELIVERED_S = 15.0
 """Longer than it takes to notice that a peer receives nothing any more. Entries that were sent
 within this time may not have arrived."""
@@ -239,7 +239,7 @@ class Peers(Component):
                 else "it may require TLS, see gateway.peerTLS"
             )
             raise Unavailable(
-                f"{problem.message}, without a hello: {hint}; its log says why"
+                f"{problem.message}, without a hello: {hint}; its log shows why"
             ) from problem
         if not isinstance(hello, HelloMessage):
             raise Unavailable(f"the first message of {host} is not a hello")
@@ -353,11 +353,11 @@ class Peers(Component):
         backoff: Backoff,
     ) -> None:
         """Apply the messages of the peer. Raise Unavailable when the connection ends."""
-        away_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
-        # Only a peer that was there for the whole outage knows what passed meanwhile.
-        behind = away_s >= AWAY_S and hello.age_s >= max(TRUSTED_AFTER_S, away_s)
-        # Until CompleteMessage the peer sends its whole state. For these flows our own entry
-        # counts; newer entries of the peer follow with their ages.
+        offline_s = 0.0 if self._connected else time.monotonic() - self._alone_since_s
+        # Only a peer that ran for the whole outage knows the connections of that time.
+        behind = offline_s >= OFFLINE_S and hello.age_s >= max(TRUSTED_AFTER_S, offline_s)
+        # Until CompleteMessage the peer sends its whole state. Its entries of flows in `own` are
+        # ignored, because ours have precedence; newer entries of the peer follow with their ages.
         own: tuple[Set[bytes], ...] = (self._recent.flows,)
         if not behind and not self._recently_started:
             own += (await asyncio.to_thread(exchange.present_flows),)
@@ -382,7 +382,7 @@ class Peers(Component):
                     behind, own = False, ()
                     self._peers[peer] = PeerState(peer, True)
                     backoff.reset()
-                    log.info("following a gateway", peer=peer, away_s=round(away_s, 1))
+                    log.info("following a gateway", peer=peer, offline_s=round(offline_s, 1))
 
     def _newer_here(self, message: FlowsMessage) -> Set[bytes]:
         """Return the flows of the message that changed here later than at the sender."""

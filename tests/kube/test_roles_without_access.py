@@ -1,6 +1,6 @@
-"""Roles as processes in front of a real API server that does not know them, or does not grant them
-every permission: they log it once, retry at growing intervals, and continue without help when
-access is granted."""
+"""Roles as processes at a real API server that rejects their credentials, or does not grant them
+every permission: they log the error once, retry at growing intervals, and continue when access is
+granted."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.kube.passage import Passage
+from tests.kube.recording_proxy import RecordingProxy
 
 from fairlead.kube.client import Client
 from fairlead.lab import namespace, process
@@ -24,7 +24,7 @@ from fairlead.lab.kubeapiserver import KubeApiServer
 pytestmark = pytest.mark.root
 
 DEADLINE_S = 60
-WHILE_S = 2.0
+DURATION_S = 2.0
 """The time for which the roles run with a wrong token."""
 Object = dict[str, Any]
 ROLES: dict[str, tuple[str, ...]] = {
@@ -39,31 +39,31 @@ class Role:
     token file."""
 
     def __init__(
-        self, name: str, folder: Path, passage: Passage, started: process.Process, log: Path
+        self, name: str, folder: Path, proxy: RecordingProxy, started: process.Process, log: Path
     ) -> None:
         self.name = name
         self.token = folder / "token"
-        self.passage = passage
+        self.proxy = proxy
         self.process = started
         self._log = log
 
     @property
-    def said(self) -> list[Object]:
-        """The lines that the role has logged."""
+    def log_lines(self) -> list[Object]:
+        """The log lines of the role."""
         return [
             json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")
         ]
 
     @property
-    def complaints(self) -> list[Object]:
-        return [line for line in self.said if line["level"] in ("warning", "error", "critical")]
+    def problems(self) -> list[Object]:
+        return [
+            line for line in self.log_lines if line["level"] in ("warning", "error", "critical")
+        ]
 
     def served(self, path: str) -> bool:
-        """Return whether the server has successfully answered a request of the role below a
-        path."""
+        """Return whether a request of the role below this path was successful."""
         return any(
-            request.code == 200 and request.path.startswith(path)
-            for request in self.passage.requests
+            request.code == 200 and request.path.startswith(path) for request in self.proxy.requests
         )
 
 
@@ -119,8 +119,8 @@ class Site:
         with namespace.inside(self.name):
             listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        passage = await self._stack.enter_async_context(
-            Passage(self.server.access).listen(listener)
+        proxy = await self._stack.enter_async_context(
+            RecordingProxy(self.server.access).listen(listener)
         )
         config = {
             "current-context": "here",
@@ -148,14 +148,14 @@ class Site:
         log = folder / "log"
         started = process.spawn(self.name, f"role/{name}", argv, log=log, inside=self.name)
         self._stack.push_async_callback(process.kill_all, [started])
-        return Role(name, folder, passage, started, log)
+        return Role(name, folder, proxy, started, log)
 
 
-async def until(roles: list[Role], true: Callable[[Role], bool]) -> None:
+async def until(roles: list[Role], condition: Callable[[Role], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         for role in roles:
-            while not true(role):
-                assert role.process.running, role.said
+            while not condition(role):
+                assert role.process.running, role.log_lines
                 await asyncio.sleep(0.05)
 
 
@@ -165,39 +165,39 @@ async def site(real_apiserver: KubeApiServer, tmp_path: Path) -> AsyncIterator[S
         yield site
 
 
-async def test_a_wrong_token_is_logged_once_and_sent_rarely_until_it_is_replaced(
+async def test_a_wrong_token_is_logged_once_and_rarely_sent_until_it_is_replaced(
     site: Site,
 ) -> None:
     roles = [await site.start(name, "wrong") for name in ROLES]
-    await until(roles, lambda role: bool(role.complaints))
-    before = {role.name: len(role.passage.requests) for role in roles}
-    await asyncio.sleep(WHILE_S)
+    await until(roles, lambda role: bool(role.problems))
+    before = {role.name: len(role.proxy.requests) for role in roles}
+    await asyncio.sleep(DURATION_S)
     for role in roles:
         assert role.process.running
-        [told] = role.complaints
-        assert (told["level"], told["event"]) == (
+        [problem] = role.problems
+        assert (problem["level"], problem["event"]) == (
             "error",
             "API server rejects the credentials, retrying",
         )
         assert (
             "renew the credentials: the token or certificate is missing, wrong or expired"
-            in told["problem"]
+            in problem["problem"]
         )
-        assert str(role.token.parent / "kubeconfig") in told["identity"]
-        assert {request.code for request in role.passage.requests} == {401}
+        assert str(role.token.parent / "kubeconfig") in problem["identity"]
+        assert {request.code for request in role.proxy.requests} == {401}
         # At the start several parts request at the same moment; then requests follow after 0.5 to 1
         # s, and after 1 to 2 s.
         assert before[role.name] <= 10
-        assert len(role.passage.requests) - before[role.name] <= 4
+        assert len(role.proxy.requests) - before[role.name] <= 4
     for role in roles:
         role.token.write_text(site.server.access.token)
     await until(roles, lambda role: role.served("/api/v1/services"))
     for role in roles:
         assert any(
-            line["event"] == "API server accepts the credentials again" for line in role.said
+            line["event"] == "API server accepts the credentials again" for line in role.log_lines
         )
         rejected = "API server rejects the credentials, retrying"
-        assert [line["event"] for line in role.complaints].count(rejected) == 1
+        assert [line["event"] for line in role.problems].count(rejected) == 1
 
 
 async def test_a_missing_permission_is_logged_once_until_it_is_granted(site: Site) -> None:
@@ -216,21 +216,21 @@ async def test_a_missing_permission_is_logged_once_until_it_is_granted(site: Sit
     roles = [await site.start(name, token) for name in ROLES]
 
     def about_nodes(role: Role) -> list[Object]:
-        return [line for line in role.complaints if '"nodes"' in str(line)]
+        return [line for line in role.problems if '"nodes"' in str(line)]
 
     await until(roles, lambda role: bool(about_nodes(role)))
-    await asyncio.sleep(WHILE_S / 2)
+    await asyncio.sleep(DURATION_S / 2)
     account = f"system:serviceaccount:{site.name}:me"
     for role in roles:
         assert role.process.running
-        [told] = about_nodes(role)
-        assert told["level"] == "error"
+        [problem] = about_nodes(role)
+        assert problem["level"] == "error"
         wanted = (
             rf'nodes.* is forbidden: User \\?"{account}\\?" cannot (get|list|watch) '
             r'resource \\?"nodes\\?" in API group'
         )
-        assert re.search(wanted, told["problem"]), told
-        assert "grant it by RBAC: apply deploy/manifests, or the chart" in told["problem"]
+        assert re.search(wanted, problem["problem"]), problem
+        assert "grant it by RBAC: apply deploy/manifests, or the chart" in problem["problem"]
         assert not role.served("/api/v1/nodes")
     await grant(
         site,
@@ -266,9 +266,9 @@ async def test_a_kubeconfig_that_cannot_be_read_ends_a_role_at_once(tmp_path: Pa
             output, _ = await started.communicate()
         return name, started.returncode, output.decode()
 
-    for name, code, said in await asyncio.gather(*map(run, ROLES)):
+    for name, code, log_lines in await asyncio.gather(*map(run, ROLES)):
         assert code == 1, name
-        assert said == (
+        assert log_lines == (
             f"fairlead: kubeconfig {tmp_path}/none cannot be read: No such file or directory; "
             "name another file with --kubeconfig\n"
         )

@@ -1,9 +1,8 @@
-"""Proxies in front of a real API server: one that records requests, and one like a company's HTTP
-proxy.
+"""Proxies in front of a real API server: a recording one, and one like the HTTP proxy of a company.
 
-In: the server. Out: `Passage`, plain HTTP on a socket of the test, which forwards every request,
-streams watches, and records each request with its token and response; `connect_proxy`, which
-supports CONNECT and nothing else."""
+In: the server. Out: `RecordingProxy`, which accepts plain HTTP on a socket of the test, forwards
+every request, streams watches, and records each request with its token and the status of the
+response; `connect_proxy`, which supports CONNECT and nothing else."""
 
 import asyncio
 import socket
@@ -17,7 +16,7 @@ from yarl import URL
 
 from fairlead.kube.access import Access, Credentials, tls_context
 
-PASSED_ON = ("Content-Type", "Retry-After")
+FORWARDED_HEADERS = ("Content-Type", "Retry-After")
 
 
 class RecordedRequest(NamedTuple):
@@ -30,8 +29,8 @@ class RecordedRequest(NamedTuple):
     code: int
 
 
-class Passage:
-    """A recording proxy. Use it with `async with passage.listen(socket)`."""
+class RecordingProxy:
+    """A recording proxy. Use it as `async with RecordingProxy(access).listen(socket) as proxy`."""
 
     def __init__(self, access: Access) -> None:
         self.requests: list[RecordedRequest] = []
@@ -39,15 +38,15 @@ class Passage:
         self._session: aiohttp.ClientSession | None = None
         self._open: set[asyncio.Transport] = set()
 
-    def cut(self) -> None:
-        """Cut all connections on which a response is in progress."""
+    def break_connections(self) -> None:
+        """Break all connections on which a response is in progress."""
         for transport in self._open:
             transport.abort()
 
     @asynccontextmanager
-    async def listen(self, listener: socket.socket) -> AsyncIterator["Passage"]:
+    async def listen(self, listener: socket.socket) -> AsyncIterator["RecordingProxy"]:
         tls = tls_context(self._access, Credentials())
-        runner = web.ServerRunner(web.Server(self._pass), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest suffices
+        runner = web.ServerRunner(web.Server(self._forward), shutdown_timeout=0.1)  # type: ignore[arg-type] # BaseRequest suffices
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls, limit=0)
         ) as self._session:
@@ -58,7 +57,7 @@ class Passage:
             finally:
                 await runner.cleanup()
 
-    async def _pass(self, request: web.Request) -> web.StreamResponse:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
         headers = {
             name: value
@@ -72,22 +71,26 @@ class Passage:
             headers=headers,
             server_hostname=self._access.server_name or None,
             timeout=aiohttp.ClientTimeout(total=None),
-        ) as answer:
+        ) as response:
             token = request.headers.get("Authorization", "").removeprefix("Bearer ")
             now_s = asyncio.get_running_loop().time()
             self.requests.append(
-                RecordedRequest(now_s, token, request.method, request.raw_path, answer.status)
+                RecordedRequest(now_s, token, request.method, request.raw_path, response.status)
             )
-            kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
-            reply = web.StreamResponse(status=answer.status, headers=kept)
-            await reply.prepare(request)
+            kept = {
+                name: response.headers[name]
+                for name in FORWARDED_HEADERS
+                if name in response.headers
+            }
+            forwarded = web.StreamResponse(status=response.status, headers=kept)
+            await forwarded.prepare(request)
             assert isinstance(request.transport, asyncio.Transport)
             self._open.add(request.transport)
             with suppress(aiohttp.ClientError, ConnectionError):
-                async for chunk in answer.content.iter_any():
-                    await reply.write(chunk)
+                async for chunk in response.content.iter_any():
+                    await forwarded.write(chunk)
             self._open.discard(request.transport)
-            return reply
+            return forwarded
 
 
 @asynccontextmanager
@@ -100,11 +103,11 @@ async def connect_proxy() -> AsyncIterator[tuple[str, list[str]]]:
         method, target, _ = head.split(" ", 2)
         requested.append(f"{method} {target}")
         host, _, port = target.rpartition(":")
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        server_reader, server_writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(reader, there_writer))
-            group.create_task(_pump(there_reader, writer))
+            group.create_task(_pump(reader, server_writer))
+            group.create_task(_pump(server_reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

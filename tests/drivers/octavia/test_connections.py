@@ -1,15 +1,15 @@
-"""Connections to the cloud."""
+"""The connections of the driver to the cloud."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from tests.drivers.octavia.site import Site
-from tests.openstack.clients import until
+from tests.openstack.clients import wait_until
 
 
 def sockets() -> int:
-    """Return the number of this process's sockets."""
+    """Return the number of sockets of this process."""
     found = 0
     for each in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -17,9 +17,10 @@ def sockets() -> int:
     return found
 
 
-async def test_a_cloud_that_is_closed_keeps_no_line(site: Site) -> None:
+async def test_a_closed_cloud_has_no_open_connections(site: Site) -> None:
     before = sockets()
     await site.found()
     assert sockets() > before
     site.cloud.close()
-    until(lambda: sockets() <= before)  # the front's ends too, when its threads have seen it
+    # The threads of the proxy, in this process, close their ends a moment later.
+    wait_until(lambda: sockets() <= before)

@@ -1,9 +1,9 @@
-"""The OpenStack load balancer of a Service if Fairlead did not create it: shared, or adopted.
+"""The OpenStack load balancer that a Service shares with other Services, or adopts.
 
 In: a Service, the configuration. Out: the load balancer that the Service shares or adopts. Pure.
 cloud-provider-openstack writes `load-balancer-id` on every Service that it serves, and users write
 it to share one load balancer among several Services; the name of the load balancer distinguishes
-the two cases. Names: `GetLoadBalancerName` and `GetLoadBalancerLegacyName` of
+the two cases. The names follow `GetLoadBalancerName` and `GetLoadBalancerLegacyName` of
 cloud-provider-openstack 1.34, which truncates them to 255 characters."""
 
 import uuid
@@ -14,13 +14,13 @@ from fairlead.model import SharedOrAdopted
 from fairlead.plan.annotations import LOAD_BALANCER_ID, found, names_of, quoted
 from fairlead.sections import OctaviaConfig
 
-_LONGEST = 255
+_MAX_NAME_LENGTH = 255
 """Maximum length of a name."""
-_LEGACY = 32
+_MAX_OLD_NAME_LENGTH = 32
 """Maximum length of a name in the format of old versions."""
 
 
-def elsewhere_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
+def shared_or_adopted_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
     """Return the load balancer that the Service shares or adopts; None: it gets one of its own.
     Raise Refused for an invalid id."""
     name, text = found(service.metadata.annotations, names_of(LOAD_BALANCER_ID))
@@ -42,4 +42,6 @@ def names_of_occm(service: Service, cluster: str) -> tuple[str, ...]:
     current one, and the one of old versions. `cluster`: the cluster name that it is configured
     with."""
     name = f"kube_service_{cluster}_{service.metadata.namespace}_{service.metadata.name}"
-    return name[:_LONGEST], f"a{service.metadata.uid.replace('-', '')}"[:_LEGACY]
+    return name[:_MAX_NAME_LENGTH], f"a{service.metadata.uid.replace('-', '')}"[
+        :_MAX_OLD_NAME_LENGTH
+    ]

@@ -1,8 +1,7 @@
-"""Whatever stands in the texts of objects, planning comes to an end: one Service's mistake must not
-keep all others waiting.
+"""Malformed text in any object does not prevent the plan of the other Services.
 
-Old API servers accepted what today's refuses, definitions of our own kinds may be edited, and
-annotations are anybody's."""
+Old API servers accepted values that present ones reject, users may edit the CRDs of Fairlead, and
+annotations may contain any text."""
 
 import msgspec
 from hypothesis import given
@@ -21,7 +20,7 @@ from fairlead.state import State
 CONFIG = Config(
     default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),)
 )
-STRANGE = st.one_of(
+MALFORMED = st.one_of(
     st.sampled_from(
         [
             "",
@@ -54,16 +53,16 @@ ANNOTATIONS = (
 
 @st.composite
 def services(draw: st.DrawFn) -> Service:
-    ips = draw(st.lists(STRANGE, max_size=2))
+    ips = draw(st.lists(MALFORMED, max_size=2))
     return msgspec.convert(
         {
             "metadata": {
-                "name": "strange",
+                "name": "malformed",
                 "namespace": "default",
-                "uid": "uid-strange",
-                "resourceVersion": draw(STRANGE),
+                "uid": "uid-malformed",
+                "resourceVersion": draw(MALFORMED),
                 "annotations": draw(
-                    st.fixed_dictionaries({}, optional=dict.fromkeys(ANNOTATIONS, STRANGE))
+                    st.fixed_dictionaries({}, optional=dict.fromkeys(ANNOTATIONS, MALFORMED))
                 ),
             },
             "spec": {
@@ -71,8 +70,8 @@ def services(draw: st.DrawFn) -> Service:
                 "clusterIP": "10.96.0.1",
                 "clusterIPs": ["10.96.0.1"],
                 "ports": [{"port": 80}],
-                "loadBalancerIP": draw(STRANGE),
-                "loadBalancerSourceRanges": draw(st.lists(STRANGE, max_size=2)),
+                "loadBalancerIP": draw(MALFORMED),
+                "loadBalancerSourceRanges": draw(st.lists(MALFORMED, max_size=2)),
             },
             "status": {"loadBalancer": {"ingress": [{"ip": ip} for ip in ips]}},
         },
@@ -89,8 +88,8 @@ GRANTS = st.builds(
                 "holders": [
                     {
                         "namespace": "default",
-                        "name": "strange",
-                        "uid": "uid-strange",
+                        "name": "malformed",
+                        "uid": "uid-malformed",
                         "serviceVersion": version,
                     }
                 ],
@@ -99,18 +98,18 @@ GRANTS = st.builds(
         AddressGrant,
     ),
     st.sampled_from(["203.0.113.1", "x"]),
-    STRANGE,
-    STRANGE,
+    MALFORMED,
+    MALFORMED,
 )
 POOLS = st.builds(
     lambda texts: msgspec.convert(
         {"metadata": {"name": "other"}, "spec": {"addresses": texts}}, AddressPool
     ),
-    st.lists(STRANGE, max_size=2),
+    st.lists(MALFORMED, max_size=2),
 )
-SOUND = msgspec.convert(
+VALID = msgspec.convert(
     {
-        "metadata": {"name": "sound", "namespace": "default", "uid": "uid-sound"},
+        "metadata": {"name": "valid", "namespace": "default", "uid": "uid-valid"},
         "spec": {
             "type": "LoadBalancer",
             "clusterIP": "10.96.0.2",
@@ -122,16 +121,16 @@ SOUND = msgspec.convert(
 )
 
 
-@given(services(), GRANTS, POOLS, st.lists(STRANGE, max_size=2))
-def test_a_sound_service_is_planned_beside_any_strange_one(
-    strange: Service, grant: AddressGrant, pool: AddressPool, cidrs: list[str]
+@given(services(), GRANTS, POOLS, st.lists(MALFORMED, max_size=2))
+def test_a_valid_service_is_planned_beside_malformed_objects(
+    malformed: Service, grant: AddressGrant, pool: AddressPool, cidrs: list[str]
 ) -> None:
     state = State(())
     node = msgspec.convert({"metadata": {"name": "node1"}, "spec": {"podCIDRs": cidrs}}, Node)
     state.update_nodes({ObjectKey("", "node1"): node})
     state.update_grants({ObjectKey("", grant.metadata.name): grant})
     state.update_pools({ObjectKey("", "other"): pool})
-    state.update_services({ObjectKey(*each.key): each for each in (strange, SOUND)})
+    state.update_services({ObjectKey(*each.key): each for each in (malformed, VALID)})
     state.update_slices(
         {
             ObjectKey("default", "none"): msgspec.convert(
@@ -140,7 +139,7 @@ def test_a_sound_service_is_planned_beside_any_strange_one(
         }
     )
     planned = plan_controller(state, CONFIG, Ledger(), state.services)
-    assert isinstance(planned[SOUND.key], LoadBalancer)
-    assert isinstance(planned[strange.key], LoadBalancer | Refused)
+    assert isinstance(planned[VALID.key], LoadBalancer)
+    assert isinstance(planned[malformed.key], LoadBalancer | Refused)
     plan_gateway(state, CONFIG, state.services)
-    assert not isinstance(plan_node(state, "node1", state.services)[SOUND.key], Refused)
+    assert not isinstance(plan_node(state, "node1", state.services)[VALID.key], Refused)

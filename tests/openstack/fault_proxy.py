@@ -1,10 +1,10 @@
-"""A front for an OpenStack service: it forwards and counts calls, and can simulate a broken
-connection or a failing server.
+"""A proxy in front of an OpenStack service: it forwards and records calls, and can simulate a
+broken connection or a failing server.
 
-In: the service's URL, the project of all calls, and a `fate`, which is evaluated at each call
-before it is forwarded. Out: `calls`, every call with its answer, in order of arrival. It runs in
-threads of its own, so that clients may block. The client's Host header is forwarded, so that links
-in answers lead through the front, too."""
+In: the service's URL, the project of all calls, and a `fault`, which is evaluated at each call
+before it is forwarded. Out: `calls`, every call with its status, in order of arrival. The proxy
+runs in threads of its own, so that clients may block. It forwards the client's Host header, so that
+links in responses lead through the proxy, too."""
 
 import http.client
 import json
@@ -33,8 +33,8 @@ class Call:
     agent: str
     """The User-Agent."""
     status: int = 0
-    """The status of the service's answer; 0 until it has answered, or if the call was not
-    forwarded."""
+    """The status of the response; 0 before the response, or if the client gets none and the call
+    was not forwarded."""
 
     @property
     def writes(self) -> bool:
@@ -45,18 +45,18 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The front answers, and does not forward the call."""
+class ErrorResponse:
+    """The proxy responds itself, and does not forward the call."""
 
     status: int
-    message: str = "the test's answer"
+    message: str = "the test's response"
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The connection breaks: before the service receives the call, or after it has answered and
-    before the client receives the answer."""
+class Disconnect:
+    """The connection breaks: before the service receives the call, or after it has responded and
+    before the client receives the response."""
 
     after: bool
     first: Callable[[], None] = lambda: None
@@ -65,56 +65,56 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Held:
+class Delay:
     """The call is forwarded when the function returns; other calls are not delayed."""
 
     until: Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Said:
-    """The service's answer is replaced by another success."""
+class SuccessResponse:
+    """The proxy responds with status 200 and this body, and does not forward the call."""
 
     body: object
 
 
-Fate = Answer | Said | Cut | Held | None
+Fault = ErrorResponse | SuccessResponse | Disconnect | Delay | None
 """None: the call is forwarded."""
 
 
-class Front:
-    """The front. Use as `with Front(url).listen() as front`."""
+class FaultProxy:
+    """The proxy. Use it as `with FaultProxy(url).listen() as proxy`."""
 
     def __init__(self, service: str, *, project: str = "") -> None:
-        """Create the front. `project`: the project of all callers, as a token would name it, for a
+        """Create the proxy. `project`: the project of all callers, as a token would name it, for a
         service without authentication."""
         self.url = ""
         self.calls: list[Call] = []
         self.project = project
-        self.fate: Callable[[Call], Fate] = lambda _: None
+        self.fault: Callable[[Call], Fault] = lambda _: None
         """Called in a thread for each call; one at a time."""
         self.before: Callable[[Call], None] = lambda _: None
         """Called in a thread for each call, before all else."""
         address = urlsplit(service)
         self._service = (address.hostname or "", address.port or 80)
         self._turn = threading.Lock()
-        self._lines: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
 
     @contextmanager
-    def listen(self) -> Iterator["Front"]:
-        front = self
+    def listen(self) -> Iterator["FaultProxy"]:
+        proxy = self
 
         class Handler(_Handler):
             def setup(self) -> None:
-                front._lines.add(self.request)
+                proxy._connections.add(self.request)
                 super().setup()
 
             def finish(self) -> None:
                 super().finish()
-                front._lines.discard(self.request)
+                proxy._connections.discard(self.request)
 
             def handle_call(self, call: Call) -> None:
-                front._handle(self, call)
+                proxy._handle(self, call)
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
@@ -129,44 +129,44 @@ class Front:
             server.shutdown()
             thread.join()
             server.server_close()
-            # their threads would wait until the process ends
-            for line in list(self._lines):
+            # Otherwise their threads would wait until the process ends.
+            for connection in list(self._connections):
                 with suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def writes(self) -> list[Call]:
         """The calls that change something."""
         return [call for call in self.calls if call.writes]
 
-    def at(
-        self, number: int, fate: Fate, counts: Callable[[Call], bool] = lambda call: call.writes
+    def inject_at(
+        self, number: int, fault: Fault, counts: Callable[[Call], bool] = lambda call: call.writes
     ) -> None:
-        """Apply this fate to the `number`th call (from 1) of the calls that count from now on;
+        """Apply this fault to the `number`th call (from 1) of the calls that count from now on;
         forward all others."""
         left = number
 
-        def meet(call: Call) -> Fate:
+        def fault_of(call: Call) -> Fault:
             nonlocal left
             left -= counts(call)
             if left or not counts(call):
                 return None
             left = -1
-            return fate
+            return fault
 
-        self.fate = meet
+        self.fault = fault_of
 
-    def pass_on(self) -> None:
-        """Forward every call (again)."""
-        self.fate = lambda _: None
+    def forward_all(self) -> None:
+        """Forward every call from now on."""
+        self.fault = lambda _: None
 
     def _handle(self, handler: "_Handler", call: Call) -> None:
         self.before(call)
         with self._turn:
             self.calls.append(call)
-            fate = self.fate(call)
-        match fate:
-            case Answer(status, message, headers):
+            fault = self.fault(call)
+        match fault:
+            case ErrorResponse(status, message, headers):
                 call.status = status
                 text = json.dumps(
                     {"faultcode": "Server", "faultstring": message, "debuginfo": None}
@@ -174,40 +174,40 @@ class Front:
                 handler.answer(
                     status, [("Content-Type", "application/json"), *headers.items()], text
                 )
-            case Said(body):
+            case SuccessResponse(body):
                 call.status = 200
                 handler.answer(
                     200, [("Content-Type", "application/json")], json.dumps(body).encode()
                 )
-            case Cut(after, first):
+            case Disconnect(after, first):
                 if after:
-                    call.status, *_ = self._ask(handler, call)
+                    call.status, *_ = self._forward(handler, call)
                 first()
                 handler.cut()
-            case Held() | None:
-                if fate is not None:
-                    fate.until()
-                call.status, headers_back, body = self._ask(handler, call)
-                handler.answer(call.status, headers_back, body)
+            case Delay() | None:
+                if fault is not None:
+                    fault.until()
+                call.status, response_headers, body = self._forward(handler, call)
+                handler.answer(call.status, response_headers, body)
 
-    def _ask(self, handler: "_Handler", call: Call) -> tuple[int, list[tuple[str, str]], bytes]:
-        line = http.client.HTTPConnection(*self._service, timeout=TIMEOUT_S)
+    def _forward(self, handler: "_Handler", call: Call) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(*self._service, timeout=TIMEOUT_S)
         headers = {
             name: value for name, value in handler.headers.items() if name.lower() not in HOP_BY_HOP
         }
         if self.project:
             headers["X-Project-Id"] = self.project
         try:
-            line.request(call.method, call.path, call.body or None, headers)
-            response = line.getresponse()
-            back = [
+            connection.request(call.method, call.path, call.body or None, headers)
+            response = connection.getresponse()
+            response_headers = [
                 (name, value)
                 for name, value in response.getheaders()
                 if name.lower() not in HOP_BY_HOP
             ]
-            return response.status, back, response.read()
+            return response.status, response_headers, response.read()
         finally:
-            line.close()
+            connection.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.handle_call(
                 Call(self.command, self.path, body, self.headers.get("User-Agent", ""))
             )
-        except OSError:  # the service or the client is gone, and so is the line
+        except OSError:  # the service or the client has closed its connection
             self.cut()
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET

@@ -1,5 +1,5 @@
-"""The process that answers health checks for a node: `python -m fairlead.roles.answering`, started
-by `drivers/healthport`.
+"""The process that answers health checks for a node: `python -m
+fairlead.roles.health_check_server`, started by `drivers/healthport`.
 
 In: Updates on a socket that is its standard input. Out: for each Update a Done on the same socket,
 and answers on the health ports. It is a separate process, so that no health check waits for a plan,
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 16
 
 def command() -> Sequence[str]:
     """The command that starts this process; Python loads no modules from the working directory."""
-    return sys.executable, "-P", "-m", "fairlead.roles.answering"
+    return sys.executable, "-P", "-m", "fairlead.roles.health_check_server"
 
 
 def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
@@ -35,12 +35,12 @@ def carry_out(update: Update, ports: Ports, health: Health) -> dict[int, int]:
     for number in update.closed:
         ports.close(number)
         health.closed(number)
-    for place, opened in enumerate(update.opened):
+    for index, opened in enumerate(update.opened):
         try:
             ports.open(opened.number, opened.addresses)
             health.opened(opened)
         except OSError as problem:
-            problems[place] = problem.errno or 0
+            problems[index] = problem.errno or 0
     health.store(update)
     return problems
 
@@ -78,8 +78,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Each port needs a descriptor; the usual soft limit exists only for programs that use
     # select(2).
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     with socket.socket(fileno=sys.stdin.fileno()) as role:
         serve(role)
 

@@ -13,7 +13,7 @@ from fairlead.kube.objects import ObjectKey, ObjectT
 from fairlead.kube.watch_events import Item, same_but_version
 
 
-class Mirror(Generic[ObjectT]):
+class ObjectCache(Generic[ObjectT]):
     """A copy of one collection.
 
     `transform` may shorten an object before it is stored, or drop it (None): it then counts as

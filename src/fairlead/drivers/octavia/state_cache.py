@@ -1,8 +1,8 @@
 """The state of each Service that the driver read last, and whether it is still valid.
 
 In: the results of reads. Out: the same, until it is invalidated. No I/O. A read of everything
-replaces the state of all Services, except for Services that were written to since it began: its
-results for these may be from before or after the write."""
+replaces the state of all Services, except for Services that were written to since the read began:
+the result for such a Service may be from before or after the write."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -11,12 +11,12 @@ from fairlead.drivers.octavia.changes import Write
 from fairlead.model import ServiceKey
 
 
-class Memory:
+class StateCache:
     """The known state of all Services. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.known: dict[ServiceKey, Found] = {}
-        self.whole = False
+        self.is_complete = False
         """True once everything was read: a Service that is not in `known` has no objects."""
         self._clock = clock
         self._seen_s: dict[ServiceKey, float] = {}
@@ -32,12 +32,12 @@ class Memory:
 
     def store_all(self, found: Mapping[ServiceKey, Found]) -> Collection[ServiceKey]:
         """Finish the read of everything. Return the Services whose state was replaced."""
-        believed = {key: each for key, each in found.items() if key not in self._invalidated}
+        replaced = {key: each for key, each in found.items() if key not in self._invalidated}
         kept = {key: each for key, each in self.known.items() if key in self._invalidated}
-        self.known = believed | kept
-        self.whole = True
+        self.known = replaced | kept
+        self.is_complete = True
         self._all_seen_s = self._begun_s
-        return believed.keys()
+        return replaced.keys()
 
     def store(self, key: ServiceKey, found: Found | None) -> None:
         """Store the state of one Service; None: it has no objects."""
@@ -54,7 +54,7 @@ class Memory:
         self._invalidated.add(key)
 
     def is_invalid(self, key: ServiceKey) -> bool:
-        return key in self._invalid or (key not in self.known and not self.whole)
+        return key in self._invalid or (key not in self.known and not self.is_complete)
 
     def ages_s(self) -> Mapping[ServiceKey, float]:
         """Return how many seconds ago each Service was read. May be called from any thread."""
@@ -64,9 +64,9 @@ class Memory:
         }
 
 
-class Rounds:
+class WriteHistory:
     """The writes that were made for each Service in successive passes, until a pass writes nothing.
-    A write that is missing again in the next pass had no effect."""
+    A write that the next pass would make again had no effect."""
 
     def __init__(self) -> None:
         self._writes: dict[ServiceKey, tuple[Write, ...]] = {}

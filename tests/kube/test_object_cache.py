@@ -4,7 +4,7 @@ objects."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.kube.mirror import Mirror
+from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta
 from fairlead.kube.watch_events import Item
 
@@ -35,7 +35,7 @@ STEPS = st.lists(
 def test_the_change_sets_add_up_to_the_servers_objects(
     steps: list[tuple[str, tuple[ObjectKey, int, bool] | None]],
 ) -> None:
-    mirror: Mirror[Service] = Mirror()
+    cache: ObjectCache[Service] = ObjectCache()
     truth: dict[ObjectKey, int] = {}
     listed: dict[ObjectKey, int] | None = None
     view: dict[ObjectKey, int] = {}
@@ -43,42 +43,42 @@ def test_the_change_sets_add_up_to_the_servers_objects(
         if step == "item":
             assert told is not None
             key, label, gone = told
-            mirror.process(item(key, label, version, gone=gone))
+            cache.process(item(key, label, version, gone=gone))
             target = truth if listed is None else listed
             if gone:
                 target.pop(key, None)
             else:
                 target[key] = label
         elif step == "begin":
-            mirror.begin_list()
+            cache.begin_list()
             listed = {}
         elif step == "drop":
-            mirror.drop_list()
+            cache.drop_list()
             listed = None
         elif step == "complete" and listed is not None:
-            mirror.complete_list()
+            cache.complete_list()
             truth, listed = listed, None
         elif step == "take":
-            for key, value in mirror.take().items():
+            for key, value in cache.take().items():
                 if value is None:
                     del view[key]  # a KeyError if an unknown object is reported as deleted
                 else:
                     view[key] = int(value.metadata.labels["is"])
             assert view == truth
             assert {
-                key: int(value.metadata.labels["is"]) for key, value in mirror.objects.items()
+                key: int(value.metadata.labels["is"]) for key, value in cache.objects.items()
             } == truth
 
 
 def test_only_differences_are_reported() -> None:
-    mirror: Mirror[Service] = Mirror()
-    mirror.process(item(KEYS[0], 1, 1))
-    mirror.take()
-    mirror.process(item(KEYS[0], 1, 2))
-    assert mirror.take() == {}
-    assert mirror.objects[KEYS[0]].metadata.resource_version == "2"
-    mirror.begin_list()
-    mirror.process(item(KEYS[0], 1, 3))
-    mirror.process(item(KEYS[1], 1, 4))
-    mirror.complete_list()
-    assert mirror.take().keys() == {KEYS[1]}
+    cache: ObjectCache[Service] = ObjectCache()
+    cache.process(item(KEYS[0], 1, 1))
+    cache.take()
+    cache.process(item(KEYS[0], 1, 2))
+    assert cache.take() == {}
+    assert cache.objects[KEYS[0]].metadata.resource_version == "2"
+    cache.begin_list()
+    cache.process(item(KEYS[0], 1, 3))
+    cache.process(item(KEYS[1], 1, 4))
+    cache.complete_list()
+    assert cache.take().keys() == {KEYS[1]}

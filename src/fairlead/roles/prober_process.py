@@ -1,5 +1,5 @@
-"""The process that probes for a gateway: `python -m fairlead.roles.probing INTERVAL TIMEOUT MARK`,
-started by `drivers/prober`.
+"""The process that probes for a gateway: `python -m fairlead.roles.prober_process INTERVAL TIMEOUT
+MARK`, started by `drivers/prober`.
 
 In: the health ports to probe, on a socket that is its standard input. Out: their verdicts, on the
 same socket. It sends thousands of probes per second. As a separate process, no probe waits for a
@@ -38,7 +38,7 @@ def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]
         sys.executable,
         "-P",
         "-m",
-        "fairlead.roles.probing",
+        "fairlead.roles.prober_process",
         str(interval_s),
         str(timeout_s),
         str(mark),

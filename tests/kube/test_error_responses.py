@@ -1,4 +1,4 @@
-"""The errors for the API server's responses."""
+"""The errors that the client raises for responses of the API server."""
 
 import json
 
@@ -21,7 +21,7 @@ STATUS = json.dumps(
 
 
 @pytest.mark.parametrize(
-    ("status", "meaning"),
+    ("status", "error"),
     [
         (301, RefusedByServer),
         (400, RefusedByServer),
@@ -39,15 +39,15 @@ STATUS = json.dumps(
         (504, ServerUnavailable),
     ],
 )
-def test_meaning_of_each_status(status: int, meaning: type[FairleadError]) -> None:
+def test_each_status_has_its_error(status: int, error: type[FairleadError]) -> None:
     problem = failure("GET http://server/api", status, STATUS)
-    assert type(problem) is meaning
+    assert type(problem) is error
     assert f"GET http://server/api was answered {status}: the server says so" in str(problem)
     if isinstance(problem, RefusedByServer | ServerUnavailable):
         assert problem.status == status
 
 
-def test_tree() -> None:
+def test_errors_of_the_server_are_refused_or_unavailable() -> None:
     assert issubclass(RefusedByServer, Refused)
     assert issubclass(ServerUnavailable, Unavailable)
     assert issubclass(Expired, Unavailable)
@@ -57,7 +57,7 @@ def test_tree() -> None:
     ("header", "wait_s"),
     [("7", 7.0), (None, 0.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)],
 )
-def test_retry_after(header: str | None, wait_s: float) -> None:
+def test_the_retry_after_header_is_read(header: str | None, wait_s: float) -> None:
     problem = failure("GET", 429, b"", header)
     assert isinstance(problem, ServerUnavailable)
     assert problem.retry_after_s == wait_s
@@ -68,11 +68,11 @@ def test_a_body_that_is_not_a_status_is_the_message(body: bytes) -> None:
     assert str(failure("GET x", 502, body)).startswith("GET x was answered 502")
 
 
-def test_forbidden_names_rbac() -> None:
+def test_the_error_for_a_forbidden_request_names_rbac() -> None:
     assert "RBAC" in str(failure("GET x", 403, STATUS))
 
 
-def test_a_namespace_that_is_being_deleted_does_not_name_rbac() -> None:
+def test_the_error_for_a_namespace_in_deletion_does_not_name_rbac() -> None:
     details = {
         "causes": [
             {"reason": "NamespaceTerminating", "message": "...", "field": "metadata.namespace"}

@@ -49,18 +49,19 @@ async def turns_of(calls_per_s: float, at_s: Mapping[float, int]) -> list[float]
 
 
 @pytest.mark.parametrize("calls_per_s", [20.0, 7.5, 0.5])
-def test_no_second_has_more_calls_than_it_may(calls_per_s: float) -> None:
-    """Calls start at once after a quiet time, and no call waits longer than necessary."""
+def test_no_second_has_more_calls_than_configured(calls_per_s: float) -> None:
+    """After a time without calls, calls start at once. No call waits longer than necessary."""
     number = int(calls_per_s * 10)
     with asyncio.Runner(loop_factory=Loop) as runner:
         turns_s = runner.run(turns_of(calls_per_s, {0.0: number, 60.5: number, 61.0: number}))
     assert len(turns_s) == 3 * number
-    most = max(int(calls_per_s), 1)
-    second_s = most / calls_per_s - 1e-6
+    max_calls = max(int(calls_per_s), 1)
+    second_s = max_calls / calls_per_s - 1e-6
     assert (
-        max(sum(first <= each < first + second_s for each in turns_s) for first in turns_s) == most
+        max(sum(first <= each < first + second_s for each in turns_s) for first in turns_s)
+        == max_calls
     )
     assert [each for each in turns_s if each < 60][-1] == pytest.approx(
-        (number - 1) // most * most / calls_per_s
+        (number - 1) // max_calls * max_calls / calls_per_s
     )
-    assert turns_s[number : number + most] == pytest.approx([60.5] * most)
+    assert turns_s[number : number + max_calls] == pytest.approx([60.5] * max_calls)

@@ -4,7 +4,7 @@ from tests.drivers.octavia.site import WEB
 
 from fairlead.drivers.octavia.balancers import ACTIVE, BalancerState, Found
 from fairlead.drivers.octavia.changes import Call
-from fairlead.drivers.octavia.memory import Memory, Rounds
+from fairlead.drivers.octavia.state_cache import StateCache, WriteHistory
 from fairlead.model import ServiceKey
 
 MAIL = ServiceKey("default", "mail")
@@ -20,7 +20,7 @@ def write(path: str) -> Call:
 
 def test_a_look_at_everything_does_not_undo_what_was_written_meanwhile() -> None:
     """The result for that Service may be from before the write."""
-    memory = Memory(lambda: 0.0)
+    memory = StateCache(lambda: 0.0)
     memory.store(WEB, found("before"))
     memory.begin()
     memory.invalidate(WEB)
@@ -33,7 +33,7 @@ def test_a_look_at_everything_does_not_undo_what_was_written_meanwhile() -> None
 
 
 def test_a_doubt_that_is_older_than_a_look_at_everything_outlives_it() -> None:
-    memory = Memory(lambda: 0.0)
+    memory = StateCache(lambda: 0.0)
     memory.invalidate(WEB)
     memory.begin()
     memory.store_all({WEB: found("a")})
@@ -43,7 +43,7 @@ def test_a_doubt_that_is_older_than_a_look_at_everything_outlives_it() -> None:
 
 
 def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
-    memory = Memory(lambda: 0.0)
+    memory = StateCache(lambda: 0.0)
     assert memory.is_invalid(WEB)
     memory.begin()
     memory.store_all({})
@@ -51,7 +51,7 @@ def test_before_everything_was_listed_an_unknown_service_is_doubted() -> None:
 
 
 def test_writes_count_until_a_pass_writes_nothing() -> None:
-    rounds = Rounds()
+    rounds = WriteHistory()
     assert rounds.read(WEB) == ()
     rounds.add(WEB, (write("listeners/a"),))
     assert rounds.read(WEB) == (write("listeners/a"),)
