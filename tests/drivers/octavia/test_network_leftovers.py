@@ -61,7 +61,7 @@ def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
 
 
 async def leftovers(place: Place, *options: str) -> list[tuple[str, str]]:
-    return [(each["service"], each["goes"]) for each in (await place.listed(*options))["leftovers"]]
+    return [(each["service"], each["resource"]) for each in (await place.listed(*options))["leftovers"]]
 
 
 async def test_floating_ips_and_rules_of_deleted_services_and_clusters_are_deleted(
@@ -86,7 +86,7 @@ async def test_floating_ips_and_rules_of_deleted_services_and_clusters_are_delet
             ("default/gone", each)
             for each in ("load balancer", "floating IP", "1 security-group rules")
         ]
-        assert [(each["service"], each["goes"]) for each in found["leftovers"]] == parts
+        assert [(each["service"], each["resource"]) for each in found["leftovers"]] == parts
         assert {"cluster": other_cluster, "load_balancers": 0, "names": [], "network": 2} in found[
             "other_clusters"
         ]
