@@ -75,6 +75,7 @@ ROWS = {
 NICE = 5
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
+MAX_CHECK_PROCESSES = 12
 MAX_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
@@ -202,7 +203,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     # in time.
     processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     if config.getoption("check"):
-        return processes
+        # Tests without a lab wait for half of their time: for a time-out, a process, a kernel.
+        return min(MAX_CHECK_PROCESSES, 3 * len(os.sched_getaffinity(0)))
     config.stash[_quiet] = f"gw{processes}"
     return processes + 1
 

@@ -61,7 +61,9 @@ def at_neutron(site: CloudSite, cluster: str) -> tuple[int, int, int]:
 
 
 async def leftovers(place: Place, *options: str) -> list[tuple[str, str]]:
-    return [(each["service"], each["resource"]) for each in (await place.listed(*options))["leftovers"]]
+    return [
+        (each["service"], each["resource"]) for each in (await place.listed(*options))["leftovers"]
+    ]
 
 
 async def test_floating_ips_and_rules_of_deleted_services_and_clusters_are_deleted(

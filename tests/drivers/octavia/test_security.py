@@ -148,7 +148,8 @@ async def test_the_rules_admit_the_health_port_only_if_a_health_monitor_probes_i
         settings=msgspec.structs.replace(over_http.settings, monitor_types=(("TCP", "TCP"),)),
     )
     unmonitored = msgspec.structs.replace(
-        over_http, settings=msgspec.structs.replace(over_http.settings, checks=None, monitor_types=())
+        over_http,
+        settings=msgspec.structs.replace(over_http.settings, checks=None, monitor_types=()),
     )
     health, node_port = (("tcp", each, "10.1.0.0/24") for each in (32000, 30080))
     for wanted, expected in (
