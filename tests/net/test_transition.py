@@ -210,6 +210,22 @@ def test_c_and_python_compute_the_same_transition(
         )
 
 
+def test_a_tracked_slot_stays_tracked_while_another_node_may_have_its_connections() -> None:
+    current, tracked = array("H", [0]), array("H", [TRACKED])
+    for compute in (previous_in_c, previous_in_python):
+        assert list(compute(current, tracked, current, {0, 1})) == [TRACKED]
+        assert list(compute(current, tracked, current, {1})) == [TRACKED]
+        assert list(compute(current, tracked, current, {0})) == [NONE]
+
+
+def test_tracked_slots_are_not_settled_when_only_one_node_is_retained() -> None:
+    only = table((("a", 1),))
+    slots = Slots(only.nodes, only.slots, array("H", [TRACKED]).tobytes())
+    assert is_settled(slots, only, {"a", "b"}, by_source=False)
+    assert not is_settled(slots, only, {"a"}, by_source=False)
+    assert by_rule(slots, only, {"a"}, by_source=False).previous == b""
+
+
 @given(st.lists(NUMBERS), st.lists(st.integers(0, 65535), min_size=6, max_size=6))
 def test_renumbering_leaves_none_and_tracked(slots: list[int], to: list[int]) -> None:
     expected = [each if each in (NONE, TRACKED) else to[each] for each in slots]

@@ -174,6 +174,23 @@ def test_a_connection_over_the_insert_limit_continues_by_its_first_entry(
     assert forwarder.run(segment("A", seq=FAR + 1)).node == "node1"
 
 
+def test_a_connection_without_an_entry_follows_the_entry_of_an_older_one_with_its_ports(
+    forwarder: Forwarder,
+) -> None:
+    """No entry can be created, so the first packet has to go where the next ones will go."""
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, BOTH)
+    for flags in "SA":
+        assert forwarder.run(segment(flags, 2000)).node == "node2"
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    forwarder.allow_inserts(0)
+    for flags, seq in (("S", FAR), ("A", FAR + 1)):
+        assert forwarder.run(segment(flags, 2000, seq=seq)).node == "node2"
+    forwarder.serve({"node3": 1}, {"node1", "node3"})
+    for flags, seq in (("S", FAR), ("A", FAR + 1)):
+        assert forwarder.run(segment(flags, 2000, seq=seq)).node == "node1"
+
+
 @pytest.mark.parametrize("protocol", ["TCP", "SCTP"])
 def test_a_node_that_is_no_longer_retained_loses_connections_with_entries_too(
     forwarder: Forwarder, protocol: ListenerProtocol
