@@ -32,7 +32,11 @@ from fairlead.drivers.direct.maps.records import HOPS_LEFT, IPIP, LINK, UNREACHA
 
 pytestmark = pytest.mark.root
 
-OUTER = {False: ("192.0.2.100", "192.0.2.1"), True: ("2001:db8:1::100", "2001:db8:1::1")}
+OUTER = {
+    False: ("192.0.2.100", "192.0.2.1"),
+    # Four octets of this address are as in an IPv4-mapped address, which it is not.
+    True: ("2001:db8:1::100", "2001:db8:1::ffff:0:1"),
+}
 NODE_MAC = mac_of("node1")
 VNI = 7471
 TOO_BIG = 5
