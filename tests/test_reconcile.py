@@ -481,19 +481,6 @@ class SlowRemovalStore(Store):
         return await super().apply(changes)
 
 
-async def test_an_incomplete_removal_keeps_the_service_in_the_previous_drivers() -> None:
-    log: list[str] = []
-    first, last = Store(log=log, title="claim"), SlowRemovalStore(log=log, title="cloud")
-    setup = Setup(first, last)
-    async with setup.running():
-        setup.put(web="a")
-        await setup.until(last, web="a")
-        last.failures = 1
-        setup.put(web=None)
-        await setup.until(first)
-    assert log == ["claim web a", "cloud web a", "cloud web None", "claim web None"]
-
-
 class PendingStore(Store):
     """A cloud whose load balancers take some time, so that no Service is served yet."""
 
@@ -623,9 +610,13 @@ async def test_removals_run_in_the_opposite_order() -> None:
     assert log == ["rules web a", "announcement web a", "announcement web None", "rules web None"]
 
 
-async def test_a_failed_removal_keeps_the_service_in_the_previous_drivers() -> None:
+@pytest.mark.parametrize("kind", [Store, SlowRemovalStore], ids=["failed", "incomplete"])
+async def test_a_failed_or_incomplete_removal_keeps_the_service_in_the_previous_drivers(
+    kind: type[Store],
+) -> None:
     log: list[str] = []
-    setup = Setup(first := Store(log=log, title="claim"), last := Store(log=log, title="cloud"))
+    first, last = Store(log=log, title="claim"), kind(log=log, title="cloud")
+    setup = Setup(first, last)
     async with setup.running():
         setup.put(web="a")
         await setup.until(last, web="a")
