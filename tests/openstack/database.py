@@ -4,20 +4,21 @@ durability.
 In: a directory for its data. Out: the process, and for each service a URL for SQLAlchemy."""
 
 import shutil
-import time
 from pathlib import Path
 
 from tests.openstack import places
-from tests.openstack.processes import POLL_S, Processes, run
+from tests.openstack.processes import Processes, RunningProcess, run
 
 SYSTEM_TABLES = Path("/usr/share/mysql")
 DATABASES = ("octavia", "neutron", "keystone")
+PID_FILE = "mariadbd.pid"
+"""A file in the data, which the server removes at the end of a clean shutdown."""
 
 SETTINGS = """\
 [mysqld]
 datadir={data}
 socket={socket}
-pid-file={data}/mariadbd.pid
+pid-file={data}/{pid_file}
 skip-networking
 user=root
 skip-log-bin
@@ -41,6 +42,7 @@ class Database:
         self.data = directory / "data"
         self._socket = directory / "mariadb.sock"
         self._settings = directory / "mariadb.cnf"
+        self._server: RunningProcess | None = None
 
     def url(self, database: str) -> str:
         return (
@@ -53,30 +55,35 @@ class Database:
 
     def start(self, processes: Processes) -> None:
         """Start the server, and return when it answers."""
-        self._settings.write_text(SETTINGS.format(data=self.data, socket=self._socket))
-        started = processes.start(
+        self._write_settings()
+        self._server = processes.start(
             "mariadb", [places.program("mariadbd"), f"--defaults-file={self._settings}"]
         )
-        started.await_(self._socket.exists)
+        self._server.await_(self._socket.exists)
 
     def remove(self) -> None:
         """Remove the data. The server must have ended."""
         shutil.rmtree(self.data, ignore_errors=True)
 
-    def shut_down(self) -> None:
-        """Stop the server cleanly, so that its data need no recovery."""
+    def execute(self, *statements: str) -> None:
+        """Execute SQL statements."""
         say = (
-            "import pymysql, sys; pymysql.connect(unix_socket=sys.argv[1], "
-            "user='root').query('shutdown')"
+            "import pymysql, sys; connection = pymysql.connect(unix_socket=sys.argv[1], "
+            "user='root', autocommit=True); [connection.query(each) for each in sys.argv[2:]]"
         )
-        run([places.python(), "-c", say, self._socket], self.directory)
-        while self._socket.exists():
-            time.sleep(POLL_S)
+        run([places.python(), "-c", say, self._socket, *statements], self.directory)
+
+    def shut_down(self) -> None:
+        """Stop the server cleanly, and return when its process has ended. The server removes its
+        socket before it writes the last changes to its data."""
+        assert self._server is not None
+        self.execute("shutdown")
+        self._server.await_end()
 
     def bootstrap(self) -> None:
         """Create MariaDB's own tables and empty databases."""
         self.data.mkdir()
-        self._settings.write_text(SETTINGS.format(data=self.data, socket=self._socket))
+        self._write_settings()
         tables = [
             (SYSTEM_TABLES / f"{name}.sql").read_text()
             for name in (
@@ -95,4 +102,9 @@ class Database:
             [places.program("mariadbd"), f"--defaults-file={self._settings}", "--bootstrap"],
             self.directory,
             input_text="\n".join(statements) + "\n",
+        )
+
+    def _write_settings(self) -> None:
+        self._settings.write_text(
+            SETTINGS.format(data=self.data, socket=self._socket, pid_file=PID_FILE)
         )

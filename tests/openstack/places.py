@@ -7,6 +7,8 @@ requires; a test then reports this."""
 import hashlib
 import os
 import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from fairlead.errors import Refused
@@ -17,6 +19,15 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fair
 ENVIRONMENT = CACHE / "openstack"
 OVN = CACHE / "ovn"
 FIX = "run `make setup`"
+TEMPLATE_INPUTS = (
+    "requirements.lock",
+    "database.py",
+    "keystone.py",
+    "servers/content.py",
+    "settings.py",
+    "template.py",
+)
+"""The files that determine the content of the databases, and how it is checked."""
 
 
 def python() -> Path:
@@ -36,11 +47,12 @@ def template() -> Path:
     return template_of_now()
 
 
+@cache
 def template_of_now() -> Path:
-    """Return the path of the data directory, which differs for each version of the schemas."""
-    parts = [HERE / name for name in ("requirements.lock", "template.py")]
-    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
-    return CACHE / f"openstack-data-{digest[:12]}"
+    """Return the path of the data directory, which differs for each version of its inputs."""
+    parts = [(HERE / name).read_bytes() for name in TEMPLATE_INPUTS]
+    parts.append(subprocess.check_output([program("mariadbd"), "--version"]))
+    return CACHE / f"openstack-data-{hashlib.sha256(b''.join(parts)).hexdigest()[:12]}"
 
 
 def program(name: str) -> Path:

@@ -19,7 +19,7 @@ from tests.openstack import places
 from fairlead.errors import Unavailable
 from fairlead.lab.process import POD_NICE, set_nice
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 600.0
 POLL_S = 0.02
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", "--kill-child")
 
@@ -88,6 +88,16 @@ class RunningProcess:
             )
         )
 
+    def await_end(self) -> None:
+        """Wait until the process has ended by itself. Raise Unavailable if it fails or does not
+        end. `child` ends after the process: unshare(1) waits for it and takes its exit code."""
+        try:
+            code = self.child.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"{self.name} did not end within {END_TIMEOUT_S:.0f} s") from error
+        if code:
+            raise Unavailable(f"{self.name} ended with {code}; its log says:\n{self._end_of_log()}")
+
     def await_(self, is_ready: Callable[[], bool]) -> None:
         """Wait until the process is ready. Raise Unavailable, with the end of its log, if it ends
         first or the time is over."""
@@ -99,9 +109,11 @@ class RunningProcess:
                     if self.child.poll() is not None
                     else f"was not ready within {START_TIMEOUT_S:.0f} s"
                 )
-                log_end = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
-                raise Unavailable(f"{self.name} {how}; its log says:\n{log_end}")
+                raise Unavailable(f"{self.name} {how}; its log says:\n{self._end_of_log()}")
             time.sleep(POLL_S)
+
+    def _end_of_log(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
 
 
 def run(

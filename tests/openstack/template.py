@@ -3,43 +3,87 @@ tests.openstack.template`.
 
 In: the services' own migrations. Out: the directory that `places.template` names, either complete
 or absent. When its inputs change, another directory is created, and the old one stays for the tree
-that uses it."""
+that uses it. Invariant: a server that started from a copy of it had every schema and Keystone's
+administrator. Only one process at a time creates it."""
 
+import fcntl
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.openstack import places, settings
-from tests.openstack.database import Database
+from tests.openstack.database import PID_FILE, Database
 from tests.openstack.keystone import make_keys
 from tests.openstack.processes import Processes, run
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, Unavailable
+
+ATTEMPTS = 2
+FIX = "run `make setup` again"
 
 
 def main() -> None:
     try:
-        places.template()
-    except Refused:
-        print(
-            f"setup: making the databases of OpenStack's services in {places.template_of_now()}",
-            flush=True,
-        )
-        make()
+        place = places.template_of_now()
+        places.CACHE.mkdir(parents=True, exist_ok=True)
+        with (places.CACHE / ".openstack-data.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.is_dir():
+                print(f"setup: making the databases of OpenStack's services in {place}", flush=True)
+                make(place, migrate)
+    except (Refused, Unavailable) as error:
+        sys.exit(f"setup: {error}")
 
 
-def make() -> None:
-    places.CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=places.CACHE, prefix=".data") as name:
-        directory = Path(name)
-        database, processes = Database(directory), Processes(directory)
-        database.bootstrap()
+def make(place: Path, fill: Callable[[Database], None]) -> None:
+    """Create the directory `place`, with what `fill` writes to the databases. Raise Unavailable
+    if it is incomplete after ATTEMPTS attempts; `place` does not exist then."""
+    for attempt in range(1, ATTEMPTS + 1):
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".data") as name:
+            database = Database(Path(name))
+            try:
+                database.bootstrap()
+                write(database, fill)
+                check(database.data)
+            except Unavailable as error:
+                if attempt == ATTEMPTS:
+                    raise Unavailable(
+                        f"{place} could not be made: {error.message}", fix=FIX
+                    ) from error
+                print(f"setup: making it again: {error.message}", flush=True)
+                continue
+            database.data.rename(place)
+            return
+
+
+def write(database: Database, fill: Callable[[Database], None]) -> None:
+    """Start a server on the data, and shut it down after `fill`."""
+    processes = Processes(database.directory)
+    try:
+        database.start(processes)
+        fill(database)
+        database.shut_down()
+    finally:
+        processes.end()
+
+
+def check(data: Path) -> None:
+    """Raise Unavailable if a server that starts from a copy of this data lacks a schema or
+    Keystone's administrator, or would have to recover them."""
+    if (data / PID_FILE).exists():
+        raise Unavailable(f"MariaDB was not shut down cleanly: {PID_FILE} is left")
+    with tempfile.TemporaryDirectory(dir=data.parent, prefix=".check") as name:
+        copy, processes = Database(Path(name)), Processes(Path(name))
+        copy.copy(data)
         try:
-            database.start(processes)
-            migrate(database)
-            database.shut_down()
+            copy.start(processes)
+            program = (places.python(), "-W", "ignore", "-m", "tests.openstack.servers.content")
+            missing = run([*program, copy.url("")], copy.directory)
         finally:
             processes.end()
-        database.data.rename(places.template_of_now())
+    if missing:
+        raise Unavailable(f"the databases lack {', '.join(missing.splitlines())}")
 
 
 def migrate(database: Database) -> None:
