@@ -70,7 +70,7 @@ class Chassis:
             ".",
             *(f"external-ids:{key}={own[key]}" for key in own),
         )
-        self._run("ovs-vswitchd", self._database)
+        self._run("ovs-vswitchd", self._database).lower()
         for bridge in (INSIDE, OUTER):
             self._control("add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev")
         controller = self._run("ovn-controller", self._database)

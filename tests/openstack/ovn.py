@@ -55,7 +55,7 @@ class Ovn:
         databases = [f"--ovn{name}-db=unix:{self.directory}/{name}.sock" for name in (NORTH, SOUTH)]
         self._processes.start(
             "northd", [places.program("ovn-northd"), *databases, *self._own("northd")]
-        )
+        ).lower()
 
     def end(self) -> None:
         self._processes.end()

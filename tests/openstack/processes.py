@@ -19,7 +19,9 @@ from tests.openstack import places
 from fairlead.errors import Unavailable
 from fairlead.lab.process import POD_NICE, set_nice
 
-START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 600.0
+TIMEOUT_S = 600.0
+"""For a start, an end or a command. The machine may be busy with several labs, and hundreds of
+tests share one start."""
 POLL_S = 0.02
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--pid", "--kill-child")
 
@@ -47,9 +49,6 @@ class Processes:
                 start_new_session=True,
             )
         self._running.callback(_end, child)
-        # Labs that run concurrently measure response times, so these processes run at a lower
-        # priority. They only have to be ready within START_TIMEOUT_S.
-        set_nice(child.pid, POD_NICE)
         return RunningProcess(name, child, log)
 
     def python(
@@ -92,48 +91,56 @@ class RunningProcess:
         """Wait until the process has ended by itself. Raise Unavailable if it fails or does not
         end. `child` ends after the process: unshare(1) waits for it and takes its exit code."""
         try:
-            code = self.child.wait(END_TIMEOUT_S)
+            code = self.child.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"{self.name} did not end within {END_TIMEOUT_S:.0f} s") from error
+            raise Unavailable(f"{self.name} did not end within {TIMEOUT_S:.0f} s") from error
         if code:
             raise Unavailable(f"{self.name} ended with {code}; its log says:\n{self._end_of_log()}")
 
     def await_(self, is_ready: Callable[[], bool]) -> None:
-        """Wait until the process is ready. Raise Unavailable, with the end of its log, if it ends
-        first or the time is over."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        """Wait until the process is ready, then lower its priority. Raise Unavailable, with the end
+        of its log, if it ends first or the time is over."""
+        deadline = time.monotonic() + TIMEOUT_S
         while not is_ready():
             if self.child.poll() is not None or time.monotonic() > deadline:
                 how = (
                     "ended at its start"
                     if self.child.poll() is not None
-                    else f"was not ready within {START_TIMEOUT_S:.0f} s"
+                    else f"was not ready within {TIMEOUT_S:.0f} s"
                 )
                 raise Unavailable(f"{self.name} {how}; its log says:\n{self._end_of_log()}")
             time.sleep(POLL_S)
+        self.lower()
+
+    def lower(self) -> None:
+        """Lower the priority of the process and its children, because labs that run concurrently
+        measure response times. During its start it has the priority of the tests that wait for
+        it: with a lower one it would not be ready in time on a busy machine."""
+        os.setpriority(os.PRIO_PGRP, self.child.pid, POD_NICE)
+        set_nice(self.child.pid, POD_NICE)
 
     def _end_of_log(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
 
 
-def run(
-    argv: Sequence[str | Path], directory: Path, *, input_text: str = "", timeout_s: float = 120
-) -> str:
-    """Run a program, and return its output. Raise Unavailable if it fails."""
-    done = subprocess.run(
-        list(argv),
-        cwd=directory,
-        env=_environment(directory),
-        input=input_text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
-    if done.returncode:
-        raise Unavailable(
-            f"{' '.join(map(str, argv))} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}"
+def run(argv: Sequence[str | Path], directory: Path, *, input_text: str = "") -> str:
+    """Run a program, and return its output. Raise Unavailable if it fails or does not end."""
+    command = " ".join(map(str, argv))
+    try:
+        done = subprocess.run(
+            list(argv),
+            cwd=directory,
+            env=_environment(directory),
+            input=input_text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
         )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command} did not end within {TIMEOUT_S:.0f} s") from error
+    if done.returncode:
+        raise Unavailable(f"{command} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
     return done.stdout
 
 

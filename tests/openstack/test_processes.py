@@ -1,4 +1,5 @@
-"""Processes that the tests start end with the tests, also when the tests are killed."""
+"""Processes that the tests start end with the tests, also when the tests are killed, and have a
+lower priority once they are ready."""
 
 import os
 import signal
@@ -9,6 +10,9 @@ from pathlib import Path
 
 from tests.openstack import clients
 from tests.openstack.places import ROOT
+from tests.openstack.processes import Processes
+
+from fairlead.lab.process import POD_NICE
 
 STARTER = """
 import sys, time
@@ -28,6 +32,20 @@ def running(directory: Path) -> list[str]:
             if os.readlink(f"/proc/{process}/cwd") == str(directory):
                 found.append(Path(f"/proc/{process}/comm").read_text().strip())
     return found
+
+
+def test_a_process_has_the_priority_of_pods_when_it_is_ready(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    until = "until [ -e go ]; do sleep 0.05; done"
+    script = f"nice; echo ready; {until}; nice; sh -c nice; echo end; sleep 987"
+    started = processes.start("one", ["sh", "-c", script])
+    started.await_line("ready")
+    (tmp_path / "go").touch()
+    started.await_line("end")
+    before = str(os.getpriority(os.PRIO_PROCESS, 0))
+    after = str(POD_NICE)
+    assert started.log.read_text().split() == [before, "ready", after, after, "end"]
+    processes.end()
 
 
 def test_no_process_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:
