@@ -1,9 +1,13 @@
 """Configuration of the logs. Metrics are declared by their owners, in modules named `metrics`.
 
-Each log line is one event with keys: key=value on a terminal, JSON elsewhere. Metrics are collected
-when they are scraped, from the state at that time, so that the passes of a loop do not pay for
-them. Each role has a registry of its own (`web.View`). Metrics are collected in a thread: a
-collector first copies, in one step, data that the event loop changes meanwhile."""
+Each log line is one event with keys: key=value on a terminal, JSON elsewhere. It is written with
+one write(2), so that the lines of processes that share a stream, such as a gateway and its prober,
+do not mix. Linux guarantees this for files, and for pipes up to 4,096 bytes (PIPE_BUF); a longer
+line can be torn only if it does not fit into the pipe because its reader is late.
+
+Metrics are collected when they are scraped, from the state at that time, so that the passes of a
+loop do not pay for them. Each role has a registry of its own (`web.View`). Metrics are collected in
+a thread: a collector first copies, in one step, data that the event loop changes meanwhile."""
 
 import logging
 import sys
@@ -28,7 +32,9 @@ def configure_logging(verbose: bool = False) -> None:
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write for each line and its newline, as StreamHandler below does. PrintLoggerFactory
+        # writes them separately if Python is unbuffered.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
