@@ -7,14 +7,17 @@
 # make check      lint, types, and every test that needs no lab and no built program, side by side;
 #                 needs root, and only what `make base` installs; prints the failed parts and the
 #                 skipped tests at the end
-# make test       everything: lint, types, all tests, with real packets; needs root; runs as many
-#                 tests in parallel as there are CPUs, with WORKERS=1 one after the other
+# make test       what a change must pass: lint, types, every deterministic test, and each promise of
+#                 the product once, with real packets; needs root; runs as many tests in parallel as
+#                 there are CPUs, with WORKERS=1 one after the other; a test with packets that fails
+#                 runs once more, alone, and is printed as unstable if it then passes
+# make soak       the statistical, long and random tests, with a table at the end and every run in
+#                 build/soak; ONLY=name selects tests, ROUNDS=n repeats them; needs root; 40 minutes
+#                 a round
 # make tools      setup, and the other dependencies of the tests: kube-apiserver, kube-proxy, etcd
 #                 and helm (built once from their Go modules, minutes), Debian's older etcd, the
 #                 official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy and iperf3
 #                 from Debian
-# make histories  run 200 random histories of class octavia at a real Octavia and of a node, and
-#                 3,000 random changes to a lab, of which `make test` runs a few; takes hours
 # make mutations  change the product in 40 small ways, and check that the tests detect each change
 # make manifests  render deploy/manifests from the chart
 # make bench      packets, a lab with other load balancers, HAProxy, a live gateway, a large
@@ -22,7 +25,7 @@
 #                 docs/performance; 58 minutes, 2 GB of disk
 # make lock       resolve the dependencies again and write requirements.lock
 .DEFAULT_GOAL := help
-.PHONY: help setup base tools root demo check test histories mutations lint manifests bench lock
+.PHONY: help setup base tools root demo check test soak mutations lint manifests bench lock
 .PHONY: clean
 PYTHON ?= python3
 WORKERS ?= auto
@@ -67,15 +70,13 @@ tools: setup
 		echo "setup: programs of the benchmarks are missing: see above" >&2
 
 check: root base
-	@$(VENV)/bin/python tools/check.py -q --check -n $(WORKERS)
+	@$(VENV)/bin/python tools/check.py -q --check -m 'not soak' -n $(WORKERS)
 
 test: root lint tools
-	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
+	@$(VENV)/bin/python tools/gate.py -n $(WORKERS) -m 'not soak' --durations 40 --durations-min 3
 
-histories: root tools
-	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 $(VENV)/bin/pytest \
-	tests/drivers/octavia/test_histories.py tests/drivers/nodeproxy/test_any_history.py \
-	tests/e2e/test_random_changes.py
+soak: root tools
+	@$(VENV)/bin/python tools/soak.py -n $(WORKERS) $(if $(ONLY),-k '$(ONLY)')
 
 mutations: root base
 	$(VENV)/bin/python -m tests.mutations

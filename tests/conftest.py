@@ -7,11 +7,8 @@ contain the number of the process. If kube-apiserver, kube-proxy, etcd, helm or 
 client is missing, the tests that need it are skipped, listed in red at the end, and counted in the
 last line. In CI these tests fail instead.
 
-A lab in which a test has failed is not used again: the next test gets a new one. A test has a
-second attempt only if it is in RETRIED, with the known cause of its failures, which must lie
-outside of Fairlead. The first failure is printed, and the name of the test is printed in red at the
-end. No folder has second attempts: if a packet, a connection or a write is lost, even rarely, this
-is a defect, and a second attempt would hide it."""
+A lab in which a test has failed is not used again: the next test gets a new one. `--report FILE`
+writes what became of each test, which `tools/gate.py` and `tools/soak.py` read."""
 
 import faulthandler
 import gc
@@ -21,15 +18,18 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
+import msgspec
 import pytest
-from tests import needs
+from tests import machine, needs
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -38,44 +38,18 @@ from fairlead.lab.kubeapiserver import find_program
 
 pytest_plugins = ["tests.programs", "tests.openstack.fixtures"]
 
-CLOUD = (
-    *(
-        f"tests/drivers/octavia/test_{each}"
-        for each in ("both_families", "controller_dies", "floating", "network_leftovers", "ovn")
-    ),
-    *(f"tests/drivers/octavia/test_{each}" for each in ("packets", "provider_refuses", "security")),
-    "tests/openstack/test_cloud",
-)
-OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
-"""Files that need the servers of OpenStack, which each process starts once. So one process runs all
-tests that need Neutron, and another one the tests that need only Octavia."""
-GROUPS = ("Neutron", "Octavia")
-LAST = (
-    *OPENSTACK,
-    "tests/e2e/test_ten_thousand.py",
-    "tests/e2e/test_random_changes.py",
-    "tests/faults/test_crash_at_every_kernel_call.py",
-    "tests/faults/test_crash_at_every_call.py",
-    "tests/lab/test_demo.py",
-    "tests/e2e/",
-    "tests/faults/",
-)
-"""Tests that start whole labs and take minutes. The longest tests come first, so that no process
-runs one of them at the end while the other processes are idle."""
-RETRIED: dict[str, str] = {}
-"""The only tests that have a second attempt: the start of the test's id, and the cause of its
-failures, which lies outside of Fairlead."""
-ROWS = {
-    "tests/e2e/test_leadership.py": ("embedded", "real"),
-    "tests/e2e/test_random_changes.py": ("embedded", "real"),
-    "tests/e2e/test_service_life.py": ("embedded", "real"),
-    "tests/e2e/test_ten_thousand.py": ("ten thousand", "l2 and vxlan"),
-}
-"""Files with a lab for each of these parameter values, whose tests may run in parallel."""
+NEUTRON, OCTAVIA = "Neutron", "Octavia"
+"""The groups of tests that share the servers of OpenStack, which each process starts once. So one
+process runs all tests that need Neutron, and another one those that need only Octavia."""
 NICE = 5
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
+MACHINE = "machine during the test"
+"""The title of the section of a failed test's report that describes the machine."""
 MAX_CHECK_PROCESSES = 12
+LEFT_THE_PROCESS = "left_the_process"
+"""The name of a property of a report: the test has started programs, sent packets or needed a lab,
+so its result may depend on the machine."""
 MAX_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
@@ -90,6 +64,12 @@ _quiet = pytest.StashKey[str]()
 """The id of the process with low priority."""
 _stacks = pytest.StashKey[Path]()
 """The directory in which a process that is killed by a signal leaves its stack traces."""
+_machine = ExitStack()
+"""The changes of the machine for the duration of the run."""
+_before = pytest.StashKey[machine.Usage]()
+"""The counters of the machine when a test started."""
+_report_file: list[TextIO] = []
+"""The open file of --report, if the option is given."""
 _processes: dict[WorkerController, int] = {}
 """The processes that run tests for this one, by their process ids."""
 
@@ -97,6 +77,9 @@ _processes: dict[WorkerController, int] = {}
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--check", action="store_true", help="only tests that need no more than `make base`"
+    )
+    parser.addoption(
+        "--report", metavar="FILE", help="write what became of each test as lines of JSON"
     )
     parser.addoption(
         "--histories", type=int, default=HISTORIES, help="number of random histories at Octavia"
@@ -120,6 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.getvalue("numprocesses"):
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, _interrupt_processes)
+    if (path := config.getoption("report")) and not hasattr(config, "workerinput"):
+        _report_file.append(open(path, "w"))  # noqa: SIM115  # until the end of this process
     _prefer_new_kubectl()
 
 
@@ -132,23 +117,36 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
         os.killpg(process, signal.SIGINT)
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where the scheduler places a test. `scope`: the tests of one scope run in one process, in
+    order. `needs_more`: it needs more than `make base`. `long`: it has this mark."""
+
+    scope: str
+    needs_more: bool
+    long: bool
+
+
+def place_of(item: pytest.Item) -> Place:
+    need = needs.need_of(item)
+    scope = item.nodeid.partition("::")[0]
+    if need == needs.FIXTURES["openstack_programs"]:
+        scope = NEUTRON if "cloud" in getattr(item, "fixturenames", ()) else OCTAVIA
+    return Place(scope, need is not None, item.get_closest_marker("long") is not None)
+
+
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """A scheduler that keeps the tests of one lab together and in order. In addition to one process
     for each processor, there is a process `quiet` with low priority (NICE). It takes only files
     that need no more than `make base`, and ends when there are no more. The other processes take
-    labs first: a lab mostly waits, and meanwhile the tests without a lab use the processors."""
+    labs first, the long ones before the others: a lab mostly waits, and meanwhile the tests without
+    a lab use the processors."""
 
     def mark_test_pending(self, item: str) -> None:
         """Do nothing. The unfinished tests of a process that died, including the test during which
         it died, are already assigned to the next process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(OPENSTACK):
-            return GROUPS[0] if nodeid.startswith(CLOUD) else GROUPS[1]
-        file, _, test = nodeid.partition("::")
-        # Each of these rows has a lab of its own.
-        row = next((row for row in ROWS.get(file, ()) if row in test.partition("[")[2]), "")
-        return f"{file} {row}" if row else file
+        return self._places[nodeid].scope
 
     @property
     def _quiet(self) -> WorkerController | None:
@@ -157,8 +155,8 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     def _assign_work_unit(self, node: WorkerController) -> None:
         quiet = self._quiet
         if quiet is not None:
-            light = [each for each in self.workqueue if each not in self._with_needs]
-            heavy = sorted(set(self.workqueue) & self._with_needs, key=self._place)
+            light = [each for each in self.workqueue if each not in self._order]
+            heavy = sorted(set(self.workqueue) & self._order.keys(), key=self._order.__getitem__)
             chosen = next(iter(light if node is quiet else heavy or light), None)
             if chosen is None:
                 node.shutdown()
@@ -173,18 +171,23 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
             return
         super()._reschedule(node)
 
-    def _place(self, scope: str) -> tuple[int, str]:
-        """Return the sort key of a file. The longest files come first, so that no process runs one
-        of them while the others are idle."""
-        found = (number for number, each in enumerate(LAST) if scope.startswith(each))
-        return (-1 if scope in GROUPS else next(found, len(LAST))), scope
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        """Return the place of each test, as the processes have reported."""
+        (found, *_) = self.config.stash[_stacks].glob("places-*")
+        return msgspec.json.decode(found.read_bytes(), type=dict[str, Place])
 
     @cached_property
-    def _with_needs(self) -> set[str]:
-        """Return the files with a test that needs more than `make base`, as the processes have
-        reported."""
-        (found, *_) = self.config.stash[_stacks].glob("needs-*")
-        return {self._split_scope(each) for each in found.read_text().splitlines()}
+    def _order(self) -> dict[str, tuple[bool, str]]:
+        """Return the scopes that need more than `make base`, with their sort keys. Long scopes come
+        first, so that no process runs one of them while the others are idle."""
+        order: dict[str, tuple[bool, str]] = {}
+        for each in self._places.values():
+            if each.needs_more:
+                is_short = not each.long and each.scope not in (NEUTRON, OCTAVIA)
+                before = order.get(each.scope, (True, each.scope))
+                order[each.scope] = min(before, (is_short, each.scope))
+        return order
 
 
 def is_quiet(process: WorkerController) -> bool:
@@ -214,12 +217,14 @@ def pytest_configure_node(node: WorkerController) -> None:
     if _stacks not in node.config.stash:
         node.config.stash[_stacks] = Path(tempfile.mkdtemp(prefix="fairlead-tests-"))
     node.workerinput["stacks"] = str(node.config.stash[_stacks] / node.gateway.id)
-    node.workerinput["needs"] = str(node.config.stash[_stacks] / f"needs-{node.gateway.id}")
+    node.workerinput["places"] = str(node.config.stash[_stacks] / f"places-{node.gateway.id}")
     node.workerinput["quiet"] = node.gateway.id == node.config.stash.get(_quiet, "")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if hasattr(session.config, "workerinput"):
+    if not hasattr(session.config, "workerinput"):
+        _machine.enter_context(machine.lengthen_queue())
+    else:
         faulthandler.enable(open(session.config.workerinput["stacks"], "w"))  # noqa: SIM115
         if session.config.workerinput["quiet"]:
             os.nice(NICE)
@@ -231,6 +236,7 @@ def pytest_testnodeready(node: WorkerController) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    _machine.close()
     excluded = session.config.stash.get(_excluded, None)
     if excluded is not None and hasattr(session.config, "workeroutput"):
         session.config.workeroutput["excluded"] = dict(excluded)
@@ -276,30 +282,25 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     found = [(item, needs.need_of(item)) for item in items]
     if hasattr(config, "workerinput"):
-        with_needs = [item.nodeid for item, need in found if need]
-        Path(config.workerinput["needs"]).write_text("\n".join(with_needs))
+        places = {item.nodeid: place_of(item) for item in items}
+        Path(config.workerinput["places"]).write_bytes(msgspec.json.encode(places))
     if config.getoption("check"):
         config.stash[_excluded] = Counter([need for _, need in found if need])
         items[:] = [item for item, need in found if not need]
         config.hook.pytest_deselected(items=[item for item, need in found if need])
-    items.sort(
-        key=lambda item: next(
-            (place for place, each in enumerate(LAST) if item.nodeid.startswith(each)), -1
-        )
-    )
-    for item in items:
-        if item.nodeid.startswith(tuple(RETRIED)):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+    # Tests without a lab come first, because they are fast.
+    items.sort(key=lambda item: needs.need_of(item) is not None)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Attribute processes that start during this test to the test."""
-    _guard.test = item
+    _guard.start(item)
+    item.stash[_before] = machine.measure(time.monotonic_ns())
     try:
         return (yield)
     finally:
-        _guard.test = None
+        _guard.start(None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -309,13 +310,33 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         item.stash[_failed] = True
+        usage = item.stash[_before].describe_until(machine.measure(time.monotonic_ns()))
+        report.sections.append((MACHINE, f"{usage}; load averages {machine.load()}"))
+    if _guard.left_the_process or needs.need_of(item) or item.get_closest_marker("root"):
+        report.user_properties.append((LEFT_THE_PROCESS, True))
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write what became of the test to the file of --report. Only the process that collects the
+    reports of the others has such a file."""
+    for file in _report_file:
+        row = {
+            "test": report.nodeid,
+            "when": report.when,
+            "outcome": report.outcome,
+            "seconds": report.duration,
+            LEFT_THE_PROCESS: any(name == LEFT_THE_PROCESS for name, _ in report.user_properties),
+            "text": report.longreprtext if report.failed else "",
+        }
+        file.write(json.dumps(row) + "\n")
+        file.flush()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """After a failed test, tear down its lab, so that neither a second attempt nor the next test
-    uses it: the state of the lab is unknown."""
+    """After a failed test, tear down its lab, so that the next test does not use it: its state is
+    unknown."""
     if item.stash.get(_failed, False):
         item.stash[_failed] = False
         # This tears down everything except the fixtures of the session.
@@ -325,7 +346,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     _report_excluded(terminalreporter)
     _report_skipped(terminalreporter)
-    _report_second_attempts(terminalreporter)
     _report_stacks(terminalreporter)
 
 
@@ -368,40 +388,3 @@ def _report_skipped(terminalreporter: pytest.TerminalReporter) -> None:
         )
         for test in tests:
             terminalreporter.write_line(f"  {test}", red=True)
-
-
-def _report_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report the tests that passed at the second attempt: the first failure, and at the end the
-    names."""
-    failed = {
-        report.nodeid
-        for kind in ("failed", "error")
-        for report in terminalreporter.getreports(kind)
-    }
-    first = [
-        report for report in terminalreporter.getreports("rerun") if report.nodeid not in failed
-    ]
-    for report in first:
-        terminalreporter.write_sep("_", f"first attempt of {report.nodeid}, {report.when}")
-        terminalreporter.write_line(report.longreprtext)
-        for title, text in report.sections:
-            terminalreporter.write_sep("-", title)
-            terminalreporter.write_line(text)
-    if first:
-        terminalreporter.write_line(
-            f"{len(first)} tests passed only at their second attempt; errors of the first:",
-            red=True,
-        )
-    for report in first:
-        reason = [
-            line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")
-        ] or ["?"]
-        known = next(
-            (
-                f" (known cause: {cause})"
-                for test, cause in RETRIED.items()
-                if report.nodeid.startswith(test)
-            ),
-            "",
-        )
-        terminalreporter.write_line(f"  {report.nodeid}: {reason[0]}{known}", red=True)

@@ -1,8 +1,8 @@
 """The needs of tests: what they require beyond `make base`, and a guard that checks this.
 
 `make check` excludes each test that starts a lab or an API server as a process, needs a program
-that `make tools` builds or installs, or takes long. A test has a need if it uses a fixture of
-FIXTURES, directly or through another fixture, or if its file is in LABS or in LONG.
+that `make tools` builds or installs. A test has a need if it uses a fixture of
+FIXTURES, directly or through another fixture, or if its file is in LABS.
 
 In every run, also in `make test`, a test without a need fails when it starts a process of a lab or
 one of the programs. So `make check` never runs a test that needs more."""
@@ -18,7 +18,7 @@ import pytest
 
 from fairlead.lab import kubeapiserver, process, server
 
-LAB, LONG_NEED = "a lab", "more than a few seconds"
+LAB = "a lab"
 MISSING = "needs a program that is not there"
 """The start of the reason for which a test is skipped or fails if its program is missing."""
 FIXTURES = {
@@ -46,8 +46,6 @@ LABS = (
 """Folders and files whose tests start labs."""
 WITHOUT = ("tests/e2e/test_oracle.py",)
 """Files of LABS whose tests need no lab."""
-LONG: tuple[str, ...] = ()
-"""Tests that need no more than `make base`, but take long."""
 REFUSED_COMMANDS = (
     "tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",
     "tests/deploy/test_wheel.py::test_the_error_about_a_command_that_the_wheel_lacks_tells_where_it_is",
@@ -64,6 +62,8 @@ PROGRAMS = {
     "systemd-analyze": "systemd-analyze",
 }
 """Names of programs, and the need of a test that starts them."""
+OUTSIDE = ("subprocess.Popen", "socket.bind", "socket.connect", "socket.sendto")
+"""Audit events of Python by which a test leaves its own process."""
 
 
 def need_of_test(nodeid: str, fixtures: Iterable[str]) -> str | None:
@@ -74,7 +74,7 @@ def need_of_test(nodeid: str, fixtures: Iterable[str]) -> str | None:
             return needed
     if nodeid.startswith(LABS) and not nodeid.startswith(WITHOUT):
         return LAB
-    return LONG_NEED if nodeid.startswith(LONG) else None
+    return None
 
 
 def need_of(item: pytest.Item) -> str | None:
@@ -98,21 +98,30 @@ def need_of_process(argv: Sequence[Any], environment: Mapping[str, str] | None) 
 
 
 class Guard:
-    """Fails a test that has no need and starts a process that requires one."""
+    """Fails a test that has no need and starts a process that requires one, and notices whether a
+    test leaves its own process."""
 
     def __init__(self) -> None:
-        self.test: pytest.Item | None = None
-        """The test that runs, with its fixtures."""
+        self._test: pytest.Item | None = None
+        self.left_the_process = False
+        """Whether the test has started a process, or used a socket with an address."""
         sys.addaudithook(self._on_audit_event)
 
+    def start(self, test: pytest.Item | None) -> None:
+        """Begin with this test and its fixtures; None: no test runs."""
+        self._test, self.left_the_process = test, False
+
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "subprocess.Popen" or self.test is None or need_of(self.test):
+        if event not in OUTSIDE or self._test is None:
             return
-        if self.test.nodeid.startswith(REFUSED_COMMANDS):
+        self.left_the_process = True
+        if event != "subprocess.Popen" or need_of(self._test):
+            return
+        if self._test.nodeid.startswith(REFUSED_COMMANDS):
             return
         _, argv, _, environment = arguments
         if found := need_of_process([argv] if isinstance(argv, str) else argv, environment):
             pytest.fail(
-                f"{self.test.nodeid} needs {found}, but make check would run it; "
+                f"{self._test.nodeid} needs {found}, but make check would run it; "
                 f"use the fixture for this need, or list the file in tests/needs.py"
             )

@@ -2,9 +2,10 @@
 their own."""
 
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,18 @@ ROOT = Path(__file__).parent.parent
 def start(
     folder: Path,
     tests: dict[str, str],
-    *,
-    processes: int | str,
-    retried: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
+    *options: str,
+    program: Sequence[str] = ("-m", "pytest"),
     **popen: Any,
 ) -> "subprocess.Popen[str]":
-    """Start a run of `tests` (path below `folder`/tests: source) in `processes` processes; 0 means
-    that the run's own process runs the tests. `retried` replaces RETRIED of the conftest. `options`
-    are options of pytest, `popen` those of Popen. Of pytest's plugins only xdist is loaded, and the
-    one for second attempts if `retried` has any: all plugins take longer to load than the run."""
+    """Start a run of `tests` (path below `folder`/tests: source) with these options of pytest.
+    `program`: what Python runs, pytest itself or a program that starts it. `popen`: arguments of
+    Popen. Of pytest's plugins only xdist is loaded: all plugins take longer to load than the
+    run."""
     # The nested run does not load the plugins with fixtures.
     conftest = (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "unused = ")
-    conftest += f"\nRETRIED.clear()\nRETRIED.update({dict(retried or {})!r})\n"
-    needs = (ROOT / "tests/needs.py").read_text()
-    for path, text in {"conftest.py": conftest, "needs.py": needs, **tests}.items():
+    own = {name: (ROOT / "tests" / name).read_text() for name in ("machine.py", "needs.py")}
+    for path, text in {"conftest.py": conftest, **own, **tests}.items():
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -36,22 +34,16 @@ def start(
     known = (ROOT / "pyproject.toml").read_text().splitlines(keepends=True)
     configuration = folder / "pyproject.toml"
     configuration.write_text("".join(line for line in known if not line.startswith("asyncio_")))
-    settings = (
-        "-c",
-        str(configuration),
-        *("-p", "xdist"),
-        *(("-p", "pytest_rerunfailures") if retried else ()),
-        "--rootdir",
-        str(folder),
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        str(processes),
-    )
-    command = [sys.executable, "-m", "pytest", *settings, *options, str(folder / "tests")]
+    settings = ("-c", str(configuration), "--rootdir", str(folder), "-p", "xdist")
+    environment = os.environ | popen.pop("env", {})
     return subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        [sys.executable, *program, *options],
+        env={
+            **environment,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_ADDOPTS": shlex.join((*settings, "-p", "no:cacheprovider")),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         cwd=folder,
         text=True,
         **popen,

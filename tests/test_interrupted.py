@@ -29,7 +29,7 @@ def test_it(lab):
 def test_every_process_deletes_its_labs(tmp_path: Path, signum: signal.Signals) -> None:
     modules = [tmp_path / "tests/lab" / f"test_{name}.py" for name in ("one", "two")]
     running = nested.start(
-        tmp_path, {f"lab/{module.name}": TESTS for module in modules}, processes=len(modules)
+        tmp_path, {f"lab/{module.name}": TESTS for module in modules}, "-n", str(len(modules))
     )
     while not all(module.with_suffix(".up").exists() for module in modules):
         assert running.poll() is None

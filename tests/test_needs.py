@@ -44,7 +44,7 @@ def test_another_process():
 
 def run(folder: Path, tests: dict[str, str], *options: str, processes: int = 0) -> str:
     with nested.start(
-        folder, tests, processes=processes, options=options, stdout=subprocess.PIPE
+        folder, tests, "-n", str(processes), *options, stdout=subprocess.PIPE
     ) as running:
         printed, _ = running.communicate(timeout=120)
     return printed
@@ -78,7 +78,7 @@ def test_a_test_has_the_need_of_each_of_its_fixtures() -> None:
 
 
 def test_every_named_file_and_fixture_exists() -> None:
-    for name in (*needs.LABS, *needs.WITHOUT, *needs.LONG):
+    for name in (*needs.LABS, *needs.WITHOUT):
         assert (nested.ROOT / name.partition("::")[0]).exists(), name
     texts = [
         (nested.ROOT / path).read_text()

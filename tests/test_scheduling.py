@@ -24,12 +24,13 @@ def test_it(number):
 """
 
 
-def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_labs(tmp_path: Path) -> None:
+def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_long_labs(tmp_path: Path) -> None:
     report = tmp_path / "report"
     text = REPORTS_ITS_PROCESS.format(report=str(report))
     labs = {f"e2e/test_lab{number}.py": text for number in range(4)}
+    labs["e2e/test_lab9.py"] = f"{text}\npytestmark = pytest.mark.long\n"
     others = {f"plan/test_plan{number}.py": text for number in range(8)}
-    with nested.start(tmp_path, labs | others, processes="auto", stdout=subprocess.PIPE) as running:
+    with nested.start(tmp_path, labs | others, "-n", "auto", stdout=subprocess.PIPE) as running:
         printed, _ = running.communicate(timeout=120)
     assert running.returncode == 0, printed
     executed = [line.split() for line in report.read_text().splitlines()]
@@ -42,6 +43,7 @@ def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_labs(tmp_path: 
     quiet = max(nice, key=lambda process: nice[process])
     assert {own - nice[quiet] for process, own in nice.items() if process != quiet} == {-5}
     assert all(file.startswith("test_plan") for file in by_process.pop(quiet))
+    assert any(files[0] == "test_lab9.py" for files in by_process.values())
     # Each of the other processes runs labs until there are no more.
     for files in by_process.values():
         labs_of_it = [file for file in files if file.startswith("test_lab")]
@@ -53,7 +55,7 @@ def test_all_tests_of_a_file_run_in_one_process(tmp_path: Path) -> None:
     report = tmp_path / "report"
     text = REPORTS_ITS_PROCESS.format(report=str(report))
     files = {f"plan/test_plan{number}.py": text for number in range(4)}
-    with nested.start(tmp_path, files, processes=2, stdout=subprocess.PIPE) as running:
+    with nested.start(tmp_path, files, "-n", "2", stdout=subprocess.PIPE) as running:
         printed, _ = running.communicate(timeout=120)
     assert running.returncode == 0, printed
     places = {tuple(line.split()[::2]) for line in report.read_text().splitlines()}

@@ -8,7 +8,7 @@ from bench.lab import DIRECT, Report, cpu_rows, headings, measure, plots, rate_r
 
 from fairlead.lab import namespace
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.soak]
 
 
 async def test_every_path_is_measured_and_keeps_the_client_address_or_not() -> None:

@@ -19,6 +19,8 @@ from bench.live import (
 from fairlead.lab import namespace
 from fairlead.net import bpffs
 
+pytestmark = pytest.mark.soak
+
 SIZE = Size(services=40, endpoints=3, nodes=10)
 
 

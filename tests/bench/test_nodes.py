@@ -10,6 +10,8 @@ from bench.nodes import OURS, ROWS, THEIRS, Bench, rows
 
 from fairlead.lab import namespace
 
+pytestmark = pytest.mark.soak
+
 SIZE = Size(services=40, endpoints=3, nodes=10)
 
 

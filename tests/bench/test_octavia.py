@@ -3,8 +3,11 @@ here, but the number of calls does."""
 
 from pathlib import Path
 
+import pytest
 from bench.cost import Size
 from bench.octavia import FAIRLEAD, HEADINGS, Bench, rows
+
+pytestmark = pytest.mark.soak
 
 SIZE = Size(services=2, ports=2, nodes=3)
 

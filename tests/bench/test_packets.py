@@ -5,7 +5,7 @@ import pytest
 from bench.packets import Report, plots, rows, run
 from bench.stand import Kind
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.soak]
 
 
 @pytest.mark.parametrize("kind", ["xdp", "tc"])

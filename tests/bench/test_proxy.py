@@ -25,7 +25,7 @@ from bench import lab, many
 from fairlead.lab import namespace
 from fairlead.net import bpffs
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.soak]
 
 
 async def test_each_event_has_its_effect() -> None:

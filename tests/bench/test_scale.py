@@ -13,6 +13,8 @@ from bench.scale import Bench
 
 from fairlead.lab import process
 
+pytestmark = pytest.mark.soak
+
 SIZE = Size(services=40, endpoints=3, nodes=10)
 
 

@@ -30,6 +30,8 @@ from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.addresses import shown_by
 from fairlead.state import State
 
+pytestmark = pytest.mark.soak
+
 NAMES = ("a", "b", "c", "d")
 RANGES = ("203.0.113.1-203.0.113.2", "203.0.113.2-203.0.113.3", "203.0.113.1-203.0.113.3")
 ADDRESSES = ("203.0.113.1", "203.0.113.2")

@@ -16,25 +16,10 @@ from fairlead.lab.site import Site
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-BOTH = ("test_service_life", "test_leadership", "test_random_changes")
-"""Files that run with the embedded API server, and again with a real one."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "apiserver" in metafunc.fixturenames:
-        both = metafunc.module.__name__.rpartition(".")[2] in BOTH
-        metafunc.parametrize(
-            "apiserver",
-            ["embedded", "real"] if both else ["embedded"],
-            indirect=True,
-            scope="module",
-        )
-
-
 @pytest.fixture(scope="module")
 def apiserver(request: pytest.FixtureRequest) -> ApiServerKind:
-    """The API server of the lab."""
-    kind: ApiServerKind = request.param
+    """The API server of the lab: the embedded one, unless the test names another."""
+    kind: ApiServerKind = getattr(request, "param", "embedded")
     if kind == "real":
         request.getfixturevalue("real_programs")
     return kind

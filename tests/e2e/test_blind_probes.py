@@ -12,7 +12,7 @@ from fairlead.kube.events import EVENTS
 from fairlead.lab.site import Site
 from fairlead.plan.members import HEALTH_CHECKS_FAILING
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 DROP_PROBES = """add table inet blind;
 add chain inet blind out { type filter hook output priority 0; };

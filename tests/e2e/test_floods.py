@@ -23,7 +23,7 @@ from fairlead.lab.site import Site
 from fairlead.lab.topology import ROUTER
 from fairlead.net.bpf import Map
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 COUNT, PER_S = 100_000, 20_000
 FEW = 15

@@ -194,6 +194,7 @@ async def test_a_packet_passes_two_gateways_at_most_if_no_node_serves_its_servic
     assert await passed() == 2 * sent
 
 
+@pytest.mark.soak
 async def test_no_connection_fails_while_pods_are_added_and_deleted(shop: NodesShop) -> None:
     """The tables of the nodes change one after the other. Meanwhile, a connection that enters at
     one node and is passed to another stays there."""
@@ -213,6 +214,7 @@ async def test_no_connection_fails_while_pods_are_added_and_deleted(shop: NodesS
         check_unharmed(await crowd.counts_during(change()), gone=set(await shop.pods()))
 
 
+@pytest.mark.soak
 async def test_killing_the_roles_of_a_node_breaks_no_flow(shop: NodesShop) -> None:
     async def kill() -> None:
         for node in ("node1", "node2", "node4"):

@@ -17,7 +17,7 @@ from tests.e2e.load import CLIENT, GATEWAY, Load, Web, fetch, until
 from fairlead.drivers.healthport import PROXY_HEALTH_PORT
 from fairlead.lab.site import Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 FLOODING = Path(__file__).parents[2] / "bench" / "flooding.py"
 NODES = ("node1", "node2")

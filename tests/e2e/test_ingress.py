@@ -31,7 +31,7 @@ from fairlead.lab.site import Site
 from fairlead.plan.addresses import address_in
 from fairlead.probe.steady import Broken, Period
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 CLIENT = "client1"
 DEADLINE_S = 60

@@ -122,6 +122,10 @@ def patches(site: Site) -> Iterator[tuple[str, str, int]]:
             yield path, query, told.get("responseStatus", {}).get("code", 0)
 
 
+GATE = (("embedded", signal.SIGKILL), ("real", signal.SIGTERM))
+"""The rows that `make test` runs: one with each API server."""
+
+
 @pytest.fixture
 async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
     made = Site.create(f"leaders{os.getpid()}", nodes=1, apiserver=apiserver)
@@ -133,7 +137,18 @@ async def site(apiserver: ApiServerKind) -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize(
-    "ending", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda ending: ending.name
+    ("apiserver", "ending"),
+    [
+        pytest.param(
+            apiserver,
+            ending,
+            id=f"{apiserver}-{ending.name}",
+            marks=() if (apiserver, ending) in GATE else pytest.mark.soak,
+        )
+        for apiserver in ("embedded", "real")
+        for ending in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+    ],
+    indirect=["apiserver"],
 )
 async def test_every_service_gets_one_address_when_the_leader_changes(
     site: Site, ending: signal.Signals

@@ -28,7 +28,7 @@ from fairlead.lab.server import SERVER_LABEL
 from fairlead.lab.site import ROLES, Site
 from fairlead.probe.steady import Period
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 PLACEMENT = ("node1", "node1", "node1", "node2", "node3")
@@ -115,6 +115,7 @@ async def test_the_load_counts_lost_connections(web: Web) -> None:
     assert period.longest_gap_ms > 3000
 
 
+@pytest.mark.random
 async def test_no_request_fails_when_roles_are_killed_at_any_moment(web: Web) -> None:
     """Each role is killed repeatedly, several roles at the same time. Nothing in the cluster
     changes, so the rules of the nodes must not change either."""
@@ -216,6 +217,7 @@ async def test_no_request_fails_while_the_api_server_hangs(web: Web) -> None:
         check_unharmed(await load.counts_during(hang()))
 
 
+@pytest.mark.soak
 async def test_no_request_fails_while_the_api_server_fails(web: Web) -> None:
     """Watches are closed, expire and are refused, lists fail, and connections are refused, while
     pods move between nodes."""
@@ -427,6 +429,7 @@ def ours(listed: dict[str, dict[str, str]]) -> bool:
     return (described["name"] if kind == "table" else described.get("table")) == "fairlead"
 
 
+@pytest.mark.soak
 async def test_no_request_fails_while_weights_change_a_hundred_times(web: Web) -> None:
     """Pods become unready and ready again at random, but never all at the same time, without effect
     on open connections. At first one node has all pods, as when the first pod of a Service becomes

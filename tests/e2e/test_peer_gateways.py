@@ -13,7 +13,7 @@ from tests.e2e.crowd import Crowd, Shop, check_unharmed, summary, without_moved_
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 GATEWAYS = ("gw1", "gw2", "gw3")
 FEW = 40

@@ -186,6 +186,7 @@ async def test_nodes_get_connections_in_proportion_to_their_ready_pods(
         ), period
 
 
+@pytest.mark.soak
 async def test_a_terminating_pod_closes_its_own_connections(site: Site, web: Proxied) -> None:
     """The pod is the only one of its node. It ends its connections itself, so none breaks, and no
     new one fails."""
@@ -210,6 +211,7 @@ async def test_a_terminating_pod_closes_its_own_connections(site: Site, web: Pro
         assert after.nodes.keys() == {"node2"}
 
 
+@pytest.mark.soak
 async def test_a_node_that_does_not_answer_gets_no_new_connections(
     site: Site, web: Proxied
 ) -> None:

@@ -4,7 +4,7 @@ changes, packets must agree with the rules.
 The whole system is real: API server, control plane, controller, two gateways, three nodes, pods,
 and two clients outside. A run with a real API server, whose admission and garbage collection are
 slower, makes a tenth of the changes. FAIRLEAD_SEED repeats a run by its seed, which is printed.
-FAIRLEAD_CHANGES sets its length; `make histories` makes thousands of changes."""
+FAIRLEAD_CHANGES sets its length."""
 
 import asyncio
 import copy
@@ -36,9 +36,20 @@ from fairlead.kube.objects import NODES, PODS, SERVICES, Resource
 from fairlead.lab import manifests
 from fairlead.lab.site import Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.root,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.random,
+    pytest.mark.parametrize(
+        "apiserver",
+        ["embedded", pytest.param("real", marks=pytest.mark.soak)],
+        indirect=True,
+        scope="module",
+    ),
+]
 
-CHANGES = int(os.environ.get("FAIRLEAD_CHANGES") or 240)
+CHANGES = int(os.environ.get("FAIRLEAD_CHANGES") or 40)
 REAL_CHANGES = CHANGES // 10
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 DEADLINE_S = 60.0

@@ -41,9 +41,9 @@ from fairlead.lab import kubeproxy, namespace
 from fairlead.lab.site import Site
 from fairlead.lab.topology import ROUTER
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-SERVICES = int(os.environ.get("FAIRLEAD_SERVICES") or 160)
+SERVICES = int(os.environ.get("FAIRLEAD_SERVICES") or 40)
 """The number of random Services; each is created, and changed once."""
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 20)
 BATCH = 40
@@ -215,6 +215,7 @@ async def test_the_cases_of_upstream_tables_are_equal(twins: Twins) -> None:
     )
 
 
+@pytest.mark.soak
 async def test_the_cases_of_upstream_tables_are_equal_with_restricted_node_port_addresses(
     kube_proxy: Path,
 ) -> None:
@@ -271,6 +272,7 @@ async def test_drops_and_refusals_affect_only_packets_that_nothing_serves(twins:
     await twins.both("remove", [Scene(service, slices)])
 
 
+@pytest.mark.random
 async def test_random_services_are_served_equally(twins: Twins) -> None:
     draw, maker = random.Random(SEED), ServiceFactory()
     drawer, cases = RandomServices(draw, maker), 0

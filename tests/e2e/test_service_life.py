@@ -22,7 +22,11 @@ from fairlead.lab import manifests
 from fairlead.lab.site import Site
 from fairlead.net.bpf import Map
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("apiserver", ["embedded", "real"], indirect=True, scope="module"),
+]
 
 DEADLINE_S = 60.0
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"

@@ -30,6 +30,7 @@ PLACEMENTS: dict[TunnelKind, tuple[str, ...]] = {
 }
 """The tunnel to the nodes behind a router, node4 and node5. Without one, all five nodes are on the
 gateways' link."""
+ROWS = [pytest.param(kind, marks=() if kind == "none" else pytest.mark.soak) for kind in PLACEMENTS]
 FLOWS = 250_000
 """The number of flows for each protocol and family."""
 PER_SECOND = 40_000
@@ -49,7 +50,7 @@ table inet sink {
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PLACEMENTS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ROWS)
 async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
     tunnel: TunnelKind = request.param
     near, far = (5, 0) if tunnel == "none" else (3, 2)

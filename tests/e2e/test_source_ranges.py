@@ -20,7 +20,7 @@ from fairlead.kube.objects import SERVICES
 from fairlead.lab.site import Site
 from fairlead.probe.crowd import SILENCE_S
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 SIZE: dict[str, Any] = {"tcp": 50, "udp": 20, "quic": 10, "new_per_s": 50}
 MANY = 5_000

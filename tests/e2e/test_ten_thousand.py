@@ -47,7 +47,7 @@ from fairlead.lab.server import SERVER_LABEL
 from fairlead.lab.site import Site
 from fairlead.probe.crowd import SILENCE_S
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +193,13 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
 
 def rows(*chosen: Row) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
-        "stage", chosen, indirect=True, ids=[row.name for row in chosen], scope="module"
+        "stage",
+        [
+            pytest.param(row, id=row.name, marks=pytest.mark.soak if row is IPIP else ())
+            for row in chosen
+        ],
+        indirect=True,
+        scope="module",
     )
 
 
@@ -216,6 +222,7 @@ async def test_no_flow_breaks_when_a_gateway_is_lost_and_returns(stage: Stage) -
 
 
 @every_row
+@pytest.mark.soak
 async def test_no_flow_breaks_when_pods_are_scaled_up_and_down(stage: Stage) -> None:
     few, many = stage.places, stage.places * 10
     await stage.check_unharmed("from 5 pods to 50", stage.place(many))
@@ -223,6 +230,7 @@ async def test_no_flow_breaks_when_pods_are_scaled_up_and_down(stage: Stage) -> 
 
 
 @every_row
+@pytest.mark.soak
 async def test_no_flow_of_an_existing_pod_breaks_when_all_pods_are_replaced(stage: Stage) -> None:
     await stage.check_unharmed(
         "rolling update", stage.place(stage.places, replace_all=True), intervals=SOON
@@ -253,6 +261,7 @@ async def test_no_flow_of_an_existing_pod_breaks_when_a_node_is_drained_and_unco
 
 
 @every_row
+@pytest.mark.soak
 async def test_no_flow_of_an_existing_pod_breaks_when_a_pod_is_moved(stage: Stage) -> None:
     first, second, *_ = before = stage.places
     await stage.check_unharmed("pod moved", stage.place([second, *before[1:]]), intervals=SOON)
@@ -260,6 +269,7 @@ async def test_no_flow_of_an_existing_pod_breaks_when_a_pod_is_moved(stage: Stag
 
 
 @every_row
+@pytest.mark.soak
 async def test_no_flow_breaks_when_weights_change_a_hundred_times(stage: Stage) -> None:
     """Pods become unready and ready again at random; one on each node stays ready, so that no
     weight becomes 0. Connections to an unready pod stay, while nodes send its datagrams to another
@@ -286,6 +296,7 @@ async def test_no_flow_breaks_when_weights_change_a_hundred_times(stage: Stage) 
 
 
 @every_row
+@pytest.mark.soak
 async def test_no_flow_breaks_when_gateway_processes_are_killed(stage: Stage) -> None:
     """Gateways are also killed after a node has briefly been without a ready pod: datagrams that
     went to other nodes meanwhile stay there, whatever the pinned tables and the other gateways
@@ -375,6 +386,7 @@ async def test_no_flow_breaks_when_a_gateway_is_reinstalled(stage: Stage) -> Non
 
 
 @every_row
+@pytest.mark.soak
 async def test_no_flow_breaks_while_controller_and_api_server_are_stopped(stage: Stage) -> None:
     server = process.one(stage.site.name, SERVER_LABEL)
 
@@ -395,6 +407,7 @@ async def test_no_flow_breaks_while_controller_and_api_server_are_stopped(stage:
 
 
 @every_row
+@pytest.mark.soak
 async def test_only_flows_of_a_dead_node_break(stage: Stage) -> None:
     """Only the node's own flows are lost. A client that connects before the gateways have noticed
     may have to retry; later clients do not."""

@@ -26,7 +26,7 @@ from fairlead.lab.site import Site
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, NODE_NOT_ANSWERING
 from fairlead.role_state import NodeState, decode
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 UPLOAD = 8 << 20
 FEWEST, MOST = 3, 60
@@ -259,6 +259,7 @@ async def test_a_datagram_that_exceeds_the_path_mtu_is_reported_to_its_sender(
 
 
 @pytest.mark.parametrize("family", [0, 1])
+@pytest.mark.soak
 async def test_a_flood_is_distributed_equally_and_breaks_no_upload(
     lab: TunnelLab, family: int
 ) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from tests.faults.forwarder import Call, Moment
 from tests.faults.trial import CHECK_INTERVAL_S, DEADLINE_S, Trial, trial
 
@@ -214,6 +215,7 @@ def is_condition_at_the_end(step: str, target: Target) -> bool:
     return step == "delete" and "(fairlead-conditions)" in target.kind
 
 
+@pytest.mark.soak
 async def test_the_next_controller_completes_the_work_after_a_kill_at_any_call_for_a_service(
     tmp_path: Path,
 ) -> None:

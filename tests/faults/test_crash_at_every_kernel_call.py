@@ -26,7 +26,12 @@ from fairlead.kube.answers import NotFound
 from fairlead.kube.objects import SERVICES
 from fairlead.lab.site import Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.random,
+    pytest.mark.root,
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 77)
 NODE = "node1"
@@ -121,7 +126,7 @@ async def served(web: Web, host: str) -> None:
     await check_packets(web)
 
 
-@pytest.mark.parametrize("host", [GATEWAY, NODE])
+@pytest.mark.parametrize("host", [pytest.param(GATEWAY, marks=pytest.mark.soak), NODE])
 async def test_the_next_start_completes_the_work_after_a_kill_during_the_first_start(
     web: Web, host: str
 ) -> None:
@@ -206,6 +211,7 @@ async def await_change(web: Web, change: Change) -> None:
     await until(gone, "the removal of the Service")
 
 
+@pytest.mark.soak
 async def test_the_next_start_completes_a_change_after_a_kill_during_it(web: Web) -> None:
     """Gateway and node are killed in the same change, each at its own call."""
     both = [Traced(web.site, host) for host in (GATEWAY, NODE)]

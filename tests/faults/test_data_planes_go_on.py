@@ -18,7 +18,7 @@ from tests.e2e.load import Load, Web, until
 from fairlead.lab.site import Site
 from fairlead.probe.steady import Period
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 PLACES = (("node1", "node1", "node2"), ("node1", "node2", "node2"))
 FAILS_S = 3.0

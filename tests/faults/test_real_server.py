@@ -150,7 +150,13 @@ async def create_services_continuously(site: Site, begin: int, names: set[str]) 
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("part", [LABEL, ETCD_LABEL], ids=["kube-apiserver", "etcd"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(LABEL, id="kube-apiserver", marks=pytest.mark.soak),
+        pytest.param(ETCD_LABEL, id="etcd"),
+    ],
+)
 async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_etcd_is_killed(
     web: Web, part: str
 ) -> None:
@@ -180,6 +186,7 @@ async def test_no_request_fails_and_no_service_is_lost_when_the_api_server_or_et
         await agree(web.site, reflectors)
 
 
+@pytest.mark.soak
 async def test_roles_follow_an_etcd_that_is_restored_from_an_older_backup(web: Web) -> None:
     """One Service was deleted after the backup and exists again. Another was created after the
     backup and is gone, with the address of the first. The Service under load is not affected."""

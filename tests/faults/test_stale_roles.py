@@ -154,6 +154,7 @@ async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> 
     await check_no_event_about_gateways(web, since)
 
 
+@pytest.mark.soak
 async def test_roles_report_stale_state_after_the_api_server_is_killed(web: Web) -> None:
     server = RealServer(web.site)
     since = await ready(web)

@@ -18,6 +18,8 @@ from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Action, Fault
 from fairlead.lab.apiserver.kinds import SERVICES as KIND
 
+pytestmark = pytest.mark.soak
+
 KEYS = [ObjectKey("default", name) for name in "abcd"]
 STREAMED = "sendInitialEvents"
 

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fairlead.lab import namespace
+
+pytestmark = pytest.mark.long
 
 FAIRLEAD = Path(sys.executable).with_name("fairlead")
 NAME = f"demo{os.getpid()}"

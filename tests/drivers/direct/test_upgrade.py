@@ -95,7 +95,7 @@ async def only_delayed(gateway: Gateway) -> bool:
     return not any(number for reason, number in drops.items() if reason != "upgrading")
 
 
-@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+@pytest.mark.parametrize("attach", ["tc", pytest.param("xdp-generic", marks=pytest.mark.soak)])
 async def test_no_packet_is_lost_when_the_layout_changes_and_changes_back(
     site: None, newer: Path, attach: AttachKind
 ) -> None:

@@ -66,7 +66,7 @@ from fairlead.model import NodeService, ServiceKey
 from fairlead.net.nftables import Nftables
 from fairlead.plan.cluster import plan_node
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.soak]
 
 SEED = int(os.environ.get("FAIRLEAD_SEED") or 7)
 HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 2)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.test_disconnects import Disconnects
 from tests.faults.trial import CHECK_INTERVAL_S, Trial, trial
@@ -22,6 +23,8 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICE_NAME_LABEL, SERVICES, ObjectKey
 from fairlead.plan.classes import OCTAVIA
 from fairlead.roles.octavia import SYSTEM
+
+pytestmark = pytest.mark.soak
 
 WEB = ObjectKey("default", "web")
 PORTS: list[dict[str, Any]] = [{"name": "http", "port": 80}, {"name": "https", "port": 443}]

@@ -15,6 +15,8 @@ from tests.openstack.fault_proxy import Call, Disconnect, Fault
 
 from fairlead.model import LoadBalancer, OctaviaChecks
 
+pytestmark = pytest.mark.soak
+
 DNS = listener(53, protocol="UDP")
 STEPS: list[tuple[str, list[LoadBalancer], list[str]]] = [
     ("create", [service(listener(80), DNS)], ["POST loadbalancers"]),

@@ -192,6 +192,7 @@ async def test_a_floating_ip_stays_while_its_load_balancer_is_recreated(
     await site.reconcile()
 
 
+@pytest.mark.soak
 async def test_a_disconnect_at_any_write_leaves_no_floating_ip_behind(
     cloud_site: CloudSite,
 ) -> None:

@@ -5,11 +5,14 @@ all tests, and `--histories 200 -k "[117]"` runs one."""
 
 import random
 
+import pytest
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.histories import HistoryRunner, history, with_network
 from tests.drivers.octavia.site import Site
 from tests.drivers.octavia.test_security import nodes_with_group, rules
 from tests.openstack.octavia import Octavia
+
+pytestmark = pytest.mark.soak
 
 
 async def test_every_step_of_a_history_ends_in_the_desired_state(

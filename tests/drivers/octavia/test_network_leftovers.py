@@ -5,6 +5,7 @@ import uuid
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import listener, service
 from tests.drivers.octavia.test_leftovers import Place, placed
@@ -19,6 +20,8 @@ from fairlead.drivers.octavia.network_leftovers import (
     read_marked_at_neutron,
 )
 from fairlead.model import Member, ServiceKey
+
+pytestmark = pytest.mark.soak
 
 
 async def make(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from tests.drivers.octavia import occm
 from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import listener, service
@@ -103,6 +104,7 @@ async def check_monitors_are_recreated_once(site: CloudSite, wanted: LoadBalance
         assert (await site.reconcile(wanted), site.writes, site.neutron_writes) == ([], [], [])
 
 
+@pytest.mark.soak
 async def test_monitors_are_recreated_if_an_old_provider_does_not_cover_the_floating_ip(
     cloud_site: CloudSite,
 ) -> None:
@@ -145,6 +147,7 @@ async def test_monitors_are_recreated_if_an_old_provider_does_not_cover_the_floa
     await site.reconcile()
 
 
+@pytest.mark.soak
 async def test_adopted_monitors_are_recreated_once_to_cover_the_floating_ip(
     cloud_site: CloudSite,
 ) -> None:
@@ -176,6 +179,7 @@ async def test_adopted_monitors_are_recreated_once_to_cover_the_floating_ip(
     assert (site.balancer_ids(), site.floating) == ([], [])
 
 
+@pytest.mark.soak
 async def test_a_change_of_a_monitor_leaves_no_object_pending(cloud_site: CloudSite) -> None:
     """Provider ovn would leave the load balancer pending if an existing monitor were updated."""
     site = cloud_site
@@ -203,6 +207,7 @@ async def test_a_change_of_a_monitor_leaves_no_object_pending(cloud_site: CloudS
     await site.reconcile()
 
 
+@pytest.mark.soak
 async def test_session_affinity_is_configured_in_ovn(cloud_site: CloudSite) -> None:
     """UDP pools have a timeout, TCP pools use another algorithm. This holds for a load balancer
     that is created with affinity, and for an existing one."""

@@ -232,6 +232,7 @@ async def test_a_security_group_that_makes_source_ranges_ineffective_is_reported
     [Disconnect(after=False), Disconnect(after=True), ErrorResponse(503)],
     ids=["not received", "response lost", "status 503"],
 )
+@pytest.mark.soak
 async def test_the_deletion_of_the_last_service_leaves_nothing_whichever_write_fails(
     cloud_site: CloudSite, fault: Fault
 ) -> None:

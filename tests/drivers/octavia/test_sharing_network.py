@@ -52,7 +52,7 @@ def ports(site: CloudSite) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("provider", ["ovn", "amphora"])
+@pytest.mark.parametrize("provider", ["ovn", pytest.param("amphora", marks=pytest.mark.soak)])
 async def test_security_group_rules_admit_the_sources_of_a_guest(
     cloud_site: CloudSite, provider: str
 ) -> None:
@@ -87,6 +87,7 @@ async def test_security_group_rules_admit_the_sources_of_a_guest(
     assert ports(site) == [80]
 
 
+@pytest.mark.soak
 async def test_a_service_that_becomes_a_guest_releases_its_floating_ip_unless_it_is_kept(
     cloud_site: CloudSite,
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_service_that_becomes_a_guest_releases_its_floating_ip_unless_it
     ]
 
 
+@pytest.mark.soak
 async def test_a_service_keeps_its_load_balancer_until_it_can_share_the_other_one(
     cloud_site: CloudSite,
 ) -> None:
@@ -121,6 +123,7 @@ async def test_a_service_keeps_its_load_balancer_until_it_can_share_the_other_on
     assert (ports(site), len(site.balancer_ids()), len(site.floating)) == ([25, 25], 2, 1)
 
 
+@pytest.mark.soak
 async def test_a_guest_is_not_added_while_the_owner_is_deleted(cloud_site: CloudSite) -> None:
     """The driver is deleting the owner's floating IP. A guest that is added at this moment would
     lose its listener together with the load balancer."""
@@ -138,6 +141,7 @@ async def test_a_guest_is_not_added_while_the_owner_is_deleted(cloud_site: Cloud
     assert (site.balancer_ids(), site.floating) == ([], [])
 
 
+@pytest.mark.soak
 async def test_a_load_balancer_stays_if_its_owner_is_deleted_while_a_guest_is_added(
     cloud_site: CloudSite,
 ) -> None:
