@@ -99,3 +99,24 @@ def test_the_documented_example_of_a_configuration_is_valid() -> None:
         r"```yaml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL
     )
     assert config.parse(example, "docs/configuration.md", CLASSES).tunnel.kind == "ipip"
+
+
+def test_make_test_runs_the_test_of_every_promise() -> None:
+    """A test that is marked as a whole is not in `make test`. Its rows may be marked."""
+    table = (ROOT / "tests/README.md").read_text().partition("## Promises")[2].partition("\n## ")[0]
+    tests = re.findall(r"`([\w/]+\.py)::(\w+)` \|$", table, re.MULTILINE)
+    assert len(tests) == sum(line.startswith("| ") for line in table.splitlines()) - 1
+    for file, name in tests:
+        module = ast.parse((ROOT / "tests" / file).read_text())
+        marks = [
+            ast.unparse(each.value)
+            for each in module.body
+            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "pytestmark"
+        ]
+        (test,) = (
+            each
+            for each in module.body
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name
+        )
+        marks += map(ast.unparse, test.decorator_list)
+        assert [each for each in marks if re.search(r"(^|\[|, )pytest\.mark\.soak", each)] == []
