@@ -17,7 +17,9 @@
 # make tools      setup, and the other dependencies of the tests: kube-apiserver, kube-proxy, etcd
 #                 and helm (built once from their Go modules, minutes), Debian's older etcd, the
 #                 official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy and iperf3
-#                 from Debian
+#                 from Debian; says at its start what there is to do, and how long that took the last
+#                 time; what does not run any more is made again
+# make clean-cache  remove ~/.cache/fairlead, with everything that `make tools` made there
 # make mutations  change the product in 40 small ways, and check that the tests detect each change
 # make manifests  render deploy/manifests from the chart
 # make bench      packets, a lab with other load balancers, HAProxy, a live gateway, a large
@@ -26,7 +28,7 @@
 # make lock       resolve the dependencies again and write requirements.lock
 .DEFAULT_GOAL := help
 .PHONY: help setup base tools root demo check test soak mutations lint manifests bench lock
-.PHONY: clean
+.PHONY: clean clean-cache expected
 PYTHON ?= python3
 WORKERS ?= auto
 VENV := .venv
@@ -58,7 +60,7 @@ lint: base
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 
-tools: setup
+tools: $(if $(EXPECTED),,expected) setup
 	@$(STEP) debian-etcd sh tools/etcd.sh || echo "setup: Debian's etcd is missing: see above" >&2
 	@$(STEP) etcd sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
 	@$(STEP) kubernetes sh tools/build.sh kubernetes || \
@@ -68,6 +70,9 @@ tools: setup
 	@$(STEP) helm sh tools/build.sh helm || echo "setup: no helm: see above" >&2
 	@$(STEP) bench sh tools/bench.sh || \
 		echo "setup: programs of the benchmarks are missing: see above" >&2
+
+expected:
+	@$(MAKE) --no-print-directory tools EXPECTED=1 STEP="sh tools/expected.sh"
 
 check: root base
 	@$(VENV)/bin/python tools/check.py -q --check -m 'not soak' -n $(WORKERS)
@@ -103,3 +108,6 @@ lock: base
 
 clean:
 	rm -rf build .venv src/fairlead/objects
+
+clean-cache:
+	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/fairlead"

@@ -6,13 +6,8 @@
 # else is set up anyway.
 set -eu
 cd "$(dirname "$0")"
+. tools/cache.sh
 PATH="$PATH:/usr/sbin:/sbin"
-
-say() { printf 'setup: %s\n' "$*"; }
-stop() {
-    say "$*" >&2
-    exit 1
-}
 
 # Packages that every part needs; packages that the lab, the gateway, the node and the tests need in
 # addition; packages that build the eBPF objects.
@@ -40,7 +35,7 @@ needed="$basic$to_build$more"
 if [ -n "$needed" ] && [ "$(id -u)" = 0 ]; then
     command -v apt-get >/dev/null 2>&1 ||
         stop "there is no apt-get; install the equivalents of these packages, then repeat:$needed"
-    say "installing Debian packages:$needed"
+    begin "installing Debian packages:$needed"
     # shellcheck disable=SC2086
     sh tools/apt.sh $needed
     needed=""
@@ -61,27 +56,29 @@ PY
 
 uv=build/tools/bin/uv
 if [ ! -x "$uv" ]; then
-    say "installing uv into build/tools"
+    begin "installing uv into build/tools"
     python3 -m venv build/tools
-    build/tools/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9'
+    retry build/tools/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9'
 fi
 # Use the system's interpreter and never download one. Use the system's certificates, which may
 # include a company's own CA.
 export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=true
 if [ ! -x .venv/bin/python ]; then
-    say "creating .venv"
+    begin "creating .venv"
     "$uv" venv --quiet --python "$(command -v python3)" .venv
 fi
 stamp=.venv/.requirements
 if ! cmp -s requirements.lock "$stamp" || ! cmp -s pyproject.toml .venv/.pyproject; then
-    say "installing the packages of requirements.lock into .venv"
-    "$uv" pip sync --quiet --python .venv/bin/python --compile-bytecode --require-hashes \
+    begin "installing the packages of requirements.lock into .venv"
+    retry "$uv" pip sync --quiet --python .venv/bin/python --compile-bytecode --require-hashes \
         requirements.lock
     say "installing fairlead"
-    "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
+    retry "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation \
+        --editable .
     cp requirements.lock "$stamp"
     cp pyproject.toml .venv/.pyproject
 fi
+[ "${FAIRLEAD_SETUP:-}" != expected ] || exit 0
 [ -n "$to_build" ] || .venv/bin/python hatch_build.py
 # As in the image. With PYTHONDONTWRITEBYTECODE in the environment, each process of a lab would
 # otherwise compile all modules at its start, which takes half a second.

@@ -3,6 +3,9 @@
 # Debian's packages start their servers. While this script runs, policy-rc.d forbids that, because
 # Fairlead runs its own processes.
 set -eu
+cd "$(dirname "$0")/.."
+. tools/cache.sh
+lock debian-packages
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT
@@ -10,5 +13,5 @@ if [ ! -e "$policy" ]; then
     chmod +x "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get -q update
-apt-get -q install -y --no-install-recommends "$@"
+install() { apt-get -q update && apt-get -q install -y --no-install-recommends "$@"; }
+retry install "$@"

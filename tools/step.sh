@@ -2,19 +2,28 @@
 # Run one step of the set-up: sh tools/step.sh NAME COMMAND...
 # The whole output goes to build/setup.log; only the lines of progress are also shown. If the step
 # fails, its error is shown: the log's name and last lines. The exit code is that of the command.
+# The seconds of a step that had something to do are kept in the cache, for expected.sh.
 set -eu
 cd "$(dirname "$0")/.."
+. tools/cache.sh
 name="$1"
 shift
 log=build/setup.log
 mkdir -p build
 failed="$(mktemp)"
-trap 'rm -f "$failed"' EXIT
+begun="$(mktemp)"
+trap 'rm -f "$failed" "$begun"' EXIT
+start="$(date +%s)"
 printf '\n== %s: %s\n' "$(date '+%F %T')" "$name" >>"$log"
 # The exit code of a pipeline is that of its last part alone.
-{ "$@" 2>&1 || echo "$?" >"$failed"; } | tee -a "$log" |
+{ FAIRLEAD_BEGUN="$begun" "$@" 2>&1 || echo "$?" >"$failed"; } | tee -a "$log" |
     grep --line-buffered -E '^(setup: |building src/)' || true
-[ -s "$failed" ] || exit 0
+if [ ! -s "$failed" ]; then
+    [ -s "$begun" ] || exit 0
+    mkdir -p "$cache/seconds"
+    echo "$(($(date +%s) - start))" >"$cache/seconds/$name"
+    exit 0
+fi
 case "$(tail -n 1 "$log")" in
 "setup: "*) ;; # The step has printed the reason itself.
 *) tail -n 20 "$log" | sed 's/^/    /' >&2 ;;

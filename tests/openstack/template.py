@@ -20,7 +20,7 @@ from tests.openstack.processes import Processes, run
 from fairlead.errors import Refused, Unavailable
 
 ATTEMPTS = 2
-FIX = "run `make setup` again"
+FIX = "run `make clean-cache`, then `make setup`"
 
 
 def main() -> None:
@@ -30,7 +30,6 @@ def main() -> None:
         with (places.CACHE / ".openstack-data.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not place.is_dir():
-                print(f"setup: making the databases of OpenStack's services in {place}", flush=True)
                 make(place, migrate)
     except (Refused, Unavailable) as error:
         sys.exit(f"setup: {error}")
