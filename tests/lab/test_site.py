@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -14,9 +16,10 @@ from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, SERVICES, EndpointSlice
+from fairlead.kube.watch_events import ENVELOPE
 from fairlead.lab import namespace, process
 from fairlead.lab.objects import ENDPOINTS, NODES, PODS, Pod
-from fairlead.lab.site import Site
+from fairlead.lab.site import CLUSTER_LABEL, Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -446,6 +449,61 @@ async def test_a_dead_node_is_silent_and_returns_with_its_pods(site: Site, clien
     await until(answers, "the pod on the revived node")
     await client.delete(PODS, ("default", "n"))
     await until(lambda: is_gone(client, "n"), "the pod's end")
+
+
+async def test_a_revived_node_has_no_ready_endpoint_of_before_its_boot(
+    site: Site, client: Client
+) -> None:
+    """The kubelet reports a Pod as unready before it starts it, and the node's role starts after
+    that, also if the control plane is late. Otherwise the role would lead connections to addresses
+    that no longer exist."""
+    await site.apply([pod("r", "node2", app="r"), service("r", "r")])
+    (address,) = await until(lambda: states_of(client, "r"), "the endpoint")
+    await site.kill_node("node2")
+    before = await client.get(PODS, ("default", "r"))
+
+    async def revive() -> dict[str, tuple[bool, bool, bool]]:
+        await site.revive_node("node2")
+        return await states_of(client, "r")
+
+    async def is_on() -> bool:
+        return not site.directory.is_off("node2")
+
+    async def has_no_sandbox() -> bool:
+        return not namespace.names(site.topology.pod_namespace("default", "r"))
+
+    await until(has_no_sandbox, "the removal of the sandbox")
+    control_plane = process.one(site.name, CLUSTER_LABEL)
+    control_plane.send(signal.SIGSTOP)
+    try:
+        async with asyncio.TaskGroup() as group:
+            reviving = group.create_task(revive())
+            await until(is_on, "the boot of node2")
+            await asyncio.sleep(0.8)
+            control_plane.send(signal.SIGCONT)
+    finally:
+        control_plane.send(signal.SIGCONT)
+    assert reviving.result().get(address) != READY
+    await site.await_pods()
+    events = await client.request(
+        "GET",
+        PODS.path("default"),
+        parameters={
+            "watch": "true",
+            "resourceVersion": before.metadata.resource_version,
+            "timeoutSeconds": "1",
+        },
+    )
+    decoder = msgspec.json.Decoder(Pod)
+    seen = [decoder.decode(ENVELOPE.decode(line).object) for line in events.splitlines()]
+    assert [
+        (each.status.pod_ips[0].ip == address, each.ready)
+        for each in seen
+        if each.metadata.uid == before.metadata.uid
+    ] == [(True, False), (False, True)]
+    await client.delete(SERVICES, ("default", "r"))
+    await client.delete(PODS, ("default", "r"))
+    await until(lambda: is_gone(client, "r"), "the pod's end")
 
 
 async def test_a_host_network_pod_has_its_nodes_addresses(site: Site, client: Client) -> None:

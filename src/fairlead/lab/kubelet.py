@@ -5,10 +5,12 @@ In: Pods from the API. Out: sandboxes on the machine, Pod status, and the deleti
 ended. Each Pod (by UID) has one task, which owns its sandbox from start to removal and reads the
 latest version of the Pod whenever it is woken.
 
-Invariants: two Pods with one name never have sandboxes at the same time. A deleted Pod serves until
-its connections are done or its grace period is over. Nothing is done on a node that is switched
-off; when it is on again, its Pods are started again. Follows the pod lifecycle of Kubernetes
-(termination of Pods, container restarts with back-off).
+Invariants: two Pods with one name never have sandboxes at the same time. A Pod without a sandbox is
+reported as unready before it gets one, because its address changes. A deleted Pod serves until its
+connections are done or its grace period is over. Nothing is done on a node that is switched off;
+when it is on again, its Pods are started again. Follows the pod lifecycle of Kubernetes
+(termination of Pods, container restarts with back-off), and for the order of report and start
+`syncPod` of the upstream kubelet.
 """
 
 import asyncio
@@ -142,6 +144,7 @@ class PodRun:
                 if await self._terminate(pod):
                     return
             elif self._sandbox is None:
+                await self._report_lost(pod)
                 await self._start(pod)
                 await self._report(pod)
             elif self._sandbox.server is not None and not self._sandbox.server.running:
@@ -178,6 +181,16 @@ class PodRun:
         await self._remove()
         await asyncio.sleep(min(self._restarts * RETRY_S, MAX_RETRY_S))
 
+    async def _report_lost(self, pod: Pod) -> None:
+        """Report a Pod as unready that is still reported as ready although its sandbox is gone: its
+        node was rebooted, or this process was restarted. The sandbox that follows has another
+        address."""
+        # The watch may not have shown the last report yet.
+        if not (pod.ready or (self._reported is not None and self._reported[0])):
+            return
+        await self._patch_status({"conditions": status.unreachable(pod, _now())})
+        self._reported = None
+
     async def _report(self, pod: Pod, *, broken: bool = False) -> None:
         sandbox = self._sandbox
         ready = status.probe_succeeds(pod) and not broken
@@ -192,12 +205,18 @@ class PodRun:
             now=_now(),
             started=self._started,
         )
+        if await self._patch_status(report):
+            self._reported = (ready, self._restarts)
+
+    async def _patch_status(self, report: status.Json) -> bool:
+        """Write fields of the Pod's status. Return False if the Pod is gone; the watch will report
+        that."""
         body = {"metadata": {"uid": self.uid}, "status": report}
         try:
             await self._kubelet.client.patch(PODS, self._key, body, subresource="status")
-        except NotFound:  # the Pod is gone; the watch will report that
-            return
-        self._reported = (ready, self._restarts)
+        except NotFound:
+            return False
+        return True
 
     async def _terminate(self, pod: Pod) -> bool:
         """Terminate the Pod within its grace period. Return False if its node is switched off

@@ -11,6 +11,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ from fairlead.errors import Refused, Unavailable
 from fairlead.invocation import called
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
+from fairlead.kube.objects import ENDPOINT_SLICES
 from fairlead.lab import (
     crds,
     manifests,
@@ -43,6 +45,9 @@ ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node":
 node, too."""
 CLUSTER_LABEL = "lab/cluster"
 STOP_TIMEOUT_S = 10
+REPORT_TIMEOUT_S = 10
+"""Time limit for the kubelet's first report after the boot of a node. The lab's control plane may
+be stopped."""
 POLL_S = 0.02
 DEFAULT_TRANSPORT = Transport()
 ROLE_PORTS: dict[str, int] = {"control": 9440, "gateway": 9441, "node": 9442}
@@ -288,7 +293,31 @@ class Site:
             await wiring.tear_down_host(self.topology, host)
             self.directory.remove_pins(host.name)
             await wiring.build_host(self.topology, host)
+        lost = await self._ready_addresses(host)
         self.directory.switch(host.name, on=True)
+        # The kubelet has to report the Pods of the node as unready before the node's role starts,
+        # as on a real machine, where the kubelet starts both. Otherwise the role's first rules
+        # would lead connections to addresses that no longer exist.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                while lost & await self._ready_addresses(host):
+                    await asyncio.sleep(POLL_S)
+
+    async def _ready_addresses(self, host: Host) -> set[str]:
+        """Return the addresses of Pods on a node that EndpointSlices show as ready; none while the
+        API server does not answer. Pods with the node's own addresses keep them."""
+        if host.kind != "node":
+            return set()
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT_S), self.client() as client:
+                return {
+                    address
+                    for slice_ in await client.list(ENDPOINT_SLICES)
+                    for endpoint in slice_.endpoints or ()
+                    if endpoint.ready and endpoint.node_name == host.name
+                    for address in endpoint.addresses
+                }.difference(host.addresses)
+        return set()
 
     def _dead_roles(self, host: Host) -> list[str]:
         """Return the roles that should run on a host and are not running."""

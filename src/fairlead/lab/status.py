@@ -90,7 +90,7 @@ def running_status(
 
 
 def unreachable(pod: Pod, now: str) -> list[Json]:
-    """Return the conditions of a Pod whose node does not report."""
+    """Return the conditions of a Pod whose node does not report, or has lost its sandbox."""
     return _conditions(pod, False, now)
 
 
