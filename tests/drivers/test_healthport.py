@@ -63,6 +63,10 @@ async def running(driver: HealthPortDriver) -> AsyncIterator[HealthPortDriver]:
         informing.cancel()
         await asyncio.gather(informing, return_exceptions=True)
         await driver.close()
+        # A process whose start was cancelled ends by itself. The next test must not find it.
+        async with asyncio.timeout(DEADLINE_S):
+            while children():
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture
