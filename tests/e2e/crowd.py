@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import msgspec
 from tests.e2e.load import CLIENT, Web, until
+from tests.e2e.logs import lines_of
 
 from fairlead.drivers.direct.maps.records import INDEX, unpack_text
 from fairlead.lab.objects import PODS
@@ -84,12 +85,8 @@ class Shop(Web):
         machine delays answers to probes."""
         found: Counter[str] = Counter()
         for gateway in self.site.topology.gateways:
-            log = self.site.directory.log(f"{gateway.name}/gateway").read_text()
-            targets = [
-                json.loads(line)["target"]
-                for line in log.splitlines()
-                if '"verdict": "down"' in line
-            ]
+            lines = lines_of(self.site.directory.log(f"{gateway.name}/gateway"))
+            targets = [json.loads(line)["target"] for line in lines if '"verdict": "down"' in line]
             for node in self.site.topology.of("node"):
                 ours = (f"/{node.addresses[0]}:", f"/[{node.addresses[1]}]:")
                 found[node.name] += sum(any(each in target for each in ours) for target in targets)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.e2e.load import CLIENT, GATEWAY, Load, Web, fetch, until
+from tests.e2e.logs import lines_of
 
 from fairlead.drivers.healthport import PROXY_HEALTH_PORT
 from fairlead.lab.site import Site
@@ -37,8 +38,8 @@ async def web() -> AsyncIterator[Web]:
 
 def verdicts(site: Site) -> Counter[tuple[str, str]]:
     """Return how often the gateway has found a health port unhealthy."""
-    log = site.directory.log(f"{GATEWAY}/gateway").read_text()
-    probed = (json.loads(line) for line in log.splitlines() if '"event": "probed"' in line)
+    lines = lines_of(site.directory.log(f"{GATEWAY}/gateway"))
+    probed = (json.loads(line) for line in lines if '"event": "probed"' in line)
     return Counter((each["target"], each["verdict"]) for each in probed)
 
 

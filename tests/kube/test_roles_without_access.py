@@ -3,7 +3,6 @@ every permission: they log the error once, retry at growing intervals, and conti
 granted."""
 
 import asyncio
-import json
 import re
 import secrets
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.e2e.logs import entries_of
 from tests.kube.recording_proxy import RecordingProxy
 
 from fairlead.kube.client import Client
@@ -50,9 +50,7 @@ class Role:
     @property
     def log_lines(self) -> list[Object]:
         """The log lines of the role."""
-        return [
-            json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")
-        ]
+        return entries_of(self._log)
 
     @property
     def problems(self) -> list[Object]:
