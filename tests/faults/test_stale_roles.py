@@ -8,10 +8,12 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from tests.e2e.load import GATEWAY, Load, Web, fetch, output, until
+from tests.e2e.logs import entries_of
 from tests.faults.real import RealServer
 from tests.faults.test_real_server import check_unharmed
 
@@ -36,6 +38,11 @@ WATCHES = {
     GATEWAY: {"services", "endpointslices", "nodes"},
     "node1": {"services", "endpointslices", "nodes"},
 }
+STALE = "watches of the API server are stale: continuing with the last known state"
+CURRENT = "watches of the API server are current again"
+DEADLINE_S = 120.0
+"""A role logs a stale state at most once a minute. After a hang, a watch may wait for half a minute
+before it is started again, and for a minute for a streamed list."""
 PROGRAM = str(Path(sys.executable).with_name("fairlead"))
 
 
@@ -102,15 +109,28 @@ async def all_current(site: Site) -> None:
         async def is_current(host: str = host) -> bool:
             return await code(site, host, "/readyz/current") == 200
 
-        await until(is_current, f"the current state of all watches of {host}")
+        what = f"the current state of all watches of {host}"
+        await until(is_current, what, deadline_s=DEADLINE_S)
         assert "in step with the cluster" in await output(site, host, PROGRAM, "status")
 
 
-def stale_log_lines(site: Site, host: str) -> list[str]:
-    """Return the role's log lines about the age of its state."""
-    lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
-    events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
-    return [event for event in events if "watches of the API server" in event]
+async def logged(site: Site, host: str, event: str) -> list[str]:
+    """Wait until this is the role's last log line about the age of its state. Return all these
+    lines."""
+    entries: list[dict[str, Any]] = []
+
+    async def is_last() -> bool:
+        nonlocal entries
+        log = entries_of(site.directory.log(f"{host}/{ROLES[host]}"))
+        entries = [each for each in log if each.get("event") in (STALE, CURRENT)]
+        return bool(entries) and entries[-1]["event"] == event
+
+    try:
+        await until(is_last, f"the log line of {host}: {event}", deadline_s=DEADLINE_S)
+    except AssertionError as late:
+        watches = (await fetch(site, host, "/state")).get("watches")
+        raise AssertionError(f"{late}; log lines: {entries}; watches now: {watches}") from late
+    return [each["event"] for each in entries]
 
 
 async def check_no_event_about_gateways(web: Web, since: str) -> None:
@@ -130,25 +150,19 @@ async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> 
         server.send(signal.SIGSTOP)
         try:
             await all_stale(site)
+            # A stale state that ends before the role checks it again is not logged.
+            for host in ROLES:
+                await logged(site, host, STALE)
         finally:
             server.send(signal.SIGCONT)
         await all_current(site)
 
     async with Load(site, web.address) as load:
         check_unharmed(await load.counts_during(hang()))
-    stale, current = (
-        "watches of the API server are stale: continuing with the last known state",
-        "watches of the API server are current again",
-    )
     for host in ROLES:
-
-        async def reported(host: str = host) -> bool:
-            return stale_log_lines(site, host)[-1:] == [current]
-
-        await until(reported, f"the log line of {host} about its current state")
-        # Before, on a busy machine, the state may have become stale for another reason.
-        lines = stale_log_lines(site, host)
-        assert lines == [stale, current] * (len(lines) // 2), (
+        lines = await logged(site, host, CURRENT)
+        # On a busy machine, the state may have become stale for another reason, too.
+        assert lines == [STALE, CURRENT] * (len(lines) // 2), (
             "one line of each type for all watches"
         )
     await check_no_event_about_gateways(web, since)

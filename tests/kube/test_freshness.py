@@ -1,6 +1,7 @@
 """The age of a watch at an API server that is idle, that hangs, or that rejects the watch."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -158,6 +159,40 @@ async def test_a_watch_that_repeatedly_becomes_stale_is_logged_once_per_interval
             watch.last_contact_s = now_s
             freshness.log_changes()
     assert [each["log_level"] for each in logs] == ["warning", "info"] * 2
+
+
+def test_every_log_line_about_stale_watches_is_followed_by_one_about_their_end() -> None:
+    """In any history, also if checks are late: lines alternate, a state that stays stale is logged
+    after an interval at the latest, and the line about the end comes with the next check."""
+    chance = random.Random(7)
+    now_s = 1000.0
+    watches = [Watch(now_s) for _ in range(3)]
+    freshness = Freshness(
+        lambda: max(each.last_contact_s for each in watches),
+        clock=lambda: now_s,
+        stale_s=20,
+        log_interval_s=60,
+    )
+    for number, each in enumerate(watches):
+        freshness.add(str(number), each)
+    for _ in range(300):
+        with capture_logs() as logs:
+            for _ in range(chance.randrange(100)):
+                now_s += chance.choice((1, 1, 1, 5))
+                for each in watches:
+                    each.watching = chance.random() < 0.5
+                    if chance.random() < 0.05:
+                        each.last_contact_s = now_s
+                freshness.log_changes()
+            watches[0].watching = False
+            watches[0].last_contact_s = now_s - 21
+            now_s += 60
+            freshness.log_changes()
+            assert logs[-1]["log_level"] == "warning"
+            for each in watches:
+                each.last_contact_s = now_s
+            freshness.log_changes()
+        assert [each["log_level"] for each in logs] == ["warning", "info"] * (len(logs) // 2)
 
 
 class Watch:
