@@ -28,6 +28,13 @@ def main() -> None:
             "--timeout", type=float, metavar="SECONDS", default=1.0 if name == "burst" else 0.4
         )
         if name == "burst":
+            load.add_argument(
+                "--patience",
+                type=float,
+                metavar="SECONDS",
+                default=5.0,
+                help="time limit for the answer on an established connection",
+            )
             load.add_argument("--connections", type=int, default=1000)
             load.add_argument("--concurrency", type=int, default=64)
         else:
@@ -75,6 +82,7 @@ def _burst(arguments: argparse.Namespace) -> None:
         connections=arguments.connections,
         concurrency=arguments.concurrency,
         timeout_s=arguments.timeout,
+        patience_s=arguments.patience,
     )
     sys.stdout.buffer.write(msgspec.json.encode(tally) + b"\n")
 
