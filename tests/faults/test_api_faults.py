@@ -178,18 +178,20 @@ async def fail(one: Trial, name: str, failure: Failure) -> None:
     act(one.server.registry)
     await asyncio.sleep(FAILS_S)
     requests = requests_made(one)
-    unmet = [
-        fault
-        for before, fault in zip(failure.faults, faults, strict=True)
-        if before.count and fault.count == before.count
-    ]
-    assert not unmet, f"{name}: no request had the faults {unmet}"
+
+    async def failed() -> bool:
+        met = all(
+            not before.count or fault.count < before.count
+            for before, fault in zip(failure.faults, faults, strict=True)
+        )
+        # Only stalled watches require no requests.
+        return met and bool(requests_made(one) or name == STALL)
+
+    # On a busy machine, the controller may learn of the changes late.
+    await one.until(failed, f"{name}: a request of the controller that failed, for each fault")
     one.server.faults.clear()
     await failure.end(one)
     print(f"{name}: {len(requests)} requests")
-    # Without requests the upper bound would prove nothing. Only stalled watches require no
-    # requests.
-    assert requests or name == STALL, f"{name}: no request of the controller failed"
     assert len(requests) <= MOST, (
         f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
     )
