@@ -199,6 +199,18 @@ async def test_a_response_contains_the_claimed_address() -> None:
         ] == [False, True]
 
 
+async def test_a_length_that_is_not_a_number_of_bytes_is_ignored() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        entry_point = EntryPoint("127.0.0.1", server.sockets[0].getsockname()[1], tls=False)
+        answer = await call(entry_point, "plain", TIMEOUT_S)
+    assert (answer.outcome, answer.status) == ("answered", 200)
+
+
 async def test_an_invalid_dns_name_is_unreachable() -> None:
     """The API server accepts such a name in a status: it limits the length of the name, but not of
     each label as DNS does."""

@@ -74,6 +74,11 @@ async def test_answer_of_kube_proxy(host: str) -> None:
         ([b"HTTP/1.1 503 Service Unavailable\r\n\r\n"], Answer("answered", 503)),
         ([b"SSH-2.0-OpenSSH_9.2\r\n"], Answer("answered")),
         ([b"HTTP/1.1 banana\r\n\r\n"], Answer("answered")),
+        ([b"HTTP/1.1 " + b"9" * 5000 + b"\r\n\r\n"], Answer("answered")),
+        (
+            [b"HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: " + b"9" * 5000 + b"\r\n\r\n"],
+            Answer("answered", 200),
+        ),
         (
             [b"HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-WEIGHT: zwei\r\n\r\nx"],
             Answer("answered", 200, None, False),

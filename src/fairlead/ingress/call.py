@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = 1 << 16
 """The part of an answer that is read, in bytes. The rest is ignored."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-_LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
+_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _CANDIDATE = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]{2,60}(?!\w)")
 
 

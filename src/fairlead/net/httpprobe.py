@@ -23,6 +23,8 @@ from fairlead.net.httpanswer import REFUSED, SILENT, Answer
 
 WEIGHT_HEADER = b"x-load-balancing-endpoint-weight"
 MAX_ANSWER_BYTES = 16384
+MAX_DIGITS = 9
+"""The maximum length of a number in an answer. Python does not convert more than 4,300 digits."""
 
 PROBE_MARK = 0x1071
 """SO_MARK of probes that take the path of forwarded packets.
@@ -256,7 +258,12 @@ def read_answer(received: bytes, *, ended: bool) -> Answer | None:
         )
     status_line, *fields = head.split(b"\r\n")
     parts = status_line.split(None, 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/") or not parts[1].isdigit():
+    if (
+        len(parts) < 2
+        or not parts[0].startswith(b"HTTP/")
+        or not parts[1].isdigit()
+        or len(parts[1]) > MAX_DIGITS
+    ):
         return Answer("answered")
     headers = {
         name.strip().lower(): value.strip()
@@ -275,4 +282,5 @@ def read_answer(received: bytes, *, ended: bool) -> Answer | None:
     empty = not body or (
         headers.get(b"transfer-encoding", b"").lower() == b"chunked" and body.startswith(b"0\r\n")
     )
-    return Answer("answered", status, int(weight) if weight.isdigit() else None, empty)
+    counted = weight.isdigit() and len(weight) <= MAX_DIGITS
+    return Answer("answered", status, int(weight) if counted else None, empty)
