@@ -12,7 +12,7 @@ from tests.openstack import clients
 from tests.openstack.cloud import PROJECT
 from tests.openstack.fault_proxy import Disconnect
 
-from fairlead.drivers.octavia.attach import subnet_matches
+from fairlead.drivers.octavia.attach import matching_subnets
 from fairlead.drivers.octavia.balancers import ERROR
 from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.errors import FairleadError, Refused, Unavailable
@@ -320,10 +320,26 @@ async def test_a_kept_floating_ip_stays_after_the_service_requests_another_one(
         ("pool-1", ["a"], {"subnet": "pool-*", "subnet_tags": "!a"}, False),
     ],
 )
-def test_subnet_patterns_and_tags_match_as_in_occm(
+async def test_subnet_patterns_and_tags_match_as_in_occm(
     name: str, tags: list[str], wanted: dict[str, Any], matches: bool
 ) -> None:
-    assert (
-        subnet_matches(Subnet("id", name, tuple(tags)), FloatingIpRequest("net", **wanted))
-        == matches
-    )
+    subnet = Subnet("id", name, tuple(tags))
+    found = await matching_subnets([subnet], FloatingIpRequest("net", **wanted))
+    assert found == ([subnet] if matches else [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(a+)+$", "takes too long"),
+        ("(" * 20_000, "takes too long or too much memory"),
+        ("(a", "is not a valid regular expression"),
+    ],
+    ids=["exponential", "nested too deep", "invalid"],
+)
+async def test_a_regular_expression_of_a_service_is_refused_with_its_reason(
+    pattern: str, why: str
+) -> None:
+    request = FloatingIpRequest("net", subnet="~" + pattern)
+    with pytest.raises(Refused, match=why):
+        await matching_subnets([Subnet("id", "a" * 60 + "!", ())], request)

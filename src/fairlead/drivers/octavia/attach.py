@@ -5,8 +5,14 @@ Invariants: a floating IP that is attached elsewhere is not moved, even if it wa
 ago: each write is conditional on the revision that was read. A floating IP is detached only when
 its replacement is available."""
 
+import asyncio
 import fnmatch
 import re
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
 
 from fairlead.drivers.octavia import neutron
 from fairlead.drivers.octavia.balancers import FloatingIp
@@ -18,6 +24,11 @@ from fairlead.drivers.octavia.neutron import Subnet
 from fairlead.drivers.octavia.paths import FLOATING_IPS, path_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.model import FloatingIpRequest
+from fairlead.plan.annotations import quoted
+
+SEARCH_S = 1
+SEARCH_BYTES = 256 << 20
+"""The CPU time and the memory that a regular expression of a Service may take."""
 
 
 async def attach(cloud: Cloud, owner: Owner, step: AttachFloatingIp) -> None:
@@ -118,7 +129,7 @@ async def _subnets(cloud: Cloud, request: FloatingIpRequest) -> list[str]:
     if request.subnet_id or not (request.subnet or request.subnet_tags):
         return [request.subnet_id]
     known = await neutron.subnets(cloud, request.network_id)
-    chosen = [each.id for each in known if subnet_matches(each, request)]
+    chosen = [each.id for each in await matching_subnets(known, request)]
     if not chosen:
         criteria = " and ".join(
             f"{what} {text!r}"
@@ -136,27 +147,55 @@ async def _subnets(cloud: Cloud, request: FloatingIpRequest) -> list[str]:
     return sorted(chosen)
 
 
-def subnet_matches(subnet: Subnet, request: FloatingIpRequest) -> bool:
-    """Return whether the subnet matches the request, by the syntax of cloud-provider-openstack. A
-    name is a shell pattern, or after `~` a regular expression. Tags are a comma-separated list of
-    which one must match, or an `&`-separated list of which all must match. A leading `!` negates.
-    Raise Refused if the regular expression is invalid."""
-    return _is_named(subnet.name, request.subnet) and _is_tagged(
-        frozenset(subnet.tags), request.subnet_tags
+async def matching_subnets(known: Iterable[Subnet], request: FloatingIpRequest) -> Sequence[Subnet]:
+    """Return the subnets that match the request, by the syntax of cloud-provider-openstack. A name
+    is a shell pattern, or after `~` a regular expression. Tags are a comma-separated list of which
+    one must match, or an `&`-separated list of which all must match. A leading `!` negates. Raise
+    Refused if the regular expression is invalid, or takes too long."""
+    tagged = [each for each in known if _is_tagged(frozenset(each.tags), request.subnet_tags)]
+    wanted, pattern = not request.subnet.startswith("!"), request.subnet.removeprefix("!")
+    if not pattern:
+        return tagged
+    names = sorted({each.name for each in tagged})
+    if pattern.startswith("~"):
+        found = await _search(pattern.removeprefix("~"), names)
+    else:
+        found = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
+    return [each for each in tagged if (each.name in found) == wanted]
+
+
+_SEARCH = f"""
+import json, re, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({SEARCH_S}, {SEARCH_S}))
+resource.setrlimit(resource.RLIMIT_AS, ({SEARCH_BYTES}, {SEARCH_BYTES}))
+pattern, names = json.load(sys.stdin)
+try:
+    print(json.dumps([name for name in names if re.search(pattern, name)]))
+except re.error as error:
+    print(json.dumps(str(error)))
+"""
+
+
+async def _search(pattern: str, names: Sequence[str]) -> Collection[str]:
+    """Return the names in which the regular expression matches. Any user may write it into an
+    annotation, and it may take years for a short name. A match cannot be interrupted, so it is made
+    in a process of its own, with limits."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", _SEARCH, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
     )
-
-
-def _is_named(name: str, pattern: str) -> bool:
-    wanted = not pattern.startswith("!")
-    pattern = pattern.removeprefix("!")
-    if not pattern.startswith("~"):
-        return not pattern or fnmatch.fnmatchcase(name, pattern) == wanted
-    try:
-        return bool(re.search(pattern.removeprefix("~"), name)) == wanted
-    except re.error as error:
+    answer, _ = await process.communicate(msgspec.json.encode((pattern, names)))
+    if process.returncode:
         raise Refused(
-            f"floating-subnet {pattern!r} is not a valid regular expression: {error}"
-        ) from None
+            f"the regular expression of floating-subnet {quoted(pattern)} takes too long or too "
+            "much memory to match",
+            fix="write a simpler expression, or name a subnet by its id in floating-subnet-id",
+        )
+    found: list[str] | str = msgspec.json.decode(answer, type=list[str] | str)
+    if isinstance(found, str):
+        raise Refused(
+            f"floating-subnet {quoted(pattern)} is not a valid regular expression: {found}"
+        )
+    return found
 
 
 def _is_tagged(tags: frozenset[str], wanted: str) -> bool:
