@@ -18,6 +18,8 @@ from fairlead.net import selection
 from fairlead.net.address import numeric_host, split_host_port
 from fairlead.sections import OctaviaConfig, Section
 
+MAX_RANGE_LENGTH = 128
+"""The maximum length of a range of addresses; two IPv6 addresses have at most 90 characters."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_SUFFIX_LENGTH = 253 - 40
 """A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
@@ -471,6 +473,8 @@ def _range(text: str, where: str) -> tuple[int, int, int]:
 def parse_range(text: str) -> tuple[int, int, int]:
     """Return (IP version, first, last) of `192.0.2.1`, `192.0.2.0/28` or `192.0.2.1-192.0.2.9`.
     Raise ValueError if the range is invalid or includes an address that cannot be routed."""
+    if len(text) > MAX_RANGE_LENGTH:
+        raise ValueError(f"{text[:MAX_RANGE_LENGTH]!r}... is too long for a range of addresses")
     first_text, dash, last_text = text.partition("-")
     if "/" in text:
         network = ipaddress.ip_network(text)

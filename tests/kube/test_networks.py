@@ -18,6 +18,7 @@ from fairlead.kube.networks import read_address, read_network
         ("lb.example.com", None),
         ("٣.0.0.1", None),
         ("", None),
+        ("0" * 60 + "1.1.1.1", None),
     ],
 )
 def test_addresses_are_normalized_and_other_texts_are_rejected(
@@ -38,6 +39,7 @@ def test_addresses_are_normalized_and_other_texts_are_rejected(
         ("203.0.113.0/33", None),
         ("/8", None),
         ("everybody", None),
+        ("10.0.0.0/" + "9" * 5000, None),
     ],
 )
 def test_networks_are_normalized_and_other_texts_are_rejected(

@@ -1,11 +1,14 @@
 """The findings that the owner of a Service gets: their codes, the conditions that they block, and
 their texts. Each finding has a remedy."""
 
+import ipaddress
 from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.makers import plan_at_gateway
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.makers import make_service, plan_at_gateway
 
 from fairlead.kube.objects import (
     EndpointSlice,
@@ -242,3 +245,22 @@ def test_a_gateway_does_not_repeat_the_findings_of_the_controller(
     assert (
         plan_at_gateway(make_service(), [], nodes, ADDRESSES, DIRECT, lambda *_: "up").notes == ()
     )
+
+
+NETWORKS = st.builds(
+    lambda number, length: ipaddress.ip_network((number << 24, length), strict=False),
+    st.integers(0, 15),
+    st.integers(4, 10),
+)
+
+
+@given(st.lists(NETWORKS, min_size=1, max_size=6), NETWORKS)
+def test_pods_outside_of_all_source_ranges_are_reported(
+    ranges: list[ipaddress.IPv4Network], pods: ipaddress.IPv4Network
+) -> None:
+    service = make_service(load_balancer_source_ranges=tuple(map(str, ranges)))
+    node = Node(ObjectMeta("node1"), NodeSpec(pod_cidrs=(str(pods),)))
+    admitted = set[int]().union(*(range(int(e[0]) >> 22, (int(e[-1]) >> 22) + 1) for e in ranges))
+    outside = not admitted.issuperset(range(int(pods[0]) >> 22, (int(pods[-1]) >> 22) + 1))
+    notes = findings(service, [], {"node1": node})
+    assert any("are in no source range" in each.message for each in notes) == outside

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairlead.config import PoolConfig
 from fairlead.kube.crds import AddressPool, KeptAddresses
@@ -11,7 +13,7 @@ from fairlead.plan.addresses import AddressRequest, Facts, HeldAddress
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import PoolState, pool_states
-from fairlead.plan.pools import read_pools
+from fairlead.plan.pools import OVERLAPS, read_pools
 
 A = ServiceKey("default", "a")
 LIMITS = KeptAddressLimits(10, 30)
@@ -110,3 +112,25 @@ def test_a_pool_with_addresses_that_no_client_can_reach_is_not_ready() -> None:
     for text in ("127.0.0.1", "224.0.0.0/24", "0.0.0.0", "::1", "fe80::/64"):
         conditions = shown(states([pool("main", text)], {})["main"])
         assert conditions["Ready"] == "False/InvalidAddresses", text
+
+
+RANGES = st.tuples(st.integers(1, 30), st.integers(0, 6))
+
+
+@given(st.lists(st.lists(RANGES, min_size=1, max_size=4), max_size=4))
+def test_a_pool_is_used_unless_it_overlaps_itself_or_a_pool_that_is_used(
+    pools: list[list[tuple[int, int]]],
+) -> None:
+    used: set[int] = set()
+    expected = []
+    for ranges in pools:
+        numbers = [number for first, more in ranges for number in range(first, first + more + 1)]
+        if overlaps := len(set(numbers)) < len(numbers) or not used.isdisjoint(numbers):
+            expected.append(OVERLAPS)
+        if not overlaps:
+            used.update(numbers)
+    objects = [
+        pool(f"pool{at}", *(f"10.0.0.{first}-10.0.0.{first + more}" for first, more in ranges))
+        for at, ranges in enumerate(pools)
+    ]
+    assert [each.code for each in read_pools((), objects).problems.values()] == expected

@@ -11,14 +11,22 @@ from functools import lru_cache
 
 from fairlead.net.address import canonical
 
+MAX_LENGTH = 64
+"""The maximum length of an address or a CIDR. The longest forms have 45 and 49 characters. A longer
+text, of which there may be thousands, is neither read nor stored in a cache."""
 
-@lru_cache(maxsize=65536)
+
 def read_address(text: str) -> str | None:
     """Return the canonical form, such as `203.0.113.7` or `2001:db8::1`; None if the text is not an
     address.
 
     An IPv4-mapped address is returned as the IPv4 address, as in Go. An address with a zone is
     valid only on one link of one host, so it is not an address in a cluster: None."""
+    return _read(text) if len(text) <= MAX_LENGTH else None
+
+
+@lru_cache(maxsize=65536)
+def _read(text: str) -> str | None:
     try:
         # Fast path for nearly all addresses. For IPv4, inet_pton accepts only four decimal numbers
         # without leading zeros, so the text is already canonical.
@@ -41,7 +49,7 @@ def read_network(text: str) -> str | None:
 
     The prefix length is required, as in ParseCIDRSloppy."""
     address, slash, length = text.strip().partition("/")
-    if not slash or not length.isdecimal():
+    if len(text) > MAX_LENGTH or not slash or not length.isdecimal():
         return None
     try:
         return str(ipaddress.ip_network(f"{_decimal(address)}/{length}", strict=False))

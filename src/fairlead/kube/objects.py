@@ -69,8 +69,9 @@ class ServiceMeta(ObjectMeta, frozen=True):
 
 
 def version_number(text: str) -> int:
-    """Return a resourceVersion as a number; 0 if it is not a number."""
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    """Return a resourceVersion as a number; 0 if it is not a number. It has at most 128 bits, which
+    are 39 digits."""
+    return int(text) if len(text) <= 39 and text.isascii() and text.isdecimal() else 0
 
 
 class ServicePort(Fields, frozen=True):

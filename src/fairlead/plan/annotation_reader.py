@@ -96,7 +96,7 @@ def _milliseconds(text: str) -> int | None:
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
         value = int(text)
     else:
-        seconds = None if re.fullmatch(r"[\d.]+", text) else seconds_of(text)
+        seconds = None if text[-1:].isdecimal() else seconds_of(text)
         if seconds is None:
             return None
         value = round(seconds * 1000) if seconds < MAX_MS else MAX_MS + 1

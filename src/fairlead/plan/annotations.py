@@ -85,7 +85,15 @@ WITHOUT_EFFECT = "AnnotationWithoutEffect"
 NOT_UNDERSTOOD = "AnnotationNotUnderstood"
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(h|ms|m|s)")
+# The quantifiers are possessive, so a match takes a time that is linear in the length of the text.
+_NUMBER = re.compile(r"\d++(?:\.\d++)?", re.ASCII)
+_PART = re.compile(r"(\d++(?:\.\d++)?|\.\d++)(h|ms|m|s)", re.ASCII)
+_DURATION = re.compile(rf"(?:{_PART.pattern})++", re.ASCII)
+_MAX_S = 1e9
+"""No duration is as long as this: 31 years. A number with 309 digits would be infinite."""
+
+MAX_VALUE_LENGTH = 1024
+"""Maximum length of a value. An API server accepts 256 KiB in all annotations of an object."""
 
 MAX_QUOTE_LENGTH = 60
 """Maximum length of a quoted value in a message. An Event holds 1,024 characters, and the remedy at
@@ -110,6 +118,15 @@ _KNOWN = frozenset(
     ]
 ) - {_MARK}
 """The annotations of Fairlead that users may set."""
+
+REPORT = f"{_OPENSTACK}load-balancer-address"
+"""cloud-provider-openstack writes the address of the Service into this annotation."""
+READ = frozenset(
+    [*ADDRESSES, *POOL, *SHARING_KEY, *KEEP_ADDRESS, *INTERNAL, *_KNOWN, _MARK, REPORT]
+    + [_OPENSTACK + short_name for short_name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)]
+)
+"""All annotations whose value is read, without the one of source ranges, which has a limit of its
+own (`plan.service`)."""
 
 
 def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
@@ -136,13 +153,14 @@ def quoted(text: str) -> str:
 
 def seconds_of(text: str) -> float | None:
     """Parse a number of seconds, or a duration in the format of Go's time.ParseDuration with the
-    units h, m, s and ms. Return seconds; None if the text is neither."""
-    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
-        return float(text)
-    parts = _PART.findall(text) if text.isascii() else []
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    units h, m, s and ms. Return seconds; None if the text is neither, or exceeds 31 years."""
+    if _NUMBER.fullmatch(text):
+        seconds = float(text)
+    elif _DURATION.fullmatch(text):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    else:
         return None
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return seconds if seconds < _MAX_S else None
 
 
 def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:

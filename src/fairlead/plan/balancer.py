@@ -4,7 +4,7 @@ In: a Service, its EndpointSlices, the Nodes, the addresses that it holds; at a 
 verdicts of probes. Out: one LoadBalancer value: listeners with their members (`members.py`), and
 Findings for users (`notes.py`). Invariant: pure; sorted; equal clusters give equal values."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from operator import is_, itemgetter
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from fairlead.model import (
     about,
 )
 from fairlead.net.address import family_of
+from fairlead.plan import budget
 from fairlead.plan.addresses import shown_address
 from fairlead.plan.annotations import not_understood, without_effect
 from fairlead.plan.classes import ServiceClass
@@ -80,6 +81,7 @@ def plan_unconfirmed(
     `at_gateway`: plan only the ports that the status shows as served, and leave out the Findings
     that the controller reports."""
     service = context.service
+    budget.check(service, slices, budget.BALANCER_STEPS)
     annotations = service.metadata.annotations
     terms = class_.terms(context)
     if terms.unserved:
@@ -110,8 +112,9 @@ def plan_unconfirmed(
     policy = service.spec.external_traffic_policy or "Cluster"
     listeners: list[tuple[Listener, UnconfirmedMembers]] = []
     for family in families:
+        published = published_ports(service, family) if at_gateway else None
         for port in served:
-            if at_gateway and not is_published(service, family, port.port, port.protocol):
+            if published is not None and (port.port, port.protocol) not in published:
                 continue
             found, member_notes = members_of(service, port, family, slices, nodes)
             members = found.members
@@ -177,15 +180,13 @@ def confirmed(
     return msgspec.structs.replace(balancer, listeners=tuple(listeners), notes=tuple(every_note))
 
 
-def is_published(service: Service, family: Family, port: int, protocol: str) -> bool:
-    """Return whether the status shows this port as served at an address of the family. If the
-    entries of the family have no ports, as other controllers write them, all ports are served."""
+def published_ports(service: Service, family: Family) -> Set[tuple[int, str]] | None:
+    """Return the ports that the status shows as served at an address of the family. None: the
+    entries of the family have no ports, as other controllers write them, and all are served."""
     entries = [
         entry
         for entry in service.status.load_balancer.ingress
         if (address := shown_address(entry)) is not None and family_of(address) == family
     ]
     shown = [each for entry in entries for each in entry.ports]
-    return not shown or any(
-        (each.port, each.protocol, each.error) == (port, protocol, None) for each in shown
-    )
+    return {(each.port, each.protocol) for each in shown if each.error is None} if shown else None

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 
 from fairlead.model import Family, Finding, FloatingIpRequest
 from fairlead.plan.annotation_reader import AnnotationReader
-from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, WITHOUT_EFFECT, found
+from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, REPORT, WITHOUT_EFFECT, found
 from fairlead.sections import OctaviaConfig
 
 SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
 FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
-REPORT = "loadbalancer.openstack.org/load-balancer-address"
-"""cloud-provider-openstack writes the address of the Service into this annotation."""
 
 
 def floating_of(

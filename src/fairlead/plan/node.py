@@ -27,6 +27,7 @@ from fairlead.model import (
     about,
 )
 from fairlead.net.address import family_of
+from fairlead.plan import budget
 from fairlead.plan.endpoints import Candidate, candidates, near, usable
 from fairlead.plan.service import affinity_timeout_s, source_ranges
 
@@ -45,6 +46,7 @@ def plan_node_service(
     labels = service.metadata.labels
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
+    budget.check(service, slices, budget.NODE_STEPS)
     notes: list[Finding] = []
     named = spec.cluster_ips or (spec.cluster_ip,)
     cluster_ips = _read(
@@ -59,6 +61,9 @@ def plan_node_service(
     if not cluster_ips and not notes:
         return None
     local: set[str] = set()
+    errors = [
+        {(each.port, each.protocol) for each in entry.ports if each.error} for entry, _ in ingress
+    ]
     ports = []
     for port in spec.ports:
         if not 0 < port.port <= LAST_PORT or not 0 <= port.node_port <= LAST_PORT:
@@ -77,7 +82,13 @@ def plan_node_service(
             )
             here = tuple(candidate for candidate in known if candidate.node == node_name)
             local |= {candidate.address for candidate in here if candidate.ready}
-            shown = [address for entry, address in ingress if not _has_error(entry, port)]
+            # The status may show an address with an error for the port, which then may belong to
+            # another Service that shares the address.
+            shown = [
+                address
+                for (_, address), without in zip(ingress, errors, strict=True)
+                if (port.port, port.protocol) not in without
+            ]
             ports.append(
                 _port(
                     service,
@@ -130,15 +141,6 @@ def _port(
         serving_backends=_backends((c for c in known if c.serving), node_name)
         if port.protocol != "TCP"
         else (),
-    )
-
-
-def _has_error(ingress: LoadBalancerIngress, port: ServicePort) -> bool:
-    """Return whether the status shows the address with an error for the port. The port may then
-    belong to another Service that shares the address."""
-    return any(
-        each.error and (each.port, each.protocol) == (port.port, port.protocol)
-        for each in ingress.ports
     )
 
 

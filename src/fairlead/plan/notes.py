@@ -8,7 +8,9 @@ Services."""
 
 import functools
 import ipaddress
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -226,7 +228,8 @@ def _range_notes(
             for cidr in node.spec.pod_cidrs
             if family_of(cidr) == family
         )
-        outside = next((cidr for cidr in pods if not _within(cidr, own)), None)
+        merged = _merged(own)
+        outside = next((cidr for cidr in pods if not _within(cidr, merged)), None)
         if outside is not None:
             message = (
                 f"some pods (for example in {outside}) are in no source range: their packets to "
@@ -254,15 +257,26 @@ def _network(cidr: str) -> Network | None:
     return ipaddress.ip_network(read) if read is not None else None
 
 
-def _within(cidr: str, ranges: Iterable[Network]) -> bool:
-    """Return whether one range contains the CIDR. An invalid CIDR counts as contained."""
-    inner = _network(cidr)
-    return inner is None or any(
-        int(outer.network_address) <= int(inner.network_address)
-        and int(inner.broadcast_address) <= int(outer.broadcast_address)
-        for outer in ranges
-        if outer.version == inner.version
-    )
+def _merged(ranges: Iterable[Network]) -> Sequence[tuple[int, int]]:
+    """Return the first and last addresses of the ranges of one family, sorted. Ranges that overlap
+    or adjoin become one, so that a search finds the only one that may contain an address."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(
+        (int(each.network_address), int(each.broadcast_address)) for each in ranges
+    ):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _within(cidr: str, merged: Sequence[tuple[int, int]]) -> bool:
+    """Return whether the ranges contain the CIDR. An invalid CIDR counts as contained."""
+    if (inner := _network(cidr)) is None:
+        return True
+    at = bisect_right(merged, int(inner.network_address), key=itemgetter(0)) - 1
+    return at >= 0 and int(inner.broadcast_address) <= merged[at][1]
 
 
 def _listed(names: Iterable[str]) -> str:

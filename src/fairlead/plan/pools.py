@@ -10,8 +10,9 @@ address does not scan the assigned ones."""
 
 import heapq
 import ipaddress
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -156,7 +157,7 @@ class Pools:
 def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool]) -> Pools:
     """Return the pools that can be used, and the problems of the others."""
     used: list[PoolConfig] = list(configured)
-    seen = [(range_, pool.name) for pool in used for range_ in map(parse_range, pool.addresses)]
+    seen = sorted((*parse_range(text), pool.name) for pool in used for text in pool.addresses)
     names = {pool.name for pool in used}
     problems: dict[str, Finding] = {}
     for each in sorted(
@@ -167,7 +168,7 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
             problems[name] = problem
             continue
         names.add(name)
-        seen += [(parse_range(text), name) for text in spec.addresses]
+        seen = sorted([*seen, *((*parse_range(text), name) for text in spec.addresses)])
         used.append(
             PoolConfig(
                 name,
@@ -181,10 +182,10 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
 
 
 def _problem(
-    pool: AddressPool, names: set[str], seen: Sequence[tuple[tuple[int, int, int], str]]
+    pool: AddressPool, names: set[str], seen: Sequence[tuple[int, int, int, str]]
 ) -> Finding | None:
     """Return why an AddressPool is not used; None if it is used. `names` and `seen` are the names
-    and ranges of the pools that take precedence."""
+    and the sorted ranges of the pools that take precedence."""
     subject = f"AddressPool {pool.metadata.name}"
     if pool.metadata.deletion_timestamp is not None:
         return Finding(
@@ -201,7 +202,7 @@ def _problem(
             subject=subject,
             remedy="rename this AddressPool",
         )
-    own: list[tuple[int, int, int]] = []
+    own: list[tuple[int, int, int, str]] = []
     for text in pool.spec.addresses:
         try:
             version, first, last = parse_range(text)
@@ -213,19 +214,19 @@ def _problem(
                 subject=subject,
                 remedy="write addresses, CIDRs or FIRST-LAST in spec.addresses",
             )
-        for (other_version, other_first, other_last), other in (
-            *seen,
-            *((each, "itself") for each in own),
-        ):
-            if version == other_version and first <= other_last and other_first <= last:
-                whose = "another entry of this pool" if other == "itself" else f"pool {other}"
+        for others in (seen, own):
+            # These ranges do not overlap each other, so only the last one that begins before the
+            # end of this range can overlap it.
+            at = bisect_right(others, (version, last), key=itemgetter(0, 1)) - 1
+            if at >= 0 and others[at][0] == version and others[at][2] >= first:
+                whose = f"pool {others[at][3]}" if others is seen else "another entry of this pool"
                 return Finding(
                     OVERLAPS,
                     f"{text} overlaps {whose}; the pool is not used until the overlap is removed",
                     severity="error",
                     subject=subject,
                 )
-        own.append((version, first, last))
+        insort(own, (version, first, last, ""))
     if own:
         return None
     return Finding(

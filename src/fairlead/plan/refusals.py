@@ -11,7 +11,8 @@ from fairlead.kube.crds import grant_name
 from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import AddressRequest, HeldAddress, Rival
-from fairlead.plan.annotations import ADDRESSES, POOL
+from fairlead.plan.annotations import ADDRESSES, POOL, quoted
+from fairlead.plan.members import listed
 from fairlead.plan.pools import Pools
 
 SKIPPED = "AddressFamilySkipped"
@@ -73,11 +74,11 @@ def all_ports_taken(ports: Sequence[Rival]) -> Refused:
 
 
 def port_conflict(ports: Iterable[Rival]) -> str:
-    """Return the message that names the ports and the Services that they are served for."""
+    """Return the message that names ports and the Services that they are served for."""
     conflicts = sorted(
         {f"{each.port} of {each.address} is served for Service {each.holder}" for each in ports}
     )
-    return f"another Service of the shared address has the port: {', '.join(conflicts)}"
+    return f"another Service of the shared address has the port: {listed(conflicts)}"
 
 
 def none_free(pools: Pools, request: AddressRequest, family: Family) -> Refused:
@@ -89,7 +90,9 @@ def none_free(pools: Pools, request: AddressRequest, family: Family) -> Refused:
                 f"pool {named} is not used: {problem}", fix=f"correct the pool or {POOL[0]}"
             )
         names = ", ".join(pool.name for pool in pools.in_order) or "none"
-        return Refused(f"there is no pool {named!r}; configured: {names}", fix=f"correct {POOL[0]}")
+        return Refused(
+            f"there is no pool {quoted(named)}; configured: {names}", fix=f"correct {POOL[0]}"
+        )
     if not pools.in_order:
         return Refused(
             "no address pool is configured",

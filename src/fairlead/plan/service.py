@@ -3,12 +3,13 @@ affinity.
 
 In: a Service. Out: the values that plans use. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fairlead.errors import Refused
 from fairlead.kube.networks import read_network
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, Service
 from fairlead.model import HealthMonitor
+from fairlead.plan.annotations import quoted
 
 CLASS_PREFIX = "fairlead.io/"
 """The domain of Fairlead's classes, including classes that this version does not know."""
@@ -22,6 +23,9 @@ owns fields of the Service."""
 
 PROXY_HEALTH_PORT = 10256
 """The service proxy's own health port, which answers for the node as a whole (KEP-3836)."""
+
+MAX_SOURCE_RANGES = 10_000
+"""The maximum number of source ranges of a Service; reading them takes a tenth of a second."""
 
 MAX_AFFINITY_S = 86_400
 """The longest session affinity that the API server accepts."""
@@ -64,18 +68,24 @@ def affinity_timeout_s(service: Service) -> int:
 def source_ranges(service: Service) -> tuple[str, ...]:
     """Return the CIDRs whose clients may connect, sorted; empty if every client may. The field
     takes precedence over the older annotation, and spaces around an entry are ignored. Raise
-    Refused for an invalid entry: ignoring it could admit every client."""
+    Refused for an invalid entry, because ignoring it could admit every client, and for too many."""
     if (
         not service.spec.load_balancer_source_ranges
         and SOURCE_RANGES_ANNOTATION not in service.metadata.annotations
     ):
         return ()
-    ranges: Iterable[str] = service.spec.load_balancer_source_ranges or ()
+    ranges: Sequence[str] = service.spec.load_balancer_source_ranges or ()
     ranges = ranges or service.metadata.annotations.get(SOURCE_RANGES_ANNOTATION, "").split(",")
+    if len(ranges) > MAX_SOURCE_RANGES:
+        raise Refused(
+            f"the Service has {len(ranges):,} source ranges, and at most {MAX_SOURCE_RANGES:,} are "
+            "read",
+            fix="combine ranges, or let a firewall apply them",
+        )
     read = {text.strip(): read_network(text) for text in ranges if text.strip()}
     if unread := sorted(text for text, network in read.items() if network is None):
         raise Refused(
-            f"source range {unread[0]!r} is not a CIDR",
+            f"source range {quoted(unread[0])} is not a CIDR",
             fix="write it as ADDRESS/LENGTH in spec.loadBalancerSourceRanges",
         )
     return tuple(sorted({network for network in read.values() if network is not None}))

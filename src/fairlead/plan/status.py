@@ -10,6 +10,8 @@ properties"."""
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import msgspec
+
 from fairlead.model import Finding, LoadBalancer, Outcome, Value
 
 ACCEPTED = "fairlead.io/Accepted"
@@ -19,6 +21,9 @@ CONDITION_TYPES = (ACCEPTED, PROGRAMMED, READY)
 
 REFUSED, PENDING, UNAVAILABLE = "Refused", "Pending", "Unavailable"
 """Reasons of conditions that are False, if the outcome has no reason."""
+
+MAX_MESSAGE_LENGTH = 32_768
+"""The maximum length of the message of a condition in the Kubernetes API."""
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -38,6 +43,17 @@ def conditions_of(
     """Return the conditions of a Service of Fairlead. `still_served`: the addresses and ports that
     both its status and its spec have. They stay in service while the Service is refused or
     waits."""
+    return tuple(
+        msgspec.structs.replace(each, message=each.message[:MAX_MESSAGE_LENGTH])
+        if len(each.message) > MAX_MESSAGE_LENGTH
+        else each
+        for each in _conditions(intent, outcome, still_served)
+    )
+
+
+def _conditions(
+    intent: LoadBalancer | None, outcome: Outcome, still_served: Sequence[str]
+) -> tuple[ServiceCondition, ...]:
     if intent is not None and outcome.state == "done":
         return _done(intent)
     if outcome.state == "refused":

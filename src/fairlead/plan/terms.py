@@ -20,6 +20,7 @@ from fairlead.model import (
     Settings,
     UnservedPort,
 )
+from fairlead.plan.members import listed as first_of
 from fairlead.plan.service import CLASS_PREFIX
 
 NODE_PORT_MISSING = "NodePortMissing"
@@ -98,5 +99,5 @@ def unserved(ports: Sequence[ServicePort], reason: str) -> list[UnservedPort]:
 
 
 def listed(ports: Sequence[ServicePort]) -> str:
-    """Format the ports for a message: `80/TCP, 53/UDP`."""
-    return ", ".join(f"{port.port}/{port.protocol}" for port in ports)
+    """Format the first ports for a message: `80/TCP, 53/UDP`."""
+    return first_of([f"{port.port}/{port.protocol}" for port in ports])
