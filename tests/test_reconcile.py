@@ -1,6 +1,7 @@
 """The loop with a store to which writes are fast, as to a kernel, or slow, as to a cloud."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,9 @@ from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.model import Outcome, ServiceKey
 from fairlead.reconcile import Loop, Pace
 from fairlead.state import State
+
+SLOW_S = 0.05
+"""The CPU time above which a plan is slow in these tests."""
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -99,8 +103,9 @@ class Store(Component):
 
 class Setup:
     """A loop under test. In: `state`. Out: `store.held`. The intent of a Service is the text of its
-    `intent` annotation. `parallel`: with 0, each call of a store contains all Services; with n,
-    each call contains one Service, and n calls run in parallel."""
+    `intent` annotation; the plan of a text that starts with `slow` takes long. `parallel`: with 0,
+    each call of a store contains all Services; with n, each call contains one Service, and n calls
+    run in parallel."""
 
     def __init__(
         self, *stores: Store, parallel: int = 0, plan_slice: int = 0, large: str = ""
@@ -111,6 +116,8 @@ class Setup:
         self.also_planned: dict[ServiceKey, str] = {}
         self.plans: list[int] = []
         """The number of Services in each call of the plan."""
+        self.calls: list[list[ServiceKey]] = []
+        """The Services in each call of the plan."""
         self.planned = 0
         """The number of planned Services; a Service counts each time."""
         self.state = State(("services",))
@@ -124,9 +131,14 @@ class Setup:
         planned: dict[ServiceKey, str | Refused] = {}
         self.planned += len(keys)
         self.plans.append(len(keys))
+        self.calls.append(list(keys))
         for key in keys:
             if (service := self.state.services.get(key)) is not None:
                 text = service.metadata.annotations["intent"]
+                if text.startswith("slow"):
+                    begun_s = time.thread_time()
+                    while time.thread_time() < begun_s + 2 * SLOW_S:
+                        pass
                 planned[key] = Refused("the annotation is nonsense") if text == "nonsense" else text
         return planned | self.also_planned
 
@@ -157,6 +169,7 @@ class Setup:
                 coalesce_s=0.001,
                 audit_interval_s=audit_interval_s,
                 plan_slice=self.plan_slice,
+                slow_s=SLOW_S,
             ),
             large=lambda key: key == self.large and key in self.state.services,
         )
@@ -243,6 +256,28 @@ async def test_other_services_do_not_wait_for_a_large_one() -> None:
             await setup.until(store, web=str(turn), **({"huge": before} if before else {}))
             store.gate.set()
             await setup.until(store, web=str(turn), **({"huge": huge} if huge else {}))
+
+
+@pytest.mark.parametrize("plan_slice", [0, 10])
+async def test_a_service_whose_plan_is_slow_is_planned_behind_others_and_named(
+    plan_slice: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup = Setup(store := Store(), plan_slice=plan_slice)
+    setup.put(web="0", other="0", **{"a-slow": "slow"})
+    async with setup.running():
+        slow = ServiceKey("default", "a-slow")
+        setup.put(web="1", **{"a-slow": "slow1"})
+        await setup.until(store, web="1", other="0", **{"a-slow": "slow1"})
+        assert setup.loop.slow.keys() == {slow}, "the Service was planned alone"
+        setup.calls.clear()
+        setup.put(web="2", other="2", **{"a-slow": "slow2"})
+        await setup.until(store, web="2", other="2", **{"a-slow": "slow2"})
+        assert [call for call in setup.calls if slow in call] == [setup.calls[-1]] == [[slow]]
+        setup.put(**{"a-slow": "fast"})
+        await setup.until(store, web="2", other="2", **{"a-slow": "fast"})
+        assert not setup.loop.slow
+    output = capsys.readouterr()
+    assert (output.out + output.err).count("slow plan") == 1
 
 
 async def test_after_an_idle_time_other_tasks_may_mark_services_before_the_pass() -> None:

@@ -9,7 +9,7 @@ Service.
 The loop is level-triggered: a key names a Service, but not what happened to it, and every step may
 run twice. Failures of different Services are kept apart: a batch that a driver refuses is split in
 halves until the faulty Service is alone, and a Service that is unavailable is retried with
-back-off.
+back-off. A Service whose plan takes long is planned behind all others, with rests.
 
 At its start and every `audit_interval_s` the loop plans and reads everything again, and applies the
 differences. So it repairs what others have changed, and finds objects that no Service needs any
@@ -19,6 +19,7 @@ and ends the process."""
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -31,7 +32,7 @@ from fairlead.drivers import Change, Component, Driver, Key
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.model import DONE, Outcome
 from fairlead.state import DirtyKeys, Subscribers
-from fairlead.turns import in_background, in_turns, parts
+from fairlead.turns import REST, in_background, in_turns, parts
 
 log = structlog.get_logger()
 
@@ -54,6 +55,8 @@ LAST_RETRY_S = 60.0
 THREAD_THRESHOLD = 100
 """The changes of more Services than this are computed in a thread, because other tasks would wait
 for 10 ms or more."""
+USUAL_S = 0.001
+"""The CPU time that the plan of a Service usually takes at most."""
 MAX_SPLITS = 32
 """How many times the parts of one batch are halved while the other side is unavailable: the failure
 may concern some Services or all."""
@@ -68,13 +71,15 @@ class Pace(NamedTuple):
     before a pass after an idle time, for a loop that must not delay other loops. plan_slice: the
     number of Services that are planned, or compared by an audit, before other tasks run. It is only
     for plans in which the result for a Service does not depend on the others in the call. 0: all of
-    them."""
+    them. slow_s: the plan of a Service is slow if it takes more CPU time than this; nothing else
+    runs meanwhile."""
 
     parallel: int = 1
     coalesce_s: float = 0.01
     idle_delay_s: float = 0.0
     audit_interval_s: float = 60.0
     plan_slice: int = 0
+    slow_s: float = 0.5
 
 
 DEFAULT_PACE = Pace()
@@ -123,6 +128,10 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self.failing: dict[KeyT, tuple[str, str]] = {}
         """The Services for which a driver failed, with the name of the driver and the state of the
         outcome."""
+        self.slow: dict[KeyT, float] = {}
+        """The Services whose last plan was slow, with the CPU seconds that it took."""
+        self._suspects: set[KeyT] = set()
+        """The Services of a slow plan of several, each of which is planned alone next time."""
         self._state = state
         self._plan = plan
         self._drivers = drivers
@@ -138,6 +147,9 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._were_large: set[KeyT] = set()
         """The Services that were large when they were last applied."""
         self._some_ready = asyncio.Event()
+        self._waiting_slow: dict[KeyT, None] = {}
+        """The slow Services to plan, in their order."""
+        self._some_slow = asyncio.Event()
         self._busy: set[KeyT] = set()
         self._planned_since: set[KeyT] = set()
         """The Services that were planned since the last audit began, or whose pass had not ended
@@ -160,6 +172,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
                     for number in range(self._pace.parallel):
                         group.create_task(self._work_forever(dirty), name=f"{self.name} {number}")
                     group.create_task(self._work_large_forever(dirty), name=f"{self.name} large")
+                    group.create_task(self._plan_slow_forever(dirty), name=f"{self.name} slow")
         finally:
             for timer in (*self._retries.values(), *self._requeues.values()):
                 timer.cancel()
@@ -172,12 +185,52 @@ class Loop(Component, Generic[KeyT, IntentT]):
             if alone := sorted(key for key in keys if self._is_large(key)):
                 self._queue_alone(alone)
                 keys = keys.difference(alone)
-            planned = await self._plan_all(sorted(keys), in_turns)
-            # An audit may have begun between two slices, and have cleared the set.
-            self._planned_since |= keys
-            dirty.mark(planned.keys() - keys)
-            self._ready |= {key: planned.get(key) for key in keys}
-            self._some_ready.set()
+            if slow := sorted(keys & self.slow.keys()):
+                self._waiting_slow |= dict.fromkeys(slow)
+                self._some_slow.set()
+                keys = keys.difference(slow)
+            if keys:
+                await self._plan_ready(keys, dirty)
+
+    async def _plan_ready(self, keys: Collection[KeyT], dirty: DirtyKeys[KeyT]) -> None:
+        """Plan these Services for their pass."""
+        planned = await self._plan_all(sorted(keys), in_turns)
+        # An audit may have begun between two slices, and have cleared the set.
+        self._planned_since.update(keys)
+        dirty.mark(planned.keys() - set(keys))
+        self._ready |= {key: planned.get(key) for key in keys}
+        self._some_ready.set()
+
+    async def _plan_slow_forever(self, dirty: DirtyKeys[KeyT]) -> None:
+        """Plan slow Services, one after the other, with a rest after each: whatever its owner
+        writes, and however often, the plans of other Services get most of the time."""
+        while True:
+            await self._some_slow.wait()
+            key = next(iter(self._waiting_slow))
+            del self._waiting_slow[key]
+            if not self._waiting_slow:
+                self._some_slow.clear()
+            await self._plan_ready([key], dirty)
+            await asyncio.sleep(REST * self.slow.get(key, 0.0))
+
+    def _plan_timed(self, keys: Collection[KeyT]) -> Mapping[KeyT, IntentT | Refused]:
+        """Return the plan of these Services, and record the Services whose plan is slow."""
+        begun_s = time.thread_time()
+        planned = self._plan(keys)
+        took_s = time.thread_time() - begun_s
+        # The plan of a single Service may include others, for example if it releases an address.
+        is_slow = took_s > self._pace.slow_s + USUAL_S * len({*keys, *planned})
+        if len(keys) > 1:
+            self._suspects.update(keys if is_slow else ())
+            return planned
+        for key in keys:
+            self._suspects.discard(key)
+            was_slow = self.slow.pop(key, None) is not None
+            if is_slow:
+                self.slow[key] = took_s
+            if is_slow and not was_slow:
+                log.warning("slow plan", loop=self.name, service=str(key), cpu_s=round(took_s, 1))
+        return planned
 
     def _is_large(self, key: KeyT) -> bool:
         """Return whether the Service is large, or was when it was last applied: removing its former
@@ -258,7 +311,7 @@ class Loop(Component, Generic[KeyT, IntentT]):
         # The role is not ready before the first audit, so only later audits run in the background.
         turns = in_background if self._compared.is_set() else in_turns
         # For these Services, this audit may read the state from before their pass.
-        self._planned_since = {*self._busy, *self._ready, *self._ready_large}
+        self._planned_since = {*self._busy, *self._ready, *self._ready_large, *self._waiting_slow}
         planned = await self._plan_all(everything, turns)
         intents = {
             key: intent for key, intent in planned.items() if not isinstance(intent, Refused)
@@ -325,24 +378,36 @@ class Loop(Component, Generic[KeyT, IntentT]):
 
     def _in_passes(self) -> set[KeyT]:
         """Return the Services that were planned since the last audit began, or that wait for their
-        pass or are in it."""
-        return {*self._busy, *self._ready, *self._ready_large, *self._planned_since}
+        plan or their pass, or are in it."""
+        return {
+            *self._busy,
+            *self._ready,
+            *self._ready_large,
+            *self._waiting_slow,
+            *self._planned_since,
+        }
 
     async def _plan_all(
         self, keys: Sequence[KeyT], turns: Turns[KeyT]
     ) -> dict[KeyT, IntentT | Refused]:
         """Return the plan of many Services. If the plan allows it, the Services are planned in
         slices, between which other tasks run: 10,000 Services take a second."""
-        if not self._pace.plan_slice:
-            return dict(self._plan(keys))
         planned: dict[KeyT, IntentT | Refused] = {}
+        if alone := sorted(self._suspects.intersection(keys)):
+            if others := [key for key in keys if key not in self._suspects]:
+                planned |= await self._plan_all(others, turns)
+            async for some in turns([key] for key in alone):
+                planned |= self._plan_timed(some)
+            return planned
+        if not self._pace.plan_slice:
+            return dict(self._plan_timed(keys))
         large = set(filter(self._is_large, keys))
         for key in large:
             planned |= await asyncio.to_thread(self._plan, [key])
         async for some in turns(
             parts([key for key in keys if key not in large], self._pace.plan_slice)
         ):
-            planned |= self._plan(some)
+            planned |= self._plan_timed(some)
         return planned
 
     async def _differing(

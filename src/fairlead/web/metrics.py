@@ -29,6 +29,9 @@ class Shown(Protocol):
     def drift(self) -> int: ...
 
     @property
+    def slow(self) -> int: ...
+
+    @property
     def ready(self) -> bool: ...
 
     @property
@@ -117,4 +120,9 @@ class ServicesCollector(Collector):
             "Services that audits found to differ from the plan",
             self._shown.drift,
         )
-        return [services, members, drift]
+        slow = GaugeMetricFamily(
+            "fairlead_slow_services",
+            "Services whose plan takes more than half a second of CPU time",
+            self._shown.slow,
+        )
+        return [services, members, drift, slow]

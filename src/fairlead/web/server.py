@@ -27,6 +27,7 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Sized,
 )
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -71,6 +72,9 @@ class Steps(Protocol):
 
     @property
     def drift(self) -> int: ...
+
+    @property
+    def slow(self) -> Sized: ...
 
 
 class View:
@@ -128,6 +132,11 @@ class View:
     @property
     def drift(self) -> int:
         return self._loop.drift if self._loop is not None else 0
+
+    @property
+    def slow(self) -> int:
+        """The number of Services whose plan is slow."""
+        return len(self._loop.slow) if self._loop is not None else 0
 
     def record(
         self,
