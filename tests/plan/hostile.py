@@ -123,6 +123,9 @@ def hostile_services(class_: str) -> Iterator[tuple[str, Objects]]:
                 yield what, (service("hostile", class_, annotations={name: value}), few)
     every = dict.fromkeys(NAMES, "9" * MAX_VALUE_LENGTH)
     yield "every annotation", (service("hostile", class_, annotations=every), few)
+    for prefix in ("fairlead.io/", "loadbalancer.openstack.org/", "example.com/"):
+        unknown = {f"{prefix}drain-timeou{i:04}": "x" * 20 for i in range(5000)}
+        yield f"annotations {prefix}", (service("hostile", class_, annotations=unknown), few)
     yield "a version", (service("hostile", class_, resourceVersion="9" * 5000), few)
     labels = {f"label{i:05}": "x" * 63 for i in range(4000)}
     yield "labels", (service("hostile", class_, labels=labels), few)

@@ -10,6 +10,7 @@ from tests.makers import plan_at_gateway
 
 from fairlead.config import Config, ProxyConfig
 from fairlead.errors import Refused
+from fairlead.kube.events import MAX_MESSAGE_LENGTH
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import EndpointSlice, LoadBalancerIngress, Node, Service, ServicePort
 from fairlead.model import DirectSettings, MemberChecks, ProxyHeader, ProxySettings
@@ -138,6 +139,21 @@ def test_a_misspelled_annotation_is_reported_with_the_known_name() -> None:
         "unknown annotation fairlead.io/proxi-protocol ('v2'); did you mean "
         "fairlead.io/proxy-protocol?"
     )
+
+
+def test_one_finding_names_the_first_of_many_unknown_annotations() -> None:
+    [note] = unknown({f"fairlead.io/drain-timeou{number:04}": "x" for number in range(5000)})
+    assert str(note) == (
+        "unknown annotations fairlead.io/drain-timeou0000 ('x'), fairlead.io/drain-timeou0001 "
+        "('x'), fairlead.io/drain-timeou0002 ('x') and 4,997 more; did you mean "
+        "fairlead.io/drain-timeout?"
+    )
+
+
+def test_an_unknown_annotation_that_resembles_none_is_reported_with_all_known_ones() -> None:
+    [note] = unknown({f"fairlead.io/{'z' * 40}": "1"})
+    assert note.remedy.startswith("known after fairlead.io/: address-pool, addresses, ")
+    assert len(str(note)) <= MAX_MESSAGE_LENGTH
 
 
 @pytest.mark.parametrize(

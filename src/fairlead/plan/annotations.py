@@ -99,6 +99,10 @@ MAX_QUOTE_LENGTH = 60
 """Maximum length of a quoted value in a message. An Event holds 1,024 characters, and the remedy at
 the end of the message has to fit in."""
 
+MAX_SUGGESTED = 3
+"""The number of unknown annotations that a message names. Finding a similar name takes a
+millisecond."""
+
 OFF = {
     "proxy-protocol": "false",
     "x-forwarded-for": "false",
@@ -208,23 +212,29 @@ def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -
 
 
 def unknown(annotations: Mapping[str, str]) -> list[Finding]:
-    """Return a Finding for each annotation with Fairlead's prefix that does not exist, most likely
-    because of a typing error."""
-    known = {_MARK, *_KNOWN}
-    notes = []
-    for name in sorted(annotations):
-        if name.startswith(_OURS) and name not in known:
-            like = difflib.get_close_matches(name, sorted(known), 1, 0.75)
-            hint = (
-                f"did you mean {like[0]}?"
-                if like
-                else f"known annotations: {', '.join(sorted(known))}"
-            )
-            notes.append(
-                Finding(
-                    NOT_UNDERSTOOD,
-                    f"unknown annotation {name} ({quoted(annotations[name])})",
-                    remedy=hint,
-                )
-            )
-    return notes
+    """Return one Finding about all annotations with Fairlead's prefix that do not exist, most
+    likely because of a typing error. It names the first ones, with the annotations that they
+    resemble."""
+    found = sorted(
+        name
+        for name in annotations
+        if name.startswith(_OURS) and name not in _KNOWN and name != _MARK
+    )
+    if not found:
+        return []
+    known = sorted(_KNOWN)
+    first = found[:MAX_SUGGESTED]
+    texts = [f"{name} ({quoted(annotations[name])})" for name in first]
+    more = f" and {len(found) - len(first):,} more" if len(found) > len(first) else ""
+    resembled = [
+        match for name in first for match in difflib.get_close_matches(name, known, 1, 0.75)
+    ]
+    return [
+        Finding(
+            NOT_UNDERSTOOD,
+            f"unknown annotation{'s' * (len(found) > 1)} {', '.join(texts)}{more}",
+            remedy=f"did you mean {', '.join(dict.fromkeys(resembled))}?"
+            if resembled
+            else f"known after {_OURS}: " + ", ".join(name.removeprefix(_OURS) for name in known),
+        )
+    ]
