@@ -336,3 +336,30 @@ async def test_each_claim_belongs_to_exactly_one_loop(bench: Bench) -> None:
     expected = [("services", "fairlead.io/unknown")]
     expected += [(each.loop, each.name) for each in CLASSES.values()]
     assert sorted(claimed) == sorted(expected)
+
+
+async def test_the_values_in_force_are_recorded_with_the_claim_and_removed_with_it(
+    bench: Bench,
+) -> None:
+    wish, record = "fairlead.io/drain-timeout", "fairlead.io/understood"
+
+    async def recorded(value: str | None) -> str | None:
+        change = {"metadata": {"annotations": {wish: value}}}
+        await bench.client.patch(SERVICES, NAME, change)
+        await bench.reconcile(balancer(await bench.update_state()))
+        return (await bench.update_state()).metadata.annotations.get(record)
+
+    await bench.create()
+    assert await recorded("5m") == f'{{"{wish}":"5m"}}'
+    assert await recorded("soon") == f'{{"{wish}":"5m"}}'
+    assert await recorded("7m") == f'{{"{wish}":"7m"}}'
+    assert bench.events.count(("Normal", "EnsuringLoadBalancer")) == 1
+    service = await bench.update_state()
+    assert await bench.reconcile(balancer(service)) == [], "nothing is written again"
+    await bench.client.patch(SERVICES, NAME, {"metadata": {"annotations": {record: None}}})
+    await bench.reconcile(balancer(await bench.update_state()))
+    assert (await bench.update_state()).metadata.annotations[record] == f'{{"{wish}":"7m"}}'
+    assert await recorded(None) is None
+    assert await recorded("9m") == f'{{"{wish}":"9m"}}'
+    await bench.reconcile()
+    assert dict((await bench.update_state()).metadata.annotations) == {wish: "9m"}

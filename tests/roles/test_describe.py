@@ -164,23 +164,27 @@ async def every_protocol(cluster: Cluster) -> None:
 async def an_invalid_duration(cluster: Cluster) -> None:
     await cluster.set_endpoints("soon", ("10.244.1.6", "life-1", True))
     await cluster.apply("soon", annotations={"fairlead.io/drain-timeout": "soon"})
-    await cluster.described(
-        "soon",
-        "Warning",
-        "AnnotationNotUnderstood",
-        "fairlead.io/drain-timeout is 'soon'",
-        "as in 5m",
-    )
+    words = ("fairlead.io/drain-timeout is 'soon'", "as in 5m")
+    await cluster.described("soon", "Warning", "SyncLoadBalancerFailed", *words)
+    await cluster.has("soon", Accepted="False/Refused")
+    await cluster.apply("soon", annotations={"fairlead.io/drain-timeout": "5m"})
+    await cluster.has("soon", Accepted="True/Accepted", Ready="True/EndpointsReady")
+    await cluster.apply("soon", annotations={"fairlead.io/drain-timeout": "soon"})
+    stays = "the last value that was understood stays in force, '5m'"
+    await cluster.described("soon", "Warning", "AnnotationNotUnderstood", *words, stays)
+    await cluster.has("soon", Accepted="True/Accepted", Ready="True/EndpointsReady")
 
 
 async def health_monitor_numbers_out_of_range(cluster: Cluster) -> None:
-    annotations = {
+    header = {"fairlead.io/proxy-protocol": "v2"}
+    wrong = {
         "fairlead.io/health-monitor-delay": "1h",
         "loadbalancer.openstack.org/health-monitor-max-retries": "11",
-        "fairlead.io/proxy-protocol": "v2",
     }
     await cluster.set_endpoints("asked", ("10.244.1.7", "life-1", True))
-    await cluster.apply("asked", loadBalancerClass="fairlead.io/proxy", annotations=annotations)
+    await cluster.apply("asked", loadBalancerClass="fairlead.io/proxy", annotations=header)
+    await cluster.has("asked", Accepted="True/Accepted", Ready="True/EndpointsReady")
+    await cluster.apply("asked", loadBalancerClass="fairlead.io/proxy", annotations=header | wrong)
     first = "fairlead.io/health-monitor-delay is '1h'; allowed: a whole number from 1 to 3600"
     second = (
         "loadbalancer.openstack.org/health-monitor-max-retries is '11'; allowed: a whole "

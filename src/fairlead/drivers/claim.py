@@ -17,13 +17,13 @@ import msgspec
 from fairlead.drivers import Component
 from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
-from fairlead.errors import Conflict
+from fairlead.errors import Conflict, Refused
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.addresses import keeps
-from fairlead.plan.annotations import WITHOUT_EFFECT, quoted
-from fairlead.plan.classes import LoopName, loop_of
+from fairlead.plan.annotations import RECORD, WITHOUT_EFFECT, quoted
+from fairlead.plan.classes import CLASSES, LoopName, loop_of
 from fairlead.plan.service import (
     CLAIM_MANAGER,
     CLASS_ANNOTATION,
@@ -31,6 +31,7 @@ from fairlead.plan.service import (
     claimed_class,
     class_of,
 )
+from fairlead.plan.understood import record_of
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -39,15 +40,18 @@ class Claimed(msgspec.Struct, frozen=True):
 
     uid: str
     class_name: str
+    record: str = ""
+    """The values of annotations that are in force (see `plan.understood`)."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Claim a Service for a class. `renewed`: the Service already has a claim, for another class or
-    without its finalizer."""
+    """Claim a Service for a class. `renewed`: the Service already has a claim, for another class,
+    without its finalizer, or with another record."""
 
     service: ServiceKey
     uid: str
     class_name: str
+    record: str
     renewed: bool = False
 
     def __str__(self) -> str:
@@ -92,13 +96,16 @@ class ClaimDriver(Component):
         that a user wrote: only the controller may write the class annotation."""
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Claimed]:
-        return {key: Claimed(intent.uid, intent.class_name) for key, intent in intents.items()}
+        return {
+            key: Claimed(intent.uid, intent.class_name, self._record(key, intent.class_name))
+            for key, intent in intents.items()
+        }
 
     def diff(
         self, desired: Mapping[ServiceKey, Claimed], actual: Mapping[ServiceKey, Claimed]
     ) -> Sequence[Claim | Release]:
         claims = [
-            Claim(key, each.uid, each.class_name, key in actual)
+            Claim(key, each.uid, each.class_name, each.record, key in actual)
             for key, each in desired.items()
             if actual.get(key) != each
         ]
@@ -106,6 +113,17 @@ class ClaimDriver(Component):
             *claims,
             *(Release(key, each.uid) for key, each in actual.items() if key not in desired),
         ]
+
+    def _record(self, key: ServiceKey, class_name: str) -> str:
+        """Return the record of the newest version of the Service, which may be newer than its plan.
+        If that version is refused, the record stays."""
+        service = self._services.of([key]).get(key)
+        if service is None or class_name not in CLASSES:
+            return ""
+        try:
+            return record_of(service, CLASSES[class_name].values)
+        except Refused:
+            return service.metadata.annotations.get(RECORD, "")
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
         """Return the known claims. The watch reports every change, so no request is made."""
@@ -117,7 +135,8 @@ class ClaimDriver(Component):
         for key, service in self._services.of(keys).items():
             if name := claimed_for(service, self._loop):
                 whole = CLEANUP_FINALIZER in service.metadata.finalizers
-                claimed[key] = Claimed(service.metadata.uid, name if whole else "")
+                record = service.metadata.annotations.get(RECORD, "")
+                claimed[key] = Claimed(service.metadata.uid, name if whole else "", record)
         return claimed
 
     async def apply(self, changes: Sequence[Claim | Release]) -> Mapping[ServiceKey, Outcome]:
@@ -175,7 +194,8 @@ class ClaimDriver(Component):
             self._announce_first_attempt(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
         metadata = {
             "finalizers": [CLEANUP_FINALIZER],
-            "annotations": {CLASS_ANNOTATION: claim.class_name},
+            "annotations": {CLASS_ANNOTATION: claim.class_name}
+            | ({RECORD: claim.record} if claim.record else {}),
         }
         await self._writer.apply(
             claim.service, claim.uid, field_manager=CLAIM_MANAGER, metadata=metadata

@@ -7,7 +7,7 @@ and no AddressGrant records was published before AddressGrants existed; it is gr
 before any new address is given. Invariant: pure. Ports are written `TCP/80`: two Services may hold
 one address, but never the same port of the address."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -17,8 +17,30 @@ from fairlead.kube.networks import read_address
 from fairlead.kube.objects import LoadBalancerIngress, Service
 from fairlead.model import Family, Finding, Grant, ServiceKey
 from fairlead.net.address import family_of
+from fairlead.plan.annotation_reader import AnnotationReader, Values, any_text, switch
 from fairlead.plan.annotations import ADDRESSES, KEEP_ADDRESS, POOL, SHARING_KEY, found, quoted
 from fairlead.plan.pools import ServiceLabels
+from fairlead.plan.understood import in_force
+
+KEEP = switch(KEEP_ADDRESS)
+
+
+def read_addresses(text: str) -> tuple[str, ...] | None:
+    """Return the addresses of a list, at most one of each family; None if the text is not such a
+    list."""
+    found = [read_address(part) for part in text.split(",") if part.strip()]
+    addresses = tuple(address for address in found if address is not None)
+    valid = len(addresses) == len(found) == len({family_of(each) for each in addresses})
+    return addresses if valid else None
+
+
+VALUES: Sequence[Values[object]] = (
+    Values(ADDRESSES, read_addresses, "at most one IPv4 and one IPv6 address"),
+    any_text(POOL),
+    any_text(SHARING_KEY),
+    KEEP,
+)
+"""The values of the annotations about addresses, which every class reads."""
 
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
@@ -143,6 +165,7 @@ def address_request_of(
 ) -> AddressRequest:
     """Return what a Service requests in its spec and annotations. Raise Refused if a requested
     address is not an IP address, or if two of them are of the same family."""
+    service, _ = in_force(service, VALUES)
     spec, notes = service.spec, service.metadata.annotations
     families: tuple[Family, ...] = (
         spec.ip_families
@@ -174,8 +197,13 @@ def address_request_of(
 
 
 def keeps(service: Service) -> bool:
-    """Return whether the addresses of the Service are to be kept after its deletion."""
-    return found(service.metadata.annotations, KEEP_ADDRESS)[1].lower() == "true"
+    """Return whether the addresses of the Service are to be kept after its deletion. An address is
+    also kept if no value was understood, because a released address is lost."""
+    try:
+        service, _ = in_force(service, (KEEP,))
+    except Refused:
+        return True
+    return AnnotationReader(service.metadata.annotations).get(KEEP, False)
 
 
 def ports_of(service: Service) -> Ports:

@@ -114,6 +114,9 @@ OFF = {
 
 _MARK = "fairlead.io/class"
 """The controller writes this annotation: the class that serves the Service."""
+RECORD = "fairlead.io/understood"
+"""The controller writes this annotation: the values of annotations that are in force (see
+`plan.understood`)."""
 _KNOWN = frozenset(
     [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], INTERNAL[0], DRAIN_TIMEOUT[0]]
     + [
@@ -122,11 +125,12 @@ _KNOWN = frozenset(
     ]
 ) - {_MARK}
 """The annotations of Fairlead that users may set."""
+_ALL = _KNOWN | {_MARK, RECORD}
 
 REPORT = f"{_OPENSTACK}load-balancer-address"
 """cloud-provider-openstack writes the address of the Service into this annotation."""
 READ = frozenset(
-    [*ADDRESSES, *POOL, *SHARING_KEY, *KEEP_ADDRESS, *INTERNAL, *_KNOWN, _MARK, REPORT]
+    [*ADDRESSES, *POOL, *SHARING_KEY, *KEEP_ADDRESS, *INTERNAL, *_KNOWN, _MARK, RECORD, REPORT]
     + [_OPENSTACK + short_name for short_name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)]
 )
 """All annotations whose value is read, without the one of source ranges, which has a limit of its
@@ -173,22 +177,6 @@ def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
     return seconds_of(text) if text else None
 
 
-def not_understood(annotations: Mapping[str, str]) -> list[Finding]:
-    """Return a Finding for each annotation of Fairlead with an invalid value or an unknown name."""
-    name, text = found(annotations, DRAIN_TIMEOUT)
-    if not name or seconds_of(text) is not None:
-        return unknown(annotations)
-    message = (
-        f"{name} is {quoted(text)}, which is not a duration; the default of the gateway applies"
-    )
-    note = Finding(
-        NOT_UNDERSTOOD,
-        message,
-        remedy="write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m",
-    )
-    return [note, *unknown(annotations)]
-
-
 def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Finding]:
     """Return the Findings about annotations that have no effect in the class of the Service: one
     Finding for all annotations with the same substitute. `instead`: by short name, the substitute,
@@ -215,11 +203,7 @@ def unknown(annotations: Mapping[str, str]) -> list[Finding]:
     """Return one Finding about all annotations with Fairlead's prefix that do not exist, most
     likely because of a typing error. It names the first ones, with the annotations that they
     resemble."""
-    found = sorted(
-        name
-        for name in annotations
-        if name.startswith(_OURS) and name not in _KNOWN and name != _MARK
-    )
+    found = sorted(name for name in annotations if name.startswith(_OURS) and name not in _ALL)
     if not found:
         return []
     known = sorted(_KNOWN)

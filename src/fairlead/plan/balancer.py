@@ -24,13 +24,14 @@ from fairlead.model import (
 from fairlead.net.address import family_of
 from fairlead.plan import budget
 from fairlead.plan.addresses import shown_address
-from fairlead.plan.annotations import not_understood, without_effect
+from fairlead.plan.annotations import unknown, without_effect
 from fairlead.plan.classes import ServiceClass
 from fairlead.plan.members import NO_TUNNELS, UnconfirmedMembers, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
 from fairlead.plan.selection import all_members
 from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_ranges
 from fairlead.plan.terms import ServiceContext
+from fairlead.plan.understood import in_force
 
 PORT_CONFLICT = "PortConflict"
 """The reason of a port that another Service has. It is the code of a Finding; with the domain of
@@ -80,8 +81,10 @@ def plan_unconfirmed(
     """Return the result of `plan_load_balancer` together with the data for `confirmed`.
     `at_gateway`: plan only the ports that the status shows as served, and leave out the Findings
     that the controller reports."""
-    service = context.service
+    service, wrong = in_force(context.service, class_.values)
     budget.check(service, slices, budget.BALANCER_STEPS)
+    if service is not context.service:
+        context = msgspec.structs.replace(context, service=service)
     annotations = service.metadata.annotations
     terms = class_.terms(context)
     if terms.unserved:
@@ -106,7 +109,8 @@ def plan_unconfirmed(
             *spec_notes(service, families, ranges, context.nodes),
             *endpoint_notes(service, served, families, slices, context.nodes),
             *without_effect(annotations, class_.substitutes),
-            *not_understood(annotations),
+            *wrong,
+            *unknown(annotations),
         ]
     nodes = context.nodes if terms.nodes is None else terms.nodes
     policy = service.spec.external_traffic_policy or "Cluster"

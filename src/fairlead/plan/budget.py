@@ -1,17 +1,17 @@
 """The budget of one Service: how much a plan reads of it.
 
-In: a Service and its EndpointSlices. Out: nothing, or a Refused that names what is too big.
-A plan is a pure function in the event loop of its role, which nothing can interrupt: a limit on its
-time could not be enforced, and it would refuse a Service on one host and not on another. So the
-size of everything that a plan reads is limited instead, before it is read, and a plan takes a time
-that is proportional to what it reads. An API server accepts 256 KiB in the annotations of an object
-and 1.5 MiB in the object itself. Invariant: pure; the check itself counts, and reads no text."""
+In: a Service and its EndpointSlices. Out: nothing, or a Refused that names what is too big. A plan
+is a pure function in the event loop of its role, which nothing can interrupt: a limit on its time
+could not be enforced, and it would refuse a Service on one host and not on another. So the size of
+everything that a plan reads is limited instead, before it is read, and a plan takes a time that is
+proportional to what it reads. An API server accepts 1.5 MiB in an object. The values of annotations
+and the source ranges have limits of their own (`annotations`, `service`). Invariant: pure; the
+check itself counts, and reads no text."""
 
 from collections.abc import Sequence
 
 from fairlead.errors import Refused
 from fairlead.kube.objects import EndpointSlice, Service
-from fairlead.plan.annotations import MAX_VALUE_LENGTH, READ
 
 BALANCER_STEPS = 250_000
 """The maximum of `steps_of` for a load balancer, whose plan then takes about half a second."""
@@ -23,13 +23,6 @@ PORTS_PER_STEP = 32
 
 def check(service: Service, slices: Sequence[EndpointSlice], max_steps: int) -> None:
     """Raise Refused if a plan of this Service would read too much."""
-    for name, text in service.metadata.annotations.items():
-        if len(text) > MAX_VALUE_LENGTH and name in READ:
-            raise Refused(
-                f"annotation {name} has {len(text):,} characters, and at most "
-                f"{MAX_VALUE_LENGTH:,} are read",
-                fix="write a shorter value",
-            )
     if (steps := steps_of(service, slices)) > max_steps:
         raise Refused(
             f"the Service has {len(service.spec.ports):,} ports, and its EndpointSlices have "

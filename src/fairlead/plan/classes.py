@@ -7,7 +7,7 @@ row of this table and a module with its terms; docs/architecture.md lists what a
 of its own needs besides. Invariant: pure; exactly one loop of the controller claims the Services of
 a class, even if the class has no row."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,8 @@ from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import LoadBalancer
-from fairlead.plan import direct, octavia_terms, proxying
+from fairlead.plan import addresses, direct, octavia, octavia_terms, proxying
+from fairlead.plan.annotation_reader import Values
 from fairlead.plan.service import CLASS_PREFIX, class_of
 from fairlead.plan.terms import TermsOf
 
@@ -50,6 +51,8 @@ class ServiceClass(NamedTuple):
     members: Members
     terms: TermsOf
     """Return how the class serves one Service: its settings, and the ports that it cannot serve."""
+    values: Sequence[Values[object]]
+    """The values that annotations may have which the class reads."""
     substitutes: Mapping[str, str]
     """By short name of each annotation that has no effect, what the class does instead."""
     writes_headers: bool = False
@@ -68,6 +71,7 @@ DIRECT = ServiceClass(
     served_by="gateways",
     members="probed",
     terms=direct.direct_terms,
+    values=(*addresses.VALUES, *direct.VALUES),
     substitutes=direct.SUBSTITUTES,
 )
 PROXY = ServiceClass(
@@ -76,6 +80,7 @@ PROXY = ServiceClass(
     served_by="gateways",
     members="probed",
     terms=proxying.proxy_terms,
+    values=(*addresses.VALUES, *proxying.VALUES),
     substitutes=proxying.SUBSTITUTES,
     writes_headers=True,
 )
@@ -85,6 +90,7 @@ OCTAVIA = ServiceClass(
     served_by="octavia",
     members="api",
     terms=octavia_terms.octavia_terms,
+    values=(*addresses.VALUES, *octavia.VALUES),
     substitutes=octavia_terms.SUBSTITUTES,
     writes_headers=True,
     loop="octavia",

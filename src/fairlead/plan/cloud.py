@@ -26,7 +26,8 @@ from fairlead.net.address import family_of
 from fairlead.plan.addresses import held_by
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import service_class_of
-from fairlead.plan.shared_or_adopted import shared_or_adopted_of
+from fairlead.plan.shared_or_adopted import SHARED_OR_ADOPTED_ID, shared_or_adopted_of
+from fairlead.plan.understood import in_force
 from fairlead.plan.view import CloudCluster, Cluster
 
 
@@ -82,7 +83,8 @@ def claimant_of(cluster: Cluster, config: Config, key: ServiceKey) -> Claimant |
     if class_ is None or class_.served_by != "octavia":
         return None
     try:
-        shared_or_adopted = shared_or_adopted_of(service, config.octavia)
+        in_force_now, _ = in_force(service, (SHARED_OR_ADOPTED_ID,))
+        shared_or_adopted = shared_or_adopted_of(in_force_now, config.octavia)
     except Refused:
         shared_or_adopted = None  # the plan of the Service reports the error to the user
     return Claimant(service.metadata.uid, tuple(held_by(service)), shared_or_adopted)

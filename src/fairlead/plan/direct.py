@@ -2,7 +2,10 @@
 
 In: a Service. Out: `Terms`. The class serves every port of every protocol. Pure."""
 
+from collections.abc import Sequence
+
 from fairlead.model import DirectSettings
+from fairlead.plan.annotation_reader import DRAINED_AFTER, Values
 from fairlead.plan.annotations import drain_timeout_s
 from fairlead.plan.terms import ServiceContext, Terms
 
@@ -55,6 +58,9 @@ SUBSTITUTES = {
 }
 """By short name of each annotation without effect, what class direct does instead.
 `load-balancer-address` is not here: it reports an address and requests nothing."""
+
+VALUES: Sequence[Values[object]] = (DRAINED_AFTER,)
+"""The values of the annotations that this class reads, besides those about addresses."""
 
 
 def direct_terms(context: ServiceContext) -> Terms:

@@ -9,11 +9,13 @@ IPv6 load balancer has none."""
 from collections.abc import Mapping
 
 from fairlead.model import Family, Finding, FloatingIpRequest
-from fairlead.plan.annotation_reader import AnnotationReader
+from fairlead.plan.addresses import KEEP
+from fairlead.plan.annotation_reader import AnnotationReader, switch
 from fairlead.plan.annotations import INTERNAL, KEEP_ADDRESS, REPORT, WITHOUT_EFFECT, found
 from fairlead.sections import OctaviaConfig
 
 SUBNET_ANNOTATIONS = ("floating-subnet-id", "floating-subnet", "floating-subnet-tags")
+IS_INTERNAL = switch(INTERNAL)
 FLOATING_ANNOTATIONS = ("floating-network-id", *SUBNET_ANNOTATIONS)
 
 
@@ -29,8 +31,8 @@ def floating_of(
     balancer. `address`: the address that the Service requests; it becomes the floating IP."""
     given = [name for short in FLOATING_ANNOTATIONS if (name := reader.given(short))]
     given += [name for name in [found(annotations, KEEP_ADDRESS)[0]] if name]
-    internal = reader.switch(INTERNAL, config.internal)
-    keep = reader.switch(KEEP_ADDRESS, False)
+    internal = reader.get(IS_INTERNAL, config.internal)
+    keep = reader.get(KEEP, False)
     if not config.floating_network_id:
         outside = found(annotations, INTERNAL)[0] if not internal else ""
         _without_effect(
@@ -45,7 +47,7 @@ def floating_of(
     if family == "IPv6":
         _without_effect(reader, given, "there are no IPv6 floating IPs")
         return None
-    subnet = {short: reader.read(short, lambda text: text, "", "") for short in SUBNET_ANNOTATIONS}
+    subnet = {short: reader.text(short) for short in SUBNET_ANNOTATIONS}
     # The configured subnet belongs to the configured network, so it does not apply if the Service
     # names a network or a subnet.
     if not any(subnet.values()) and not reader.given("floating-network-id"):
@@ -57,9 +59,7 @@ def floating_of(
             )
         )
     return FloatingIpRequest(
-        network_id=reader.read(
-            "floating-network-id", lambda text: text, "", config.floating_network_id
-        ),
+        network_id=reader.text("floating-network-id", config.floating_network_id),
         address=address,
         reuse_address=annotations.get(REPORT, "").strip(),
         keep=keep,

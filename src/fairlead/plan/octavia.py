@@ -27,17 +27,30 @@ from fairlead.model import (
     ProxyHeader,
     SharedOrAdopted,
 )
-from fairlead.plan.annotation_reader import CHECKS, HEADERS, SWITCHES, AnnotationReader
-from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT, quoted
+from fairlead.plan.annotation_reader import (
+    CHECKED,
+    CHECKS,
+    CONNECTIONS,
+    FORWARDED_FOR,
+    HEADER,
+    LIMIT,
+    TIMES,
+    AnnotationReader,
+    Values,
+    any_text,
+    choice,
+)
+from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT, names_of, quoted
 from fairlead.plan.capabilities import METHODS, OTHER_PROVIDER, SOURCE_RANGES, UNSUPPORTED
-from fairlead.plan.floating import floating_of
+from fairlead.plan.floating import FLOATING_ANNOTATIONS, IS_INTERNAL, floating_of
+from fairlead.plan.proxying import HOSTNAME, SUFFIX
 from fairlead.plan.selection import ALLOWED, read_selector
+from fairlead.plan.shared_or_adopted import SHARED_OR_ADOPTED_ID
 from fairlead.sections import OctaviaConfig
 
 CLIENT_HIDDEN = "ClientAddressHidden"
 PROVIDER = "octavia-provider"
 PLACES = ("subnet-id", "network-id", "port-id")
-MAX_CONNECTIONS = 1_000_000
 MIN_UDP_DELAY_S = 3
 """The shortest interval of a UDP-CONNECT monitor (Octavia's `min_health_monitor_delay`)."""
 
@@ -54,6 +67,33 @@ _PROVIDERS: Mapping[str, Literal["auto"] | Provider] = {
     "ovn": "ovn",
 }
 MEMBERS = {"ready": False, "all": True}
+METHOD: Values[OctaviaMethod | None] = choice("lb-method", _METHODS)
+WANTED = choice(PROVIDER, _PROVIDERS)
+ALL_MEMBERS = choice("members", MEMBERS)
+SELECTOR = Values(names_of("node-selector"), read_selector, ALLOWED)
+VALUES: Sequence[Values[object]] = (
+    *CONNECTIONS,
+    METHOD,
+    WANTED,
+    ALL_MEMBERS,
+    SELECTOR,
+    IS_INTERNAL,
+    SHARED_OR_ADOPTED_ID,
+    HOSTNAME,
+    SUFFIX,
+    *(
+        any_text(names_of(name))
+        for name in (
+            *PLACES,
+            "member-subnet-id",
+            "flavor-id",
+            "availability-zone",
+            "class",
+            *FLOATING_ANNOTATIONS,
+        )
+    ),
+)
+"""The values of the annotations that this class reads, besides those about addresses."""
 DETECTING_MONITORS: frozenset[OctaviaMonitorType] = frozenset({"HTTP", "TCP"})
 """The types of health monitor that detect nodes without ready pods."""
 _SETTINGS = (
@@ -117,10 +157,10 @@ def settings_of(
             fix="remove it, and let an ingress controller terminate TLS",
         )
     config = _of_class(reader, config)
-    header = reader.choice("proxy-protocol", HEADERS, "")
-    forwarded_for = reader.choice("x-forwarded-for", SWITCHES, False)
-    limit = reader.number("connection-limit", -1, MAX_CONNECTIONS, -1)
-    method: OctaviaMethod | None = reader.choice("lb-method", {**_METHODS}, None)
+    header: ProxyHeader = reader.get(HEADER, "")
+    forwarded_for = reader.get(FORWARDED_FOR, False)
+    limit = reader.get(LIMIT, -1)
+    method = reader.get(METHOD, None)
     off = {
         "proxy-protocol": not header,
         "x-forwarded-for": not forwarded_for,
@@ -177,7 +217,7 @@ def settings_of(
         monitor_types=monitor_types,
         member_subnet_id=_text(reader, "member-subnet-id", config.member_subnet_id),
         shared_or_adopted=request.shared_or_adopted,
-        node_selector=reader.read("node-selector", read_selector, ALLOWED, config.node_selector),
+        node_selector=reader.get(SELECTOR, config.node_selector),
         all_nodes=_all_nodes(reader, config, request.protocols, monitor_types),
         floating=floating,
         secured=config.manage_security_groups,
@@ -248,7 +288,7 @@ def _all_nodes(
 
     Then only a health monitor can detect which nodes have ready pods. A UDP-CONNECT monitor cannot:
     a node drops packets for pods that it does not have, and sends no ICMP error."""
-    if not reader.choice("members", MEMBERS, config.members == "all"):
+    if not reader.get(ALL_MEMBERS, config.members == "all"):
         return ()
     detected = {protocol for protocol, type_ in monitor_types if type_ in DETECTING_MONITORS}
     if unknown := [protocol for protocol in protocols if protocol not in detected]:
@@ -273,7 +313,7 @@ def _choose(
 ) -> _Choice:
     """Choose the provider: the existing one, else the requested one, else one that supports every
     annotation in `requested` and the `method`."""
-    wanted = reader.choice(PROVIDER, _PROVIDERS, config.provider)
+    wanted = reader.get(WANTED, config.provider)
     if existing is not None:
         if wanted not in ("auto", existing) and (name := reader.given(PROVIDER)):
             message = (
@@ -383,13 +423,14 @@ def _checks(
     listeners get a monitor only if the Service itself requests one."""
     default = config.monitor
     checks = OctaviaChecks(
-        reader.number(CHECKS[0], 1, 3600, default.delay_s),
-        reader.number(CHECKS[1], 1, 3600, default.timeout_s),
-        reader.number(CHECKS[2], 1, 10, default.max_retries),
-        reader.number(CHECKS[3], 1, 10, default.max_retries_down),
+        *map(
+            reader.get,
+            CHECKS.values(),
+            (default.delay_s, default.timeout_s, default.max_retries, default.max_retries_down),
+        )
     )
     by_name = any(map(reader.given, CHECKS))
-    if not reader.choice("enable-health-monitor", SWITCHES, default.enabled or by_name):
+    if not reader.get(CHECKED, default.enabled or by_name):
         return None, ()
     if provider == "amphora" and request.local and request.health_port:
         return checks, tuple((protocol, "HTTP") for protocol in request.protocols)
@@ -441,11 +482,11 @@ def _place(
 
 
 def _text(reader: AnnotationReader, annotation: str, default: str) -> str:
-    return reader.read(annotation, lambda text: text, "", default)
+    return reader.text(annotation, default)
 
 
 def _time_ms(
     reader: AnnotationReader, annotation: str, unsupported_annotations: Sequence[str]
 ) -> int | None:
-    value = reader.time_ms(annotation, -1)
+    value = reader.get(TIMES[annotation], -1)
     return None if value < 0 or annotation in unsupported_annotations else value

@@ -33,9 +33,9 @@ from fairlead.kube.objects import (
     ServiceMeta,
     ServiceStatus,
 )
-from fairlead.plan.annotations import DRAIN_TIMEOUT
+from fairlead.plan.annotations import DRAIN_TIMEOUT, RECORD
 from fairlead.plan.proxying import ANNOTATIONS as PROXY_ANNOTATIONS
-from fairlead.plan.service import CLAIM_MANAGER
+from fairlead.plan.service import CLAIM_MANAGER, CLASS_ANNOTATION, claimed_class
 
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """kubectl's copy of the whole manifest."""
@@ -158,17 +158,23 @@ TUNNEL_NODE = Projection(published_service, None, of_node)
 def _served(service: Service, *, selector: bool) -> Service:
     """Return the fields that a role reads if it serves Services but does not write them."""
     metadata, spec = service.metadata, service.spec
+    annotations = _entries(
+        metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)
+    )
+    claimed = bool(annotations) and bool(claimed_class(service))
+    if claimed:
+        # If one of these annotations is not understood, its last value is in force.
+        annotations = {**annotations, **_entries(metadata.annotations, (CLASS_ANNOTATION, RECORD))}
     return Service(
         ServiceMeta(
             metadata.name,
             sys.intern(metadata.namespace),
             uid=metadata.uid,
             labels=_entries(metadata.labels, (SERVICE_PROXY_NAME_LABEL,)),
-            annotations=_entries(
-                metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)
-            ),
+            annotations=annotations,
             deletion_timestamp=metadata.deletion_timestamp,
             creation_timestamp=metadata.creation_timestamp,
+            managed_fields=_CLAIMED if claimed else (),
         ),
         msgspec.structs.replace(
             spec,

@@ -6,7 +6,7 @@ allowed values. An invalid value does not affect the other settings. Invariant: 
 annotations contain, the settings are within the limits of HAProxy. Names, units and limits follow
 cloud-provider-openstack 1.34 and Octavia. Times may also be written as Go durations (`50s`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fairlead.config import read_suffix
 from fairlead.errors import Refused
@@ -20,7 +20,19 @@ from fairlead.model import (
     UnservedPort,
 )
 from fairlead.plan import direct
-from fairlead.plan.annotation_reader import CHECKS, HEADERS, SWITCHES, AnnotationReader
+from fairlead.plan.annotation_reader import (
+    CHECKED,
+    CHECKS,
+    CONNECTIONS,
+    DRAINED_AFTER,
+    FORWARDED_FOR,
+    HEADER,
+    LIMIT,
+    TIMES,
+    AnnotationReader,
+    Values,
+    choice,
+)
 from fairlead.plan.annotations import (
     NOT_UNDERSTOOD,
     PROXY_ANNOTATIONS,
@@ -28,7 +40,6 @@ from fairlead.plan.annotations import (
     drain_timeout_s,
     found,
     names_of,
-    quoted,
 )
 from fairlead.plan.service import affinity_timeout_s
 from fairlead.plan.terms import ServiceContext, Terms, listed, unserved, without_node_port
@@ -37,7 +48,6 @@ PROXY = "fairlead.io/proxy"
 PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported"
 """Code of a Finding: class proxy cannot serve some ports. With the domain as prefix, it is also the
 error of such a port in the status."""
-MAX_CONNECTIONS = 1_000_000
 HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
@@ -59,6 +69,15 @@ _METHODS: Mapping[str, ProxyMethod] = {
     "least-connections": "leastconn",
     "source-ip": "source",
 }
+METHOD = choice("lb-method", _METHODS)
+HOSTNAME = Values(names_of("hostname"), read_suffix, "a DNS name")
+SUFFIX = Values(
+    HOSTNAME_SUFFIX,
+    lambda text: "" if text.lower() == NO_SUFFIX else read_suffix(text),
+    f"a DNS name such as nip.io, or {NO_SUFFIX}",
+)
+VALUES: Sequence[Values[object]] = (*CONNECTIONS, METHOD, SUFFIX, DRAINED_AFTER)
+"""The values of the annotations that this class reads, besides those about addresses."""
 
 
 def proxy_terms(context: ServiceContext) -> Terms:
@@ -117,10 +136,10 @@ def settings_of(
     sessionAffinity, which determines the method."""
     default = ProxySettings()
     reader = AnnotationReader(annotations)
-    header = reader.choice("proxy-protocol", HEADERS, default.header)
-    forwarded_for = reader.choice("x-forwarded-for", SWITCHES, default.forwarded_for)
-    method = reader.choice("lb-method", _METHODS, default.method)
-    limit = reader.number("connection-limit", -1, MAX_CONNECTIONS, default.connection_limit)
+    header = reader.get(HEADER, default.header)
+    forwarded_for = reader.get(FORWARDED_FOR, default.forwarded_for)
+    method = reader.get(METHOD, default.method)
+    limit = reader.get(LIMIT, default.connection_limit)
     if header and forwarded_for:
         one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
         message = (
@@ -143,10 +162,10 @@ def settings_of(
         header=header,
         forwarded_for=forwarded_for and not header,
         method="source" if affinity else method,
-        client_ms=reader.time_ms("timeout-client-data", default.client_ms),
-        connect_ms=reader.time_ms("timeout-member-connect", default.connect_ms),
-        member_ms=reader.time_ms("timeout-member-data", default.member_ms),
-        inspect_ms=reader.time_ms("timeout-tcp-inspect", default.inspect_ms),
+        client_ms=reader.get(TIMES["timeout-client-data"], default.client_ms),
+        connect_ms=reader.get(TIMES["timeout-member-connect"], default.connect_ms),
+        member_ms=reader.get(TIMES["timeout-member-data"], default.member_ms),
+        inspect_ms=reader.get(TIMES["timeout-tcp-inspect"], default.inspect_ms),
         connection_limit=max(limit, 0),
         checks=_checks(reader),
         shared=bool(found(annotations, SHARING_KEY)[1]),
@@ -169,32 +188,14 @@ def hostname_suffix_after(
     annotations: Mapping[str, str], default: str
 ) -> tuple[str, list[Finding]]:
     """Return the suffix of the annotation, or `default` if the annotation is absent or invalid."""
-    name, text = found(annotations, HOSTNAME_SUFFIX)
-    if not name:
-        return default, []
-    if text.lower() == NO_SUFFIX:
-        return "", []
-    if (suffix := read_suffix(text)) is None:
-        message = (
-            f"{name} is {quoted(text)}; allowed: a DNS name such as nip.io, or "
-            f"{NO_SUFFIX}; the annotation is ignored"
-        )
-        return default, [Finding(NOT_UNDERSTOOD, message)]
-    return suffix, []
+    reader = AnnotationReader(annotations)
+    return reader.get(SUFFIX, default), reader.notes
 
 
 def hostname_in(annotations: Mapping[str, str]) -> tuple[str, list[Finding]]:
     """Return the hostname to publish instead of addresses; empty if there is none."""
-    name, text = found(annotations, names_of("hostname"))
-    if not name:
-        return "", []
-    if (hostname := read_suffix(text)) is not None:
-        return hostname, []
-    message = (
-        f"{name} is {quoted(text)}; allowed: a DNS name; the annotation is ignored, and "
-        "the address is published"
-    )
-    return "", [Finding(NOT_UNDERSTOOD, message)]
+    reader = AnnotationReader(annotations)
+    return reader.get(HOSTNAME, ""), reader.notes
 
 
 def switched(before: ProxyHeader, after: ProxyHeader) -> Finding:
@@ -254,11 +255,11 @@ def _checks(reader: AnnotationReader) -> MemberChecks | None:
     """Return the health checks of the node ports; None unless the Service enables them, or sets one
     of their parameters without disabling them."""
     default = MemberChecks()
-    checks = MemberChecks(
-        1000 * reader.number(CHECKS[0], 1, 3600, default.interval_ms // 1000),
-        1000 * reader.number(CHECKS[1], 1, 3600, default.timeout_ms // 1000),
-        reader.number(CHECKS[2], 1, 10, default.rise),
-        reader.number(CHECKS[3], 1, 10, default.fall),
+    interval_s, timeout_s, rise, fall = map(
+        reader.get,
+        CHECKS.values(),
+        (default.interval_ms // 1000, default.timeout_ms // 1000, default.rise, default.fall),
     )
-    wanted = reader.choice("enable-health-monitor", SWITCHES, any(map(reader.given, CHECKS)))
+    checks = MemberChecks(1000 * interval_s, 1000 * timeout_s, rise, fall)
+    wanted = reader.get(CHECKED, any(map(reader.given, CHECKS)))
     return checks if wanted else None

@@ -11,6 +11,7 @@ import uuid
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import SharedOrAdopted
+from fairlead.plan.annotation_reader import Values
 from fairlead.plan.annotations import LOAD_BALANCER_ID, found, names_of, quoted
 from fairlead.sections import OctaviaConfig
 
@@ -20,20 +21,29 @@ _MAX_OLD_NAME_LENGTH = 32
 """Maximum length of a name in the format of old versions."""
 
 
+def read_id(text: str) -> str | None:
+    """Return the id in its usual form; None if the text is not an id."""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        return None
+
+
+SHARED_OR_ADOPTED_ID = Values(names_of(LOAD_BALANCER_ID), read_id, "the id of a load balancer")
+
+
 def shared_or_adopted_of(service: Service, config: OctaviaConfig) -> SharedOrAdopted | None:
     """Return the load balancer that the Service shares or adopts; None: it gets one of its own.
     Raise Refused for an invalid id."""
-    name, text = found(service.metadata.annotations, names_of(LOAD_BALANCER_ID))
+    name, text = found(service.metadata.annotations, SHARED_OR_ADOPTED_ID.names)
     names = names_of_occm(service, config.adopt_from) if config.adopt_from else ()
     if not name:
         return SharedOrAdopted(names=names) if names else None
-    try:
-        id_ = str(uuid.UUID(text))
-    except ValueError:
+    if (id_ := SHARED_OR_ADOPTED_ID.read(text)) is None:
         raise Refused(
             f"{name} is {quoted(text)}, which is not the id of a load balancer",
             fix="see openstack loadbalancer list",
-        ) from None
+        )
     return SharedOrAdopted(id_, names)
 
 
