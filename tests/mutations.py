@@ -226,8 +226,8 @@ MUTATIONS = (
     # The choice of endpoints and members.
     Mutation(
         "src/fairlead/plan/endpoints.py",
-        "    return ready, not terminating, serving",
-        "    return ready, terminating, serving",
+        "    return not node, not ready, terminating, not serving, node,",
+        "    return not node, not ready, not terminating, not serving, node,",
         _ENDPOINTS,
     ),
     Mutation(

@@ -3,7 +3,9 @@
 In: the EndpointSlices of one Service. Out: its candidates, and the candidates that get new
 connections. Follows kube-proxy: ready endpoints are used; if there are none, endpoints that serve
 while they terminate (KEP-1669). Slices are joined by port *name*, because the number may differ
-between slices. An endpoint that is temporarily in two slices counts once, in its better state."""
+between slices. An address and port that several entries contain counts once: as the entry that is
+the least in a total order (`_order`). So the result does not depend on the order in which slices
+arrive, and every role chooses the same entry."""
 
 from collections.abc import Iterable
 from operator import itemgetter
@@ -55,15 +57,19 @@ def endpoints(
             for endpoint in slice_.endpoints or ():
                 if endpoint.addresses:
                     other = found.setdefault((endpoint.addresses[0], number), endpoint)
-                    if other is not endpoint and _rank(endpoint) > _rank(other):
+                    if other is not endpoint and _order(endpoint) < _order(other):
                         found[endpoint.addresses[0], number] = endpoint
     return found
 
 
-def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool]:
-    """Return a sort key of the states of one endpoint; the greatest is the best."""
+def _order(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, str, str]:
+    """Return the sort key of an entry among those with the same address and port; the least one is
+    used. An entry that names its node comes first, because nothing else tells where the pod is: a
+    slice that is mirrored from Endpoints may name none. Then the better state comes first. Hints
+    come last, because only the service proxy stores them."""
     ready, serving, terminating = endpoint.state
-    return ready, not terminating, serving
+    node = endpoint.node_name or ""
+    return not node, not ready, terminating, not serving, node, str(endpoint.hints)
 
 
 def usable(among: Iterable[Candidate]) -> tuple[Candidate, ...]:
