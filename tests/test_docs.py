@@ -44,7 +44,9 @@ def codes(*excluded: str) -> Iterator[str]:
                 yield first.value
 
 
-@pytest.mark.parametrize("reason", sorted({*codes("migration"), "AddressesHeld"}))
+@pytest.mark.parametrize(
+    "reason", sorted({*codes("migration"), "AddressesHeld", "AddressesExcluded"})
+)
 def test_every_reason_has_a_row_in_the_table_of_events(reason: str) -> None:
     assert f"`{reason}`" in (ROOT / "docs" / "status.md").read_text().partition("## Events")[2]
 
@@ -52,7 +54,8 @@ def test_every_reason_has_a_row_in_the_table_of_events(reason: str) -> None:
 def test_the_search_finds_the_reasons_of_every_kind() -> None:
     assert {"AddressStranded", "NodeAddressMissing", "UnAvailableLoadBalancer"} <= set(codes())
     assert {pools.INVALID, pools.OVERLAPS, pools.DELETED, migration.NO_CLASS} <= set(codes())
-    assert '"AddressesHeld"' in Path(pool_status.__file__).read_text()
+    for reason in ("AddressesHeld", "AddressesExcluded"):
+        assert f'"{reason}"' in Path(pool_status.__file__).read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)

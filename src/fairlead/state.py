@@ -18,6 +18,15 @@ from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
+from fairlead.plan.exclusions import (
+    API_SERVICE,
+    Exclusions,
+    Use,
+    of_api_servers,
+    of_hosts,
+    of_node,
+    of_service,
+)
 from fairlead.plan.gateways import Gateways
 
 KeyT = TypeVar("KeyT")
@@ -119,15 +128,20 @@ class ObjectsOnly(NamedTuple):
 class State:
     """The objects of the cluster, and the results of probes."""
 
-    def __init__(self, sources: Collection[str]) -> None:
+    def __init__(self, sources: Collection[str], *, cluster_ips: bool = True) -> None:
+        """`cluster_ips`: whether ClusterIPs are excluded addresses; false saves memory in a role
+        that does not need this."""
+        self._cluster_ips = cluster_ips
+        self.exclusions = Exclusions()
+        """The addresses that the cluster itself uses."""
         self.services: dict[ServiceKey, Service] = {}
         self.nodes: dict[str, Node] = {}
         self.pools: dict[str, AddressPool] = {}
         """Replaced by a new dictionary whenever a field of a pool changes that plans read
         (`_offers`)."""
         self.pools_changed = asyncio.Event()
-        """Set when `pools` changes, for observers of pools that must act even if there is no
-        Service."""
+        """Set when `pools` changes or a Node has other addresses, for observers of pools that must
+        act even if there is no Service."""
         self.grants: dict[str, AddressGrant] = {}
         self.gateways: Gateways | None = None
         """The gateways that are alive; None: not known yet."""
@@ -224,11 +238,28 @@ class State:
             key = ServiceKey(*name)
             keys.add(key)
             keys |= self._show(key, service)
+            if self._cluster_ips:
+                uses = of_service(service) if service is not None else {}
+                keys |= self._exclude(f"Service {key}", uses)
             if service is None:
                 self.services.pop(key, None)
             else:
                 self.services[key] = service
         self._mark(keys)
+
+    def exclude(self, owner: str, uses: Mapping[str, Use]) -> None:
+        """Replace the addresses and networks that an owner outside the objects of the cluster uses
+        (`Exclusions.update`)."""
+        version = self.exclusions.version
+        self._exclude(owner, uses)
+        if version != self.exclusions.version:
+            self.pools_changed.set()
+            self._mark(self._balanced())
+
+    def _exclude(self, owner: str, uses: Mapping[str, Use]) -> set[ServiceKey]:
+        """Update the exclusions. Return the Services that show an address whose use has changed."""
+        changed = self.exclusions.update(owner, uses)
+        return {key for span in changed for key in self.showing(str(span))}
 
     def _show(self, key: ServiceKey, service: Service | None) -> set[ServiceKey]:
         """Record the addresses that a Service shows. Return all Services that show one of these
@@ -286,6 +317,10 @@ class State:
         first gateway has appeared or the last one is gone; otherwise the Services for which
         refusals of gateways have changed."""
         before, self.gateways = self.gateways, gateways
+        old_hosts = before.addresses if before is not None else {}
+        for name in old_hosts.keys() | gateways.addresses.keys():
+            words = f"an address or next hop of gateway {name}"
+            self.exclude(f"gateway {name}", of_hosts(gateways.addresses.get(name, ()), words))
         if before is None or bool(before.alive) != bool(gateways.alive):
             self._mark(self._balanced())
             return
@@ -327,13 +362,15 @@ class State:
                 self._slices[after][name] = slice_
                 self._service_of_slice[name] = after
         self._mark(keys)
+        if API_SERVICE in keys:
+            self.exclude("API servers", of_api_servers(self.slices_of(API_SERVICE)))
 
     def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
         """Store changed nodes. A Service of type LoadBalancer may have pods on a node that is new,
         deleted or has other addresses or labels; a Service of type NodePort answers at the
         addresses of nodes. So all Services of these types are marked if a field of a node changed
         that plans read."""
-        differs = False
+        differs, version = False, self.exclusions.version
         for name, node in changed.items():
             before = self.nodes.get(name.name)
             if node is None:
@@ -341,6 +378,9 @@ class State:
             else:
                 self.nodes[name.name] = node
             differs |= before is None or node is None or _matters(before) != _matters(node)
+            self._exclude(f"Node {name.name}", of_node(node) if node is not None else {})
+        if version != self.exclusions.version:
+            self.pools_changed.set()
         if differs:
             self._mark(
                 {
@@ -397,7 +437,8 @@ class State:
 def _matters(node: Node) -> tuple[object, ...]:
     """Return the fields of a node that plans read. Heartbeats and versions are not among them."""
     meta = node.metadata
-    return meta.labels, meta.deletion_timestamp, node.spec.taints, node.status.addresses
+    spec = node.spec
+    return meta.labels, meta.deletion_timestamp, spec.taints, spec.pod_cidrs, node.status.addresses
 
 
 def _shown(service: Service | None) -> set[str]:

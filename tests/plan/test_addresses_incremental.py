@@ -2,9 +2,9 @@
 of the changed Services gives the same result as an assignment of all Services, and its cost depends
 on the Services that the change concerns.
 
-In: Services that are created, changed and deleted, pools that change, grants that are written at
-once or later. After each step, the ledger, which gets only the changes, is compared with a ledger
-that gets everything."""
+In: Services that are created, changed and deleted, pools that change, hosts that get and lose
+addresses, grants that are written at once or later. After each step, the ledger, which gets only
+the changes, is compared with a ledger that gets everything."""
 
 import copy
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import AddressRequest, Assigned, Facts, HeldAddress
+from fairlead.plan.exclusions import Exclusions, of_hosts
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pools import ServiceLabels, read_pools
 
@@ -101,7 +102,11 @@ class History(RuleBasedStateMachine):
         self.facts: dict[ServiceKey, Facts] = {}
         self.clock = 0
         self.configured: tuple[PoolConfig, ...] = POOLS[0]
-        self.ledger.use(read_pools(self.configured, ()))
+        self.exclusions = Exclusions()
+        self.use_pools(self.ledger)
+
+    def use_pools(self, ledger: Ledger) -> None:
+        ledger.use(read_pools(self.configured, (), self.exclusions))
 
     def assign(self, changed: Mapping[ServiceKey, Facts]) -> None:
         self.facts.update(changed)
@@ -167,8 +172,29 @@ class History(RuleBasedStateMachine):
     @rule(pools=st.sampled_from(POOLS))
     def change_pools(self, pools: tuple[PoolConfig, ...]) -> None:
         self.configured = pools
-        self.ledger.use(read_pools(pools, ()))
+        self.use_pools(self.ledger)
         self.assign({**dict.fromkeys(self.ledger.known, Facts()), **self.facts})
+
+    @rule(
+        owner=st.sampled_from(("node1", "node2")),
+        addresses=st.sets(st.sampled_from((*ADDRESSES, "203.0.113.2/31", "192.0.2.0/24"))),
+    )
+    def change_a_host(self, owner: str, addresses: set[str]) -> None:
+        self.exclusions.update(owner, of_hosts(addresses, f"an address of {owner}"))
+        if not self.ledger.is_current(None, self.exclusions):
+            self.use_pools(self.ledger)
+            self.assign({**dict.fromkeys(self.ledger.known, Facts()), **self.facts})
+
+    @invariant()
+    def no_new_address_is_excluded(self) -> None:
+        for key, facts in self.facts.items():
+            if isinstance(result := self.ledger.result(key), Assigned):
+                for address in result.addresses:
+                    held = facts.held.get(address, HeldAddress(kept=True))
+                    assert not held.kept or self.exclusions.find(address) is None
+                reported = {note.code for note in result.notes if note.blocks}
+                used = any(map(self.exclusions.find, result.addresses))
+                assert reported == ({"AddressExcluded"} if used else set())
 
     @invariant()
     def no_port_is_assigned_twice(self) -> None:
@@ -222,7 +248,7 @@ class History(RuleBasedStateMachine):
     @invariant()
     def a_new_ledger_gives_the_same_result_when_all_grants_are_written(self) -> None:
         new = Bounded()
-        new.use(read_pools(self.configured, ()))
+        self.use_pools(new)
         results = {key: self.ledger.result(key) for key in self.facts}
         facts = {
             key: Facts(each.request, granted(result, each))

@@ -48,7 +48,11 @@ def test_a_pool_counts_its_assigned_and_available_addresses_by_family() -> None:
         {"203.0.113.2": "main", "2001:db8::1": "main"},
     )["main"]
     assert (state.assigned, state.available, state.in_use) == ((1, 1), (3, 0), True)
-    assert shown(state) == {"Ready": "True/Used", "Stranded": "False/None"}
+    assert shown(state) == {
+        "Ready": "True/Used",
+        "Stranded": "False/None",
+        "Excluded": "False/None",
+    }
 
 
 def test_the_stranded_condition_names_the_service_that_holds_an_address_outside_the_pool() -> None:
@@ -105,7 +109,11 @@ def test_an_address_pool_does_not_count_the_addresses_of_a_configured_pool_with_
         [pool("lab", "198.51.100.1")], {"203.0.113.1": "lab"}, [PoolConfig("lab", ("203.0.113.1",))]
     )["lab"]
     assert (state.assigned, state.in_use) == ((0, 0), False)
-    assert shown(state) == {"Ready": "False/OverlapsAnotherPool", "Stranded": "False/None"}
+    assert shown(state) == {
+        "Ready": "False/OverlapsAnotherPool",
+        "Stranded": "False/None",
+        "Excluded": "False/None",
+    }
 
 
 def test_a_pool_with_addresses_that_no_client_can_reach_is_not_ready() -> None:

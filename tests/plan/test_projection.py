@@ -218,19 +218,23 @@ def test_a_change_of_a_field_that_is_not_stored_is_not_reported() -> None:
         assert len(cache.take()) == (0 if version == 1 else 1)
 
 
-def test_only_valid_internal_addresses_of_a_node_are_stored() -> None:
+def test_only_valid_addresses_of_a_node_are_stored() -> None:
     """The API server accepts any text as an address in the status of a Node."""
     written = [
         ("InternalIP", "node1.example"),
         ("InternalIP", "2001:DB8::1"),
         ("ExternalIP", "198.51.100.7"),
+        ("Hostname", "198.51.100.8"),
         ("InternalIP", ""),
     ]
     addresses = [{"type": kind, "address": address} for kind, address in written]
     node = msgspec.convert(
         {"metadata": {"name": "node1"}, "status": {"addresses": addresses}}, Node
     )
-    assert [each.address for each in of_node(node).status.addresses] == ["2001:db8::1"]
+    assert [each.address for each in of_node(node).status.addresses] == [
+        "2001:db8::1",
+        "198.51.100.7",
+    ]
 
 
 @pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])

@@ -87,12 +87,14 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
 def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     from fairlead.kube.objects import ObjectKey
     from fairlead.plan.classes import CLASSES
+    from fairlead.plan.exclusions import of_config
     from fairlead.plan.ledger import Ledger
     from fairlead.plan.service import class_of
     from fairlead.plan.services import plan_services
     from fairlead.state import State
 
     state = State(())
+    state.exclude("configuration", of_config(config))
     state.update_nodes({ObjectKey("", o.metadata.name): o for o in manifests.nodes})
     state.update_services({ObjectKey(*o.key): o for o in manifests.services})
     state.update_slices(

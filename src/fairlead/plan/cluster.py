@@ -32,7 +32,7 @@ from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.pools import read_pools
-from fairlead.plan.refusals import port_conflict
+from fairlead.plan.refusals import held_and_excluded, port_conflict
 from fairlead.plan.service import claimed_class
 from fairlead.plan.terms import ServiceContext, unserved
 from fairlead.plan.view import Addressed, Cluster
@@ -46,11 +46,13 @@ def plan_controller(
     cannot be served, return the reason.
 
     The result also contains Services outside of `keys` whose assignment changed, because they
-    waited for an address or port that became free. With a new ledger, or after a change of pools,
-    all Services are assigned again, whatever the keys."""
+    waited for an address or port that became free. With a new ledger, after a change of pools, or
+    if the exclusion of an address of a pool or a Service has changed, all Services are assigned
+    again, whatever the keys."""
     concerned: Collection[ServiceKey] = keys
-    if ledger.source is not cluster.pools:
-        ledger.use(read_pools(config.pools, cluster.pools.values()), cluster.pools)
+    if not ledger.is_current(cluster.pools, cluster.exclusions):
+        pools = read_pools(config.pools, cluster.pools.values(), cluster.exclusions)
+        ledger.use(pools, cluster.pools)
         concerned = {*keys, *cluster.services, *cluster.granted, *ledger.known}
     touched = ledger.assign({key: _facts(cluster, config, key) for key in concerned})
     planned: dict[ServiceKey, LoadBalancer | Refused] = {}
@@ -172,8 +174,35 @@ def plan_gateway_unconfirmed(
         except Refused as error:
             planned[key] = error
         else:
-            planned[key] = _without_rivals(cluster, config, service, unconfirmed)
+            served = _without_rivals(cluster, config, service, unconfirmed)
+            planned[key] = _without_excluded(cluster, served)
     return planned
+
+
+def _without_excluded(cluster: Cluster, unconfirmed: Unconfirmed) -> Unconfirmed:
+    """Return the plan without the addresses of hosts of the cluster. A Service may have got such an
+    address before the host did, or from another controller. A gateway that received the packets for
+    it would cut itself and others off from the host."""
+    balancer = unconfirmed.balancer
+    uses = {address: cluster.exclusions.find(address) for address in balancer.addresses}
+    hosts = {address: use for address, use in uses.items() if use is not None and use.host}
+    if not hosts:
+        return unconfirmed
+    left = tuple(address for address in balancer.addresses if address not in hosts)
+    families = {family_of(address) for address in left}
+    pairs = [
+        (listener, found)
+        for listener, found in zip(balancer.listeners, unconfirmed.found, strict=True)
+        if listener.family in families
+    ]
+    notes = [held_and_excluded(address, use) for address, use in hosts.items()]
+    balancer = msgspec.structs.replace(
+        balancer,
+        addresses=left,
+        listeners=tuple(listener for listener, _ in pairs),
+        notes=about(f"Service {balancer.service}", (*balancer.notes, *notes)),
+    )
+    return Unconfirmed(balancer, tuple(found for _, found in pairs))
 
 
 def _served_by_gateways(service: Service, config: Config) -> ServiceClass | None:

@@ -9,7 +9,8 @@ import ipaddress
 from collections.abc import Collection
 
 from fairlead.model import Family, ServiceKey
-from fairlead.net.address import family_of
+from fairlead.net.address import family_of, is_ipv6
+from fairlead.plan.exclusions import Span
 from fairlead.plan.pools import Pool, Pools
 from fairlead.plan.waiting import WaitQueues
 
@@ -38,6 +39,16 @@ class Holdings:
     def of(self, address: str) -> Collection[ServiceKey]:
         """Return the Services that hold this address."""
         return self._holders.get(address, ())
+
+    def has(self, span: Span) -> bool:
+        """Return whether a Service holds an address of this network."""
+        if span.size == 1:
+            return str(span) in self._holders
+        return any(
+            span.first <= number(address) <= span.last
+            for address in self._holders
+            if (6 if is_ipv6(address) else 4) == span.version
+        )
 
     def shared(self, sharing: Sharing) -> Collection[str]:
         """Return the addresses that are or were shared under this key. An address stays in the

@@ -9,6 +9,8 @@ the result of Services that waited for an address or port that it released. Rule
   first. A Service gets the requested address, or an address with its sharing key, or the lowest
   free address of the first pool that it may use.
 - The address of a Service changes only if the Service requests another one.
+- No Service gets an address that the cluster itself uses (`plan.exclusions`). A Service that holds
+  such an address keeps it, and a Finding reports it.
 - A port that another Service has at the address is refused; the other ports are served.
 
 Invariants: pure, except for its memory; no port of an address is given twice; an assignment of all
@@ -32,6 +34,7 @@ from fairlead.plan.addresses import (
     Rival,
 )
 from fairlead.plan.conflicts import Basis, Precedence, rivals_of
+from fairlead.plan.exclusions import Exclusions
 from fairlead.plan.holdings import Holdings, number
 from fairlead.plan.pools import Pool, Pools
 from fairlead.plan.waiting import Wait, WaitQueues
@@ -67,6 +70,7 @@ class Ledger:
         self.source: object = None
         """The object from which the current pools were read."""
         self.evaluations = 0
+        self._exclusions_version = 0
         self._records: dict[ServiceKey, _Record] = {}
         self._keeping: dict[str, set[ServiceKey]] = {}
         """By namespace, the Services for which an address is kept."""
@@ -115,7 +119,21 @@ class Ledger:
         """Replace the pools. `source`: the object from which they were read. The caller must then
         call `assign` with all Services."""
         self.source = source
+        self._exclusions_version = pools.exclusions.version
         self._holdings.use(pools)
+
+    def is_current(self, source: object, exclusions: Exclusions) -> bool:
+        """Return whether the pools were read from this source, and no address of a pool or of a
+        Service has been excluded or released since."""
+        if source is not self.source or exclusions is not self.pools.exclusions:
+            return False
+        changes = exclusions.changes_since(self._exclusions_version)
+        if changes is None or any(
+            self.pools.overlaps(span) or self._holdings.has(span) for span in changes
+        ):
+            return False
+        self._exclusions_version = exclusions.version
+        return True
 
     def assign(self, facts: Mapping[ServiceKey, Facts]) -> set[ServiceKey]:
         """Update the facts of these Services and all assignments that depend on them. Return the
@@ -290,7 +308,7 @@ class Ledger:
         if request.ports and not self._free_ports(key, request, address):
             return False
         if self._records[key].facts.held.get(address, HeldAddress()).kept:
-            return True
+            return self.pools.exclusions.find(address) is None
         if (found := self.pools.find(address)) is None:
             return False
         pool, requested = found[0], bool(request.pool) or address in request.requested
@@ -336,6 +354,8 @@ class Ledger:
         found = self.pools.find(address)
         if family_of(address) not in request.families:
             return refusals.not_of_families(address)
+        if (use := self.pools.excluded(address)) is not None:
+            return refusals.excluded(address, use)
         if found is None:
             return refusals.in_no_pool(address, self.pools)
         if request.pool and found[0].name != request.pool:

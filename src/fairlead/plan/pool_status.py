@@ -1,12 +1,13 @@
-"""The status of an AddressPool: counts of its addresses, and the conditions Ready and Stranded.
+"""The status of an AddressPool: counts of its addresses, and the conditions Ready, Stranded and
+Excluded.
 
 In: the pool, the ledger's counts, the addresses that were granted from the pool. Out: a
 `PoolState`, which also lists the namespaces that keep addresses of the pool for deleted Services,
 with the times since and until which the addresses are kept. Pure. Ready: the addresses of the pool
 may be assigned. Stranded: Services hold addresses that were assigned from the pool and that it no
-longer contains. They keep these addresses, and no other Service gets them. Invariant: a condition
-does not change while its cause lasts. Follows the API conventions, section "Typical status
-properties"."""
+longer contains. They keep these addresses, and no other Service gets them. Excluded: the cluster
+itself uses addresses of the pool, and no Service gets them. Invariant: a condition does not change
+while its cause lasts. Follows the API conventions, section "Typical status properties"."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,10 +20,11 @@ from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pools import FAMILIES, MAX_COUNT
+from fairlead.plan.pools import FAMILIES, MAX_COUNT, Pool, Pools
 
 READY = "Ready"
 STRANDED = "Stranded"
+EXCLUDED = "Excluded"
 MAX_NAMES = 5
 MAX_NAMESPACES = 100
 """The maximum number of namespaces in `status.kept`, as in `deploy/crds`."""
@@ -93,13 +95,18 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
     if pool is None or problem is not None:
         given = [family_of(address) for address in {address for address, _ in granted}]
         counts = {family: given.count(family) for family in FAMILIES}
-        return PoolState(_counts(counts), (0, 0), (_ready(problem), _stranded(left)), bool(granted))
+        return PoolState(
+            _counts(counts),
+            (0, 0),
+            (_ready(problem), _stranded(left), NONE_EXCLUDED),
+            bool(granted),
+        )
     assigned = {family: pool.assigned[family] for family in FAMILIES}
     available = {family: pool.size(family) - assigned[family] for family in FAMILIES}
     return PoolState(
         _counts(assigned),
         _counts(available),
-        (_ready(None), _stranded(left)),
+        (_ready(None), _stranded(left), excluded_condition(ledger.pools, pool)),
         bool(granted or any(assigned.values())),
     )
 
@@ -118,6 +125,26 @@ def _ready(problem: Finding | None) -> PoolCondition:
     if problem is None:
         return PoolCondition(READY, "True", "Used", "its addresses are assigned to Services")
     return PoolCondition(READY, "False", problem.code, str(problem))
+
+
+NONE_EXCLUDED = PoolCondition(
+    EXCLUDED, "False", "None", "the cluster itself uses no address of the pool"
+)
+
+
+def excluded_condition(pools: Pools, pool: Pool) -> PoolCondition:
+    """Return the condition that names the addresses of the pool that the cluster itself uses."""
+    if not (spans := list(pools.of_pool(pool))):
+        return NONE_EXCLUDED
+    parts = [f"{span} ({pools.exclusions.use_of(span).words})" for span in spans[:MAX_NAMES]]
+    more = f" and {len(spans) - MAX_NAMES} more" if len(spans) > MAX_NAMES else ""
+    return PoolCondition(
+        EXCLUDED,
+        "True",
+        "AddressesExcluded",
+        f"no Service gets {', '.join(parts)}{more}: the cluster itself uses them; remove them from "
+        "spec.addresses",
+    )
 
 
 def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:

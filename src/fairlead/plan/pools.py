@@ -5,13 +5,14 @@ the pools for a Service; and for each object that cannot be used, the reason. A 
 range, or with a range that overlaps another pool, is not used at all; the other pools are used. Of
 two pools that overlap, a pool of the configuration takes precedence, then the older one. Names and
 meaning of the fields follow MetalLB: pools for certain Services (`serviceAllocation`) are tried
-before pools for every Service, in the order of their priority. Invariant: pure. Finding a free
-address does not scan the assigned ones."""
+before pools for every Service, in the order of their priority. No Service gets an address that the
+cluster itself uses (`plan.exclusions`). Invariant: pure. Finding a free address does not scan the
+assigned or excluded ones."""
 
 import heapq
 import ipaddress
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from fairlead.config import LabelRequirement, LabelSelector, PoolConfig, parse_range
 from fairlead.kube.crds import AddressPool
 from fairlead.model import Family, Finding
+from fairlead.plan.exclusions import Exclusions, Span, Use
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -50,17 +52,38 @@ class Range:
         self.version = version
         self.first = first
         self.last = last
+        self.excluded: list[Span] = []
+        """The parts of the range that no Service gets, sorted and disjoint."""
         self._fresh = first
         self._returned: list[int] = []
 
+    def exclude(self, spans: Iterable[Span]) -> None:
+        """Set the excluded networks, all of which overlap this range."""
+        self.excluded = []
+        for _, first, last in sorted(spans):
+            first, last = max(first, self.first), min(last, self.last)
+            if self.excluded and first <= self.excluded[-1].last + 1:
+                before = self.excluded.pop()
+                first, last = before.first, max(last, before.last)
+            self.excluded.append(Span(self.version, first, last))
+
+    def exclusion_at(self, value: int) -> Span | None:
+        """Return the excluded part of the range that has this address; None if there is none."""
+        at = bisect_right(self.excluded, value, key=lambda span: span.first) - 1
+        return self.excluded[at] if at >= 0 and value <= self.excluded[at].last else None
+
     def lowest_free(self, taken: Callable[[str], bool], avoid: bool) -> str | None:
-        """Return the lowest address that is not `taken`; None if there is none. `avoid`: skip
-        addresses for which `is_buggy` is true. The address stays free until `taken` reports it."""
+        """Return the lowest address that is neither `taken` nor excluded; None if there is none.
+        `avoid`: skip addresses for which `is_buggy` is true. The address stays free until `taken`
+        reports it."""
         while self._returned:
             if not taken(text := str(_address(self.version, self._returned[0]))):
                 return text
             heapq.heappop(self._returned)
         while self._fresh <= self.last:
+            if (excluded := self.exclusion_at(self._fresh)) is not None:
+                self._fresh = excluded.last + 1
+                continue
             text = str(_address(self.version, self._fresh))
             if not (avoid and is_buggy(self.version, self._fresh)) and not taken(text):
                 return text
@@ -69,7 +92,7 @@ class Range:
 
     def give_back(self, value: int) -> None:
         """Record that an assigned address is free again."""
-        if value < self._fresh:
+        if value < self._fresh and self.exclusion_at(value) is None:
             heapq.heappush(self._returned, value)
 
 
@@ -110,10 +133,10 @@ class Pool:
     def size(self, family: Family) -> int:
         """Return the number of addresses of this family that the pool can assign in total."""
         ranges = [each for each in self.ranges if family_of_version(each.version) == family]
-        return sum(
-            each.last - each.first + 1 - (buggy_between(each) if self.avoid else 0)
-            for each in ranges
-        )
+        return sum(self._count(each) - sum(map(self._count, each.excluded)) for each in ranges)
+
+    def _count(self, part: Range | Span) -> int:
+        return part.last - part.first + 1 - (buggy_between(part) if self.avoid else 0)
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -126,9 +149,14 @@ class Pool:
 
 class Pools:
     """All pools in use, in the order in which they are tried. `problems`: why other AddressPools
-    are not used, by name."""
+    are not used, by name. `exclusions`: the addresses that no Service gets, as they are now."""
 
-    def __init__(self, pools: Sequence[Pool], problems: Mapping[str, Finding]) -> None:
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        problems: Mapping[str, Finding],
+        exclusions: Exclusions | None = None,
+    ) -> None:
         self.in_order = sorted(pools, key=lambda pool: pool.order)
         self.by_name = {pool.name: pool for pool in pools}
         self.problems = problems
@@ -137,25 +165,77 @@ class Pools:
             key=lambda item: item[0],
         )
         self._firsts = [first for first, _, _ in self._sorted]
+        self.exclusions = exclusions if exclusions is not None else Exclusions()
+        self._exclude()
+
+    def _exclude(self) -> None:
+        """Leave the excluded addresses out of the ranges. Each network is looked up once, so the
+        cost does not depend on the sizes of the ranges, nor on their number."""
+        by_range: dict[int, list[Span]] = {}
+        self.overlapping = sorted(
+            (span for span in self.exclusions if self.overlaps(span)),
+            key=lambda span: (span.version, span.first, -span.last),
+        )
+        """The excluded networks that have addresses of a pool."""
+        for span in self.overlapping:
+            for at in self._overlapped(span):
+                by_range.setdefault(at, []).append(span)
+        for at, spans in by_range.items():
+            self._sorted[at][1].exclude(spans)
+
+    def _overlapped(self, span: Span) -> Iterator[int]:
+        """Yield the positions of the ranges that have an address of this network."""
+        at = bisect_right(self._firsts, (span.version, span.last)) - 1
+        while at >= 0:
+            _, range_, _ = self._sorted[at]
+            if range_.version != span.version or range_.last < span.first:
+                return
+            yield at
+            at -= 1
+
+    def overlaps(self, span: Span) -> bool:
+        """Return whether a pool has an address of this network."""
+        return any(True for _ in self._overlapped(span))
+
+    def of_pool(self, pool: Pool) -> Iterator[Span]:
+        """Yield the excluded networks that have addresses of this pool."""
+        for span in self.overlapping:
+            if any(self._sorted[at][2] is pool for at in self._overlapped(span)):
+                yield span
+
+    def excluded(self, address: str) -> Use | None:
+        """Return what the cluster uses an address of a pool for; None if it does not use the
+        address, or if no pool has it."""
+        return self.exclusions.find(address) if self._range_with(address) else None
 
     def find(self, address: str) -> tuple[Pool, Range] | None:
         """Return the pool and the range that can assign this address; None if no pool can."""
+        if (found := self._range_with(address)) is None:
+            return None
+        pool, range_ = found
+        value = int(ipaddress.ip_address(address))
+        if (pool.avoid and is_buggy(range_.version, value)) or range_.exclusion_at(value):
+            return None
+        return found
+
+    def _range_with(self, address: str) -> tuple[Pool, Range] | None:
         value = ipaddress.ip_address(address)
         index = bisect_right(self._firsts, (value.version, int(value))) - 1
         if index < 0:
             return None
         _, range_, pool = self._sorted[index]
-        if (
-            range_.version != value.version
-            or int(value) > range_.last
-            or (pool.avoid and is_buggy(value.version, int(value)))
-        ):
+        if range_.version != value.version or int(value) > range_.last:
             return None
         return pool, range_
 
 
-def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool]) -> Pools:
-    """Return the pools that can be used, and the problems of the others."""
+def read_pools(
+    configured: Iterable[PoolConfig],
+    objects: Iterable[AddressPool],
+    exclusions: Exclusions | None = None,
+) -> Pools:
+    """Return the pools that can be used, and the problems of the others. `exclusions`: the
+    addresses that no Service gets."""
     used: list[PoolConfig] = list(configured)
     seen = sorted((*parse_range(text), pool.name) for pool in used for text in pool.addresses)
     names = {pool.name for pool in used}
@@ -178,7 +258,7 @@ def read_pools(configured: Iterable[PoolConfig], objects: Iterable[AddressPool])
                 spec.service_allocation,
             )
         )
-    return Pools([Pool(config) for config in used], problems)
+    return Pools([Pool(config) for config in used], problems, exclusions)
 
 
 def _problem(
@@ -264,7 +344,7 @@ def is_buggy(version: int, value: int) -> bool:
     return version == 4 and value & 0xFF in (0x00, 0xFF)
 
 
-def buggy_between(range_: Range) -> int:
+def buggy_between(range_: Range | Span) -> int:
     """Return the number of addresses of the range that are to be avoided."""
     if range_.version == 6:
         return 0

@@ -87,7 +87,7 @@ def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
             pod_cidrs=node.spec.pod_cidrs,
             taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT),
         ),
-        NodeStatus(tuple(_internal(node))),
+        NodeStatus(tuple(_addresses(node))),
     )
 
 
@@ -98,12 +98,13 @@ def of_labelled_node(node: Node) -> Node:
     return msgspec.structs.replace(found, metadata=labelled)
 
 
-def _internal(node: Node) -> Iterator[NodeAddress]:
-    """Yield the InternalIPs of a node without invalid ones, which the API server does not
-    reject."""
+def _addresses(node: Node) -> Iterator[NodeAddress]:
+    """Yield the InternalIPs and ExternalIPs of a node without invalid ones, which the API server
+    does not reject."""
     for each in node.status.addresses:
-        address = read_address(each.address) if each.type == "InternalIP" else None
-        if address is not None:
+        if each.type not in ("InternalIP", "ExternalIP"):
+            continue
+        if (address := read_address(each.address)) is not None:
             yield NodeAddress(each.type, address)
 
 

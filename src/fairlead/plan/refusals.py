@@ -12,11 +12,14 @@ from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import AddressRequest, HeldAddress, Rival
 from fairlead.plan.annotations import ADDRESSES, POOL, quoted
+from fairlead.plan.exclusions import Use
 from fairlead.plan.members import listed
 from fairlead.plan.pools import Pools
 
 SKIPPED = "AddressFamilySkipped"
 STRANDED = "AddressStranded"
+EXCLUDED = "AddressExcluded"
+"""Code of a Finding about an address that a Service holds and that the cluster itself uses."""
 
 
 def not_of_families(address: str) -> Refused:
@@ -48,6 +51,13 @@ def in_no_pool(address: str, pools: Pools) -> Refused:
     return Refused(
         f"the requested address {address} is in no pool ({names})",
         fix="request another address, or add this one to a pool",
+    )
+
+
+def excluded(address: str, use: Use) -> Refused:
+    return Refused(
+        f"the requested address {address} is {use.words}: no Service can have it",
+        fix="request another address",
     )
 
 
@@ -127,10 +137,13 @@ def stranded(
     pools: Pools, request: AddressRequest, held: Mapping[str, HeldAddress]
 ) -> list[Finding]:
     """Return a Finding for each address that the Service keeps, but would not get if it were
-    created now: no pool contains it, its pool is not for the Service, or the Service requests
-    another pool."""
+    created now: the cluster itself uses it, no pool contains it, its pool is not for the Service,
+    or the Service requests another pool."""
     notes = []
     for address, mine in held.items():
+        if (use := pools.exclusions.find(address)) is not None:
+            notes.append(held_and_excluded(address, use))
+            continue
         found = pools.find(address)
         if found is not None and found[0].allows(request.service_labels):
             if request.pool not in ("", found[0].name):
@@ -160,3 +173,15 @@ def _of_another_pool(address: str, pool: str, request: str) -> str:
         "address does not change by itself: "
         f"request an address of pool {request} by {ADDRESSES[0]}, or recreate the Service"
     )
+
+
+def held_and_excluded(address: str, use: Use) -> Finding:
+    """Return the Finding about an address that a Service holds and that the cluster itself uses.
+    Gateways leave an address to its host, and serve any other address as before."""
+    remedy = f"request another address by {ADDRESSES[0]}"
+    if use.host:
+        message = (
+            f"{address} is {use.words}, which keeps it: gateways do not serve this Service there"
+        )
+        return Finding(EXCLUDED, message, severity="error", remedy=remedy, blocks="Ready")
+    return Finding(EXCLUDED, f"{address} is {use.words}: both use it", remedy=remedy)

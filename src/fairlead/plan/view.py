@@ -10,6 +10,7 @@ from typing import Protocol
 from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
+from fairlead.plan.exclusions import Exclusions
 from fairlead.plan.gateways import Gateways
 
 
@@ -27,6 +28,9 @@ class Cluster(Protocol):
     def verdict_of(self, address: str, port: int) -> Verdict | None: ...
 
     def showing(self, address: str) -> Collection[ServiceKey]: ...
+
+    @property
+    def exclusions(self) -> Exclusions: ...
 
 
 class Addressed(Cluster, Protocol):

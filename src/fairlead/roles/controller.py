@@ -44,7 +44,14 @@ from fairlead.roles.gateways import GatewayWatch, collect
 from fairlead.roles.octavia import octavia_loop
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
-from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, AddressFeed, Feed, freshness_of
+from fairlead.roles.process import (
+    ADDRESS_SOURCES,
+    SOURCES,
+    AddressFeed,
+    Feed,
+    exclude_configured,
+    freshness_of,
+)
 from fairlead.roles.report import START_S, Reporter
 from fairlead.roles.reporting import SharedReport
 from fairlead.roles.service_reports import ServiceReports
@@ -105,6 +112,7 @@ async def run(
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
     state = State((*SOURCES, *ADDRESS_SOURCES))
+    await exclude_configured(state, config, access)
     view = View("controller", "")
     view.standing_by = state.has_synced.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN

@@ -48,6 +48,7 @@ from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY
+from fairlead.plan.refusals import EXCLUDED
 from fairlead.reconcile import Loop, Pace
 from fairlead.role_state import ProbedNode, ProbesState
 from fairlead.roles.components import Context, Task, remove_components, run_components
@@ -56,7 +57,7 @@ from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
 from fairlead.roles.prober_process import command as prober_command
-from fairlead.roles.process import SOURCES, Feed, freshness_of
+from fairlead.roles.process import SOURCES, Feed, exclude_configured, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.roles.returned import watch_returned
 from fairlead.state import State
@@ -86,8 +87,9 @@ FIRST_VERDICTS_S = 0.6
 detect every dead node."""
 ACCESS_S = 1.0
 """The interval at which a start checks for a kubeconfig that does not exist yet."""
-NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
-"""The notes that only a gateway can know; the controller reports all other notes."""
+NOTES = frozenset({EXCLUDED, HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
+"""The notes that a gateway knows first, or that only a gateway can know; the controller reports all
+other notes."""
 
 
 class DataPlane(NamedTuple):
@@ -114,6 +116,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     state, peers = State(SOURCES), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
     access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
+    await exclude_configured(state, config, access)
     async with Client(access) as client:
         view = View("gateway", node_name)
         await run_components(components(config, view, client, state, plane, peers), view)

@@ -167,7 +167,7 @@ async def run(
 ) -> None:
     """Run the role until cancelled. Then rules and tunnel stay in place, unless `remove_at_stop` is
     set."""
-    state = State(SOURCES if config.node.service_proxy else WITHOUT_SLICES)
+    state = State(SOURCES if config.node.service_proxy else WITHOUT_SLICES, cluster_ips=False)
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     try:

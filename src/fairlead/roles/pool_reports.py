@@ -4,10 +4,13 @@ protection of a pool that is in use from deletion.
 In: the ledger, whose changes are signalled by `changed`. Out: the source, the plan and the loop
 with which `drivers.pools` writes. Invariants: each change is written once, and a pool is written at
 most every `INTERVAL_S`; a pool whose write fails is retried with growing delays. Pools of the
-configuration file are not objects, so nothing is written for them."""
+configuration file are not objects, so nothing is written for them; a log line names their excluded
+addresses."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+
+import structlog
 
 from fairlead.drivers import Component
 from fairlead.drivers.pools import DesiredPool, PoolDriver
@@ -15,9 +18,16 @@ from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.pool_status import pool_states
+from fairlead.plan.pool_status import (
+    NONE_EXCLUDED,
+    PoolCondition,
+    excluded_condition,
+    pool_states,
+)
 from fairlead.reconcile import Loop, Pace
 from fairlead.state import State, Subscribers
+
+log = structlog.get_logger()
 
 INTERVAL_S = 0.5
 """The minimum time between two writes. Counts are for people, so many changes become one write."""
@@ -39,6 +49,7 @@ class PoolStates(Component):
         self._ledger = ledger
         self._limits = limits
         self._news = asyncio.Event()
+        self._logged: dict[str, PoolCondition] = {}
 
     def changed(self) -> None:
         """Signal that the ledger may have changed."""
@@ -52,6 +63,7 @@ class PoolStates(Component):
             await self._news.wait()
             await asyncio.sleep(INTERVAL_S)
             self._news.clear()
+            self._log_excluded()
             states = pool_states(self._ledger, self._state.pools, self._limits)
             before, self.services = (
                 self.services,
@@ -65,6 +77,19 @@ class PoolStates(Component):
             self.subscribers.mark(
                 [name for name in names if before.get(name) != self.services.get(name)]
             )
+
+    def _log_excluded(self) -> None:
+        """Log the excluded addresses of each pool of the configuration, when they have changed."""
+        pools = self._ledger.pools
+        for pool in pools.in_order:
+            found = excluded_condition(pools, pool)
+            if pool.name in self._state.pools or found == self._logged.get(
+                pool.name, NONE_EXCLUDED
+            ):
+                continue
+            self._logged[pool.name] = found
+            level = log.warning if found.status == "True" else log.info
+            level("excluded addresses of a pool", pool=pool.name, excluded=found.message)
 
 
 class PoolReports:

@@ -7,14 +7,16 @@ ends with exit code 0."""
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
 from fairlead.config import Config
 from fairlead.drivers import Component
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.freshness import Freshness, stale_after_s
@@ -28,6 +30,7 @@ from fairlead.kube.objects import (
     Resource,
 )
 from fairlead.kube.reflector import Reflector
+from fairlead.plan.exclusions import API_SERVER, of_config, of_hosts
 from fairlead.plan.projection import Projection
 from fairlead.roles.components import root_error
 from fairlead.state import State
@@ -92,6 +95,25 @@ def freshness_of(client: Client, config: Config) -> Freshness:
     return Freshness(
         lambda: client.answered_s, stale_s=stale_after_s(config.presence.lease_duration_s)
     )
+
+
+async def exclude_configured(state: State, config: Config, access: Access) -> None:
+    """Exclude the addresses that the configuration contains, and those of the API server to which
+    this process connects, from the addresses of Services. A name in the address of the API server
+    is resolved once."""
+    uses = of_config(config)
+    for url in filter(None, (access.server, access.proxy)):
+        uses |= of_hosts(await _addresses_of(urlsplit(url).hostname or ""), API_SERVER)
+    state.exclude("configuration", uses)
+
+
+async def _addresses_of(host: str) -> Sequence[str]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError as problem:
+        log.warning("cannot resolve the name of the API server", name=host, problem=str(problem))
+        return ()
+    return [str(address[0]) for *_, address in found]
 
 
 class Feed(Component):

@@ -1,0 +1,281 @@
+"""Addresses that the cluster itself uses: no Service gets one, and a Service that has one is not
+served there."""
+
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address, ip_network
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.makers import plan_gateway
+
+from fairlead.config import ApiServerConfig, ClusterConfig, Config, GatewayConfig, PoolConfig
+from fairlead.errors import Refused
+from fairlead.kube.crds import AddressPool
+from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.exclusions import Exclusions, Use, of_config
+from fairlead.plan.gateways import Gateways
+from fairlead.plan.keeping import KeptAddressLimits
+from fairlead.plan.pool_status import PoolState, pool_states
+from fairlead.plan.pools import read_pools
+from fairlead.roles.controller import Planner
+from fairlead.state import State
+
+A, B = ServiceKey("default", "a"), ServiceKey("default", "b")
+
+
+def make_service(
+    key: ServiceKey, *, requested: str = "", held: Collection[str] = (), cluster_ip: str = ""
+) -> Service:
+    annotations = {"fairlead.io/addresses": requested} if requested else {}
+    if held:
+        annotations["fairlead.io/class"] = "fairlead.io/direct"
+    return msgspec.convert(
+        {
+            "metadata": {
+                "name": key.name,
+                "namespace": key.namespace,
+                "uid": f"uid-{key.name}",
+                "annotations": annotations,
+                "managedFields": [{"manager": "fairlead-claim"}] if held else [],
+            },
+            "spec": {
+                "type": "ClusterIP" if cluster_ip else "LoadBalancer",
+                "clusterIPs": [cluster_ip or "10.96.0.1"],
+                "ipFamilies": sorted({"IPv6" if ":" in each else "IPv4" for each in held}),
+                "ports": [{"port": 80, "nodePort": 30080}],
+            },
+            "status": {
+                "loadBalancer": {"ingress": [{"ip": each, "ipMode": "VIP"} for each in held]}
+            },
+        },
+        Service,
+    )
+
+
+def make_node(name: str, *addresses: str, pods: Collection[str] = ()) -> Node:
+    kinds = ("InternalIP", "ExternalIP")
+    listed = [{"type": kind, "address": each} for kind, each in zip(kinds, addresses, strict=False)]
+    body = {
+        "metadata": {"name": name},
+        "spec": {"podCIDRs": list(pods)},
+        "status": {"addresses": listed},
+    }
+    return msgspec.convert(body, Node)
+
+
+def make_pool(*addresses: str) -> AddressPool:
+    return msgspec.convert(
+        {"metadata": {"name": "lan"}, "spec": {"addresses": addresses}}, AddressPool
+    )
+
+
+def api_slice(*addresses: str) -> EndpointSlice:
+    return msgspec.convert(
+        {
+            "metadata": {
+                "name": "kubernetes",
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "kubernetes"},
+            },
+            "endpoints": [{"addresses": [each]} for each in addresses],
+            "ports": [{"name": "https", "port": 6443}],
+        },
+        EndpointSlice,
+    )
+
+
+class Site:
+    """A controller's state and plan."""
+
+    def __init__(self, *pool: str, config: Config | None = None) -> None:
+        self.config = config or Config(default_class="fairlead.io/direct")
+        self.state = State(())
+        self.state.exclude("configuration", of_config(self.config))
+        self.state.update_pools({ObjectKey("", "lan"): make_pool(*pool)})
+        self.planner = Planner(self.state, self.config)
+
+    def put(self, *services: Service) -> None:
+        self.state.update_services({ObjectKey(*each.key): each for each in services})
+
+    def put_nodes(self, *nodes: Node) -> None:
+        self.state.update_nodes({ObjectKey("", each.metadata.name): each for each in nodes})
+
+    def delete_node(self, name: str) -> None:
+        self.state.update_nodes({ObjectKey("", name): None})
+
+    def plan(self, *keys: ServiceKey) -> Mapping[ServiceKey, LoadBalancer | Refused]:
+        return self.planner(keys)
+
+    def addresses(self, key: ServiceKey) -> tuple[str, ...]:
+        planned = self.plan(key)[key]
+        return planned.addresses if isinstance(planned, LoadBalancer) else ()
+
+    def pool(self) -> PoolState:
+        self.plan()
+        return pool_states(self.planner.ledger, self.state.pools, KeptAddressLimits(10, 30))["lan"]
+
+
+@given(
+    networks=st.lists(st.sampled_from(["10.0.0.0/24", "10.0.0.0/30", "10.0.0.9", "10.0.1.0/31"])),
+    removed=st.integers(0, 9),
+    address=st.sampled_from(["10.0.0.1", "10.0.0.9", "10.0.0.200", "10.0.1.1", "10.0.2.1"]),
+)
+def test_an_address_is_found_in_each_network_of_each_owner_until_it_is_removed(
+    networks: list[str], removed: int, address: str
+) -> None:
+    exclusions = Exclusions()
+    for number, network in enumerate(networks):
+        exclusions.update(f"owner {number}", {network: Use("used")})
+    if removed < len(networks):
+        exclusions.update(f"owner {removed}", {})
+        del networks[removed]
+    inside = any(ip_address(address) in ip_network(each) for each in networks)
+    assert (exclusions.find(address) is not None) == inside
+
+
+def test_a_service_does_not_get_the_address_of_a_node() -> None:
+    site = Site("192.0.2.20-192.0.2.23")
+    site.put_nodes(make_node("node1", "192.0.2.21"), make_node("node2", "192.0.2.22", "192.0.2.20"))
+    site.put(make_service(A), make_service(B))
+    assert site.addresses(A) == ("192.0.2.23",)
+    refused = site.plan(B)[B]
+    assert isinstance(refused, Refused)
+    assert "no IPv4 address is free in pool lan" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("10.1.0.21", "10.1.0.21 is an address of Node node1"),
+        ("10.1.0.22", "10.1.0.22 is an address of Node node1"),
+        ("10.1.0.31", "10.1.0.31 is an address of an API server"),
+        ("10.1.0.32", "10.1.0.32 is an address of an API server"),
+        ("10.1.0.33", "10.1.0.33 is an address of the API server's load balancer"),
+        ("10.1.0.41", "10.1.0.41 is an address or next hop of gateway gw1"),
+        ("10.1.0.42", "10.1.0.42 is an address of a gateway (gateway.peers)"),
+        ("10.2.1.9", "10.2.1.9 is in 10.2.1.0/24, the pods of Node node1"),
+        ("10.3.0.9", "10.3.0.9 is in 10.3.0.0/24, the pods (cluster.podCIDRs)"),
+        ("10.4.0.9", "10.4.0.9 is in 10.4.0.0/24, the ClusterIPs (cluster.serviceCIDRs)"),
+        ("10.5.0.9", "10.5.0.9 is the ClusterIP of Service default/b"),
+    ],
+)
+def test_a_request_for_an_address_that_the_cluster_uses_is_refused(address: str, why: str) -> None:
+    config = Config(
+        default_class="fairlead.io/direct",
+        cluster=ClusterConfig(pod_cidrs=("10.3.0.0/24",), service_cidrs=("10.4.0.0/24",)),
+        gateway=GatewayConfig(
+            peers=("10.1.0.42:9445",),
+            api_server=ApiServerConfig(("10.1.0.33",), ("10.1.0.32:6443",)),
+        ),
+    )
+    site = Site("10.0.0.0-10.255.255.255", config=config)
+    site.put_nodes(make_node("node1", "10.1.0.21", "10.1.0.22", pods=["10.2.1.0/24"]))
+    site.put(make_service(A, requested=address), make_service(B, cluster_ip="10.5.0.9"))
+    site.state.update_slices({ObjectKey("default", "kubernetes"): api_slice("10.1.0.31")})
+    gateways = Gateways(frozenset({"gw1"}), addresses={"gw1": ("10.1.0.41",)})
+    site.state.update_gateways(gateways)
+    refused = site.plan(A)[A]
+    assert isinstance(refused, Refused)
+    assert why in str(refused)
+    assert "request another address" in str(refused)
+
+
+def test_a_pool_shows_which_of_its_addresses_are_excluded_and_why() -> None:
+    site = Site("10.0.0.0-10.255.255.255", "192.0.2.20-192.0.2.29")
+    assert site.pool().available == ((1 << 24) + 10, 0)
+    site.put_nodes(make_node("node1", "192.0.2.21", pods=["10.2.0.0/16", "10.2.1.0/24"]))
+    site.put_nodes(make_node("node2", "198.51.100.7"))
+    state = site.pool()
+    assert state.available == ((1 << 24) - (1 << 16) + 9, 0)
+    (condition,) = [each for each in state.conditions if each.type == "Excluded"]
+    assert (condition.status, condition.reason) == ("True", "AddressesExcluded")
+    assert "192.0.2.21 (an address of Node node1)" in condition.message
+    assert "10.2.0.0/16 (the pods of Node node1)" in condition.message
+    assert "node2" not in condition.message
+    site.delete_node("node1")
+    assert site.pool().available == ((1 << 24) + 10, 0)
+
+
+def test_a_service_that_waits_gets_the_address_of_a_node_that_is_deleted() -> None:
+    site = Site("192.0.2.21")
+    site.put_nodes(make_node("node1", "192.0.2.21"))
+    site.put(make_service(A))
+    assert site.addresses(A) == ()
+    with site.state.subscribers.subscription() as dirty:
+        site.delete_node("node1")
+        assert A in dirty
+    assert site.addresses(A) == ("192.0.2.21",)
+
+
+def test_a_service_that_waits_gets_the_address_of_an_api_server_that_is_gone() -> None:
+    site = Site("192.0.2.31")
+    name = ObjectKey("default", "kubernetes")
+    site.state.update_slices({name: api_slice("192.0.2.31", "192.0.2.32")})
+    site.put(make_service(A))
+    assert site.addresses(A) == ()
+    with site.state.subscribers.subscription() as dirty:
+        site.state.update_slices({name: api_slice("192.0.2.32")})
+        assert A in dirty
+    assert site.addresses(A) == ("192.0.2.31",)
+
+
+def test_a_released_cluster_ip_is_given_to_a_service_that_waits_in_the_same_plan() -> None:
+    site = Site("192.0.2.21")
+    site.put(make_service(B, cluster_ip="192.0.2.21"), make_service(A))
+    assert site.addresses(A) == ()
+    site.state.update_services({ObjectKey(*B): None})
+    planned = site.plan(B)[A]
+    assert isinstance(planned, LoadBalancer)
+    assert planned.addresses == ("192.0.2.21",)
+
+
+@pytest.mark.parametrize("pool", ["192.0.2.20-192.0.2.29", "198.51.100.1"])
+def test_a_service_that_has_the_address_of_a_new_node_keeps_it_and_is_not_ready(pool: str) -> None:
+    site = Site(pool)
+    site.put(make_service(A, held=["192.0.2.21", "2001:db8::1"]))
+    site.put_nodes(make_node("node2", "192.0.2.99"))
+    before = site.plan(A)[A]
+    assert isinstance(before, LoadBalancer)
+    site.put_nodes(make_node("node1", "192.0.2.21"))
+    planned = site.plan(A)[A]
+    assert isinstance(planned, LoadBalancer)
+    assert planned.addresses == before.addresses == ("192.0.2.21", "2001:db8::1")
+    (finding,) = [each for each in planned.notes if each.code == "AddressExcluded"]
+    assert finding.blocks == "Ready"
+    assert "192.0.2.21 is an address of Node node1" in finding.message
+    site.delete_node("node1")
+    assert site.plan(A)[A] == before
+
+
+def test_a_gateway_does_not_serve_a_service_at_the_address_of_a_node() -> None:
+    site = Site("192.0.2.20-192.0.2.29")
+    site.put(make_service(A, held=["192.0.2.21", "2001:db8::1"]))
+    site.put_nodes(make_node("node2", "192.0.2.99", "2001:db8::99"))
+    with site.state.subscribers.subscription() as dirty:
+        site.put_nodes(make_node("node1", "192.0.2.21"))
+        assert A in dirty
+    planned = plan_gateway(site.state, site.config, [A])[A]
+    assert isinstance(planned, LoadBalancer)
+    assert planned.addresses == ("2001:db8::1",)
+    assert [each.family for each in planned.listeners] == ["IPv6"]
+    assert "AddressExcluded" in {each.code for each in planned.notes}
+
+
+def test_a_free_address_is_found_without_examining_the_excluded_ones() -> None:
+    exclusions = Exclusions()
+    for number in range(5000):
+        pods = f"10.{number >> 8}.{number & 255}.0/24"
+        exclusions.update(f"Node n{number}", {pods: Use("the pods of a Node")})
+    (pool,) = read_pools((PoolConfig("big", ("10.0.0.0/8",)),), (), exclusions).in_order
+    examined = []
+
+    def taken(address: str) -> bool:
+        examined.append(address)
+        return False
+
+    assert pool.lowest_free("IPv4", taken) == str(ip_address("10.0.0.0") + 5000 * 256)
+    assert len(examined) == 1
+    assert pool.size("IPv4") == (1 << 24) - 5000 * 256
