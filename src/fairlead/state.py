@@ -134,6 +134,8 @@ class State:
         self._cluster_ips = cluster_ips
         self.exclusions = Exclusions()
         """The addresses that the cluster itself uses."""
+        self._gateways: frozenset[str] = frozenset()
+        """The gateways whose addresses are excluded."""
         self.services: dict[ServiceKey, Service] = {}
         self.nodes: dict[str, Node] = {}
         self.pools: dict[str, AddressPool] = {}
@@ -256,6 +258,13 @@ class State:
             self.pools_changed.set()
             self._mark(self._balanced())
 
+    def exclude_gateways(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Replace the addresses that each gateway needs itself, by the name of the gateway."""
+        for name in self._gateways.union(addresses):
+            words = f"an address or next hop of gateway {name}"
+            self.exclude(f"gateway {name}", of_hosts(addresses.get(name, ()), words))
+        self._gateways = frozenset(addresses)
+
     def _exclude(self, owner: str, uses: Mapping[str, Use]) -> set[ServiceKey]:
         """Update the exclusions. Return the Services that show an address whose use has changed."""
         changed = self.exclusions.update(owner, uses)
@@ -317,10 +326,6 @@ class State:
         first gateway has appeared or the last one is gone; otherwise the Services for which
         refusals of gateways have changed."""
         before, self.gateways = self.gateways, gateways
-        old_hosts = before.addresses if before is not None else {}
-        for name in old_hosts.keys() | gateways.addresses.keys():
-            words = f"an address or next hop of gateway {name}"
-            self.exclude(f"gateway {name}", of_hosts(gateways.addresses.get(name, ()), words))
         if before is None or bool(before.alive) != bool(gateways.alive):
             self._mark(self._balanced())
             return

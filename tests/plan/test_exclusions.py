@@ -16,7 +16,6 @@ from fairlead.kube.crds import AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.exclusions import Exclusions, Use, of_config
-from fairlead.plan.gateways import Gateways
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
@@ -175,8 +174,7 @@ def test_a_request_for_an_address_that_the_cluster_uses_is_refused(address: str,
     site.put_nodes(make_node("node1", "10.1.0.21", "10.1.0.22", pods=["10.2.1.0/24"]))
     site.put(make_service(A, requested=address), make_service(B, cluster_ip="10.5.0.9"))
     site.state.update_slices({ObjectKey("default", "kubernetes"): api_slice("10.1.0.31")})
-    gateways = Gateways(frozenset({"gw1"}), addresses={"gw1": ("10.1.0.41",)})
-    site.state.update_gateways(gateways)
+    site.state.exclude_gateways({"gw1": ["10.1.0.41"]})
     refused = site.plan(A)[A]
     assert isinstance(refused, Refused)
     assert why in str(refused)

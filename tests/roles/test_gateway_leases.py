@@ -5,6 +5,7 @@ import msgspec
 from fairlead.kube.lease_object import Lease, LeaseSpec
 from fairlead.kube.objects import ObjectKey, ObjectMeta
 from fairlead.kube.presence import (
+    MAX_ADDRESSES,
     MAX_NAMED,
     MAX_REASON_LENGTH,
     RECORD_ANNOTATION,
@@ -141,3 +142,23 @@ def test_a_lease_without_a_record_is_ignored() -> None:
     silences.update({ObjectKey("presence", "gw1"): Lease(ObjectMeta(name="gw1"))}, first=False)
     silences.update({ObjectKey("presence", "gw2"): None}, first=False)
     assert silences.gateways == {}
+
+
+def test_the_addresses_of_a_gateway_are_known_while_its_lease_exists() -> None:
+    """An entry that is not an address is ignored: a gateway must not exclude a whole network."""
+    texts = ("192.0.2.11", "0.0.0.0/0", "2001:DB8::1", "x", *(["192.0.2.12"] * MAX_ADDRESSES))
+    record = Presence("gateway", "gw1", "1", "", ready=True, addresses=texts)
+    metadata = ObjectMeta(
+        name="gw1", annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
+    )
+    silences = GatewayLeases(MOST_S)
+    key = ObjectKey("presence", "gw1")
+    spec = LeaseSpec(lease_duration_seconds=DURATION_S)
+    silences.update({key: Lease(metadata, spec)}, first=False)
+    pass_time(silences, DURATION_S + 1)
+    assert not silences.value().alive
+    [addresses] = silences.addresses().values()
+    assert addresses[:2] == ["192.0.2.11", "2001:db8::1"]
+    assert len(addresses) == MAX_ADDRESSES - 2
+    silences.update({key: None}, first=False)
+    assert silences.addresses() == {}

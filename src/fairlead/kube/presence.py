@@ -30,6 +30,8 @@ MAX_NAMED = 1000
 """The maximum number of Services in a record that are listed as not served. A record within these
 limits is shorter than the annotations of an object may be (256 KiB)."""
 MAX_REASON_LENGTH = 200
+MAX_ADDRESSES = 64
+"""The maximum number of addresses in a record."""
 
 
 class NotServed(Fields, frozen=True):
@@ -67,6 +69,8 @@ class Presence(Fields, frozen=True):
     leads: bool = False
     """For a controller: whether it leads."""
     interfaces: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """For a gateway: the addresses that it needs itself, its own and those of its next hops."""
     served: int = 0
     """The number of Services that it serves."""
     not_served_count: int = 0

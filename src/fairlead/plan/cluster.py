@@ -184,8 +184,8 @@ def _without_excluded(cluster: Cluster, unconfirmed: Unconfirmed) -> Unconfirmed
     address before the host did, or from another controller. A gateway that received the packets for
     it would cut itself and others off from the host."""
     balancer = unconfirmed.balancer
-    uses = {address: cluster.exclusions.find(address) for address in balancer.addresses}
-    hosts = {address: use for address, use in uses.items() if use is not None and use.host}
+    uses = {address: cluster.exclusions.host_at(address) for address in balancer.addresses}
+    hosts = {address: use for address, use in uses.items() if use is not None}
     if not hosts:
         return unconfirmed
     left = tuple(address for address in balancer.addresses if address not in hosts)

@@ -121,6 +121,11 @@ class Exclusions:
                 return use if size == 1 else Use(f"in {span}, {use.words}", use.host)
         return None
 
+    def host_at(self, address: str) -> Use | None:
+        """Return the use of an address that a host of the cluster has; None if no host has it."""
+        use = self.find(address)
+        return use if use is not None and use.host else None
+
     def changes_since(self, version: int) -> Iterable[Span] | None:
         """Return the networks that have changed since this version; None if that is not known."""
         missed = self.version - version

@@ -24,8 +24,6 @@ class Gateways(msgspec.Struct, frozen=True):
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    addresses: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """The addresses that each gateway needs itself: its own, and those of its next hops."""
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:

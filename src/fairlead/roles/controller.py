@@ -29,6 +29,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.lease import Elector
+from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -49,6 +50,7 @@ from fairlead.roles.process import (
     SOURCES,
     AddressFeed,
     Feed,
+    addresses_of,
     exclude_configured,
     freshness_of,
 )
@@ -111,8 +113,8 @@ async def run(
 ) -> None:
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
-    state = State((*SOURCES, *ADDRESS_SOURCES))
-    await exclude_configured(state, config, access)
+    state = State((*SOURCES, *ADDRESS_SOURCES, LEASES.plural))
+    exclude_configured(state, config, await addresses_of(access))
     view = View("controller", "")
     view.standing_by = state.has_synced.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN

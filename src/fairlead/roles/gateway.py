@@ -53,11 +53,18 @@ from fairlead.reconcile import Loop, Pace
 from fairlead.role_state import ProbedNode, ProbesState
 from fairlead.roles.components import Context, Task, remove_components, run_components
 from fairlead.roles.host import HostSettings
+from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
 from fairlead.roles.prober_process import command as prober_command
-from fairlead.roles.process import SOURCES, Feed, exclude_configured, freshness_of
+from fairlead.roles.process import (
+    SOURCES,
+    Feed,
+    addresses_of,
+    exclude_configured,
+    freshness_of,
+)
 from fairlead.roles.report import Reporter
 from fairlead.roles.returned import watch_returned
 from fairlead.state import State
@@ -116,10 +123,28 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     state, peers = State(SOURCES), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
     access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
-    await exclude_configured(state, config, access)
+    own = await leave_hosts(config, access, state, plane)
     async with Client(access) as client:
         view = View("gateway", node_name)
-        await run_components(components(config, view, client, state, plane, peers), view)
+        await run_components(components(config, view, client, state, plane, peers, own), view)
+
+
+async def leave_hosts(
+    config: Config, access: Access, state: State, plane: DataPlane
+) -> OwnAddresses:
+    """Leave the addresses that this host needs to their hosts, before it needs the API server. An
+    earlier process may have made the address of the API server or of a router local, and then only
+    this host itself can undo it. Return the component that keeps these addresses known."""
+    own = OwnAddresses(state, (), lambda: plane.direct.routers)
+    for resolve in (False, True):  # at first without a resolver, which may be out of reach too
+        own.api_servers = await addresses_of(access) if resolve else ()
+        exclude_configured(state, config, own.api_servers)
+        await own.refresh()
+        try:
+            await plane.proxy.leave_hosts()
+        except FairleadError as error:
+            log.warning("cannot leave addresses to their hosts", problem=str(error))
+    return own
 
 
 def data_plane(
@@ -136,6 +161,7 @@ def data_plane(
             requeue=state.subscribers.mark,
             drain_s=section.drain_timeout_s,
             old_workers=section.proxy_old_workers,
+            belongs_to_host=lambda address: state.exclusions.host_at(address) is not None,
         ),
     )
 
@@ -147,6 +173,7 @@ def components(
     state: State,
     plane: DataPlane,
     peers: Peers | None,
+    own: OwnAddresses,
 ) -> Sequence[Component]:
     """Return the components of the gateway, in the order of its start. The reflectors, the prober
     and the plan work while the programs are loaded into the kernel, which takes most of a second.
@@ -173,6 +200,7 @@ def components(
         view,
         name,
         interfaces=lambda: [each.name for each in direct.interfaces],
+        addresses=lambda: own.addresses,
         warned=report.warned,
     )
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
@@ -180,6 +208,7 @@ def components(
     return [
         plane.apiserver,
         plane.probe_paths,
+        own,
         prober,
         Feed(client, state, freshness, GATEWAY, started=forwarding.settled),
         Task("freshness", freshness.run),

@@ -16,7 +16,7 @@ changed for its duration."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -27,9 +27,11 @@ from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease_object import LEASES, Lease
+from fairlead.kube.networks import read_address
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,
+    MAX_ADDRESSES,
     MAX_NAMED,
     MAX_REASON_LENGTH,
     SELECTOR,
@@ -103,6 +105,19 @@ class GatewayLeases:
             alive
         )
 
+    def addresses(self) -> Mapping[str, Sequence[str]]:
+        """Return the addresses that each gateway needs itself, also if it is not alive: its host
+        has them as long as its Lease exists. A text that is not an address is left out, so that a
+        gateway cannot exclude a network."""
+        return {
+            each.presence.name: [
+                address
+                for text in each.presence.addresses[:MAX_ADDRESSES]
+                if (address := read_address(text)) is not None
+            ]
+            for each in self.gateways.values()
+        }
+
     def value(self) -> Gateways:
         """Return the gateways that are alive, and the Services that they cannot serve."""
         alive = [each.presence for each in self.gateways.values() if not each.expired]
@@ -116,8 +131,8 @@ class GatewayLeases:
 
 
 class GatewayWatch:
-    """Keeps `state.gateways` equal to the Leases. `decided` is set once the gateways are known, or
-    cannot become known."""
+    """Keeps `state.gateways`, and the excluded addresses of gateways, equal to the Leases.
+    `decided` is set once the gateways are known, or cannot become known."""
 
     def __init__(
         self, client: Client, state: State, section: PresenceConfig, freshness: Freshness
@@ -149,6 +164,7 @@ class GatewayWatch:
             self._leases.update(changed, first=first)
             first = False
             self._publish()
+            self._state.mark_synced(LEASES.plural)
 
     async def _count(self) -> None:
         while True:
@@ -163,6 +179,7 @@ class GatewayWatch:
         self._leases.advance(max(0.0, self._last_contact_s - before_s))
 
     def _publish(self) -> None:
+        self._state.exclude_gateways(self._leases.addresses())
         if not self._leases.decided and not self.decided.is_set():
             return
         before, after = self._state.gateways, self._leases.value()
@@ -174,6 +191,7 @@ class GatewayWatch:
     def _forbidden(self) -> None:
         """Continue without the permission to watch Leases: no condition mentions gateways then. The
         reflector has logged the reason."""
+        self._state.mark_synced(LEASES.plural)
         self.decided.set()
 
 

@@ -35,6 +35,7 @@ from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     FIELD_MANAGER,
+    MAX_ADDRESSES,
     MAX_LISTED,
     MAX_NAMED,
     MAX_REASON_LENGTH,
@@ -60,8 +61,8 @@ CHECK_INTERVAL_S = 0.5
 
 class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
-    where packets arrive. `warned`: the Warnings that the instance has written and that still hold.
-    """
+    where packets arrive. `addresses`: the addresses that the host needs itself. `warned`: the
+    Warnings that the instance has written and that still hold."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Announcer:
         name: str,
         *,
         interfaces: Callable[[], Sequence[str]] = tuple,
+        addresses: Callable[[], Sequence[str]] = tuple,
         warned: Callable[[], Sequence[Warned]] = tuple,
     ) -> None:
         self._client = client
@@ -78,6 +80,7 @@ class Announcer:
         self._view = view
         self._name = name
         self._interfaces = interfaces
+        self._addresses = addresses
         self._warned = warned
         self._key = ObjectKey(section.namespace, lease_name(view.role, name))
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -173,6 +176,7 @@ class Announcer:
             ready=self._view.ready,
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
+            addresses=tuple(self._addresses())[:MAX_ADDRESSES],
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
             not_served=tuple(not_served[:MAX_NAMED]),

@@ -7,7 +7,7 @@ ends with exit code 0."""
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -97,23 +97,27 @@ def freshness_of(client: Client, config: Config) -> Freshness:
     )
 
 
-async def exclude_configured(state: State, config: Config, access: Access) -> None:
-    """Exclude the addresses that the configuration contains, and those of the API server to which
-    this process connects, from the addresses of Services. A name in the address of the API server
-    is resolved once."""
-    uses = of_config(config)
+def exclude_configured(state: State, config: Config, api_servers: Iterable[str]) -> None:
+    """Exclude the addresses that the configuration contains, and those of the API server, from the
+    addresses of Services."""
+    state.exclude("configuration", of_config(config) | of_hosts(api_servers, API_SERVER))
+
+
+async def addresses_of(access: Access) -> Sequence[str]:
+    """Return the addresses of the API server to which this process connects, and those of its
+    proxy. A name is resolved."""
+    found: dict[str, None] = {}
     for url in filter(None, (access.server, access.proxy)):
-        uses |= of_hosts(await _addresses_of(urlsplit(url).hostname or ""), API_SERVER)
-    state.exclude("configuration", uses)
-
-
-async def _addresses_of(host: str) -> Sequence[str]:
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None)
-    except OSError as problem:
-        log.warning("cannot resolve the name of the API server", name=host, problem=str(problem))
-        return ()
-    return [str(address[0]) for *_, address in found]
+        host = urlsplit(url).hostname or ""
+        try:
+            answers = await asyncio.get_running_loop().getaddrinfo(host, None)
+        except OSError as problem:
+            log.warning(
+                "cannot resolve the name of the API server", name=host, problem=str(problem)
+            )
+        else:
+            found |= dict.fromkeys(str(address[0]) for *_, address in answers)
+    return list(found)
 
 
 class Feed(Component):

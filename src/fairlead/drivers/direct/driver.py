@@ -302,6 +302,11 @@ class DirectDriver(Component):
         """What is attached to each interface, and why."""
         return self._attachments.shown
 
+    @property
+    def routers(self) -> frozenset[str]:
+        """The addresses of the routers through which this host reaches nodes."""
+        return self._networks.routers if self._networks is not None else frozenset()
+
     async def requirements(self) -> tuple[SysctlRequirement, ...]:
         """Return the sysctls that the data plane needs with its present next hops."""
         _, _, networks = self._opened()

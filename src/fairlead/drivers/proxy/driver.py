@@ -17,8 +17,9 @@ to this host (by a local route) from before its first listener exists until afte
 gone, and leads to its listeners alone (`shield`)."""
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import acl_lines, render, section_name, sections_of, service_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
+    ProxyListener,
     ProxySpec,
     RemoveListener,
     ReportClosed,
@@ -44,6 +46,7 @@ from fairlead.drivers.proxy.spec import (
     SetRanges,
 )
 from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.networks import read_address
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
 from fairlead.plan.proxying import ended
@@ -73,6 +76,9 @@ class ProxyDriver(Component):
       the Service sets its own limit; 0: until they end.
     - `old_workers`: maximum number of old workers that may keep their connections after reloads; 0:
       no limit.
+    - `belongs_to_host`: whether a host of the cluster has the address: this driver never makes it
+      local. The plan contains no such address, but HAProxy may still have it from an earlier
+      process.
     - `reload_pause_s`: minimum time between two reloads."""
 
     name = "proxy"
@@ -84,10 +90,12 @@ class ProxyDriver(Component):
         requeue: Requeue = no_requeue,
         drain_s: float = 0.0,
         old_workers: int = 0,
+        belongs_to_host: Callable[[str], bool] = lambda _address: False,
         reload_pause_s: float = RELOAD_PAUSE_S,
     ) -> None:
         self._drain_s = drain_s
         self._old_workers = old_workers
+        self._belongs_to_host = belongs_to_host
         self._drains = Drains()
         self._reload_pause_s = reload_pause_s
         self.haproxy = Haproxy(folder)
@@ -135,7 +143,7 @@ class ProxyDriver(Component):
     async def _ensure_routes(self) -> None:
         """Restore the routes and the shield of the present listeners, if another program changed
         them."""
-        wanted, present = self._addresses(self._specs), await localroutes.present()
+        wanted, present = self._local(self._specs), await localroutes.present()
         if wanted or present:
             self._shield(self._specs)
         await localroutes.add(wanted - present)
@@ -238,14 +246,30 @@ class ProxyDriver(Component):
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
-    @staticmethod
-    def _shield(*states: Mapping[ServiceKey, ProxySpec]) -> None:
+    def _shield(self, *states: Mapping[ServiceKey, ProxySpec]) -> None:
         """Install the shield for the listeners of all these states."""
-        listeners = [
+        self._shield_listeners(
             each.listener for specs in states for one in specs.values() for each in one.listeners
-        ]
-        shared = {each.key.address for each in listeners if each.settings.shared}
-        shield.install({each.key for each in listeners}, shared=shared)
+        )
+
+    def _shield_listeners(self, listeners: Iterable[ProxyListener]) -> None:
+        shielded = [each for each in listeners if not self._belongs_to_host(each.key.address)]
+        shared = {each.key.address for each in shielded if each.settings.shared}
+        shield.install({each.key for each in shielded}, shared=shared)
+
+    async def leave_hosts(self) -> None:
+        """Remove the routes and the rules of the shield for addresses of hosts. An earlier process
+        may have left them, and this host may not reach its API server before they are gone."""
+        shielded = filter(None, map(read_address, re.split(r"[\s,{}]+", shield.listing())))
+        hosts = set(filter(self._belongs_to_host, {*shielded, *await localroutes.present()}))
+        if hosts:
+            await localroutes.delete(hosts)
+            self._shield_listeners(each.listener for each in sections_of(self.haproxy.text()))
+            log.warning("left addresses of Services to their hosts", addresses=sorted(hosts))
+
+    def _local(self, specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
+        """Return the addresses that are to be local to this host."""
+        return {each for each in self._addresses(specs) if not self._belongs_to_host(each)}
 
     @staticmethod
     def _addresses(specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
@@ -309,9 +333,9 @@ class ProxyDriver(Component):
                 each.listener.restricted for each in one.listeners
             ) and one.source_ranges != self._ranges(service):
                 self._write_ranges(service, one.source_ranges)
-        before, after = self._addresses(self._specs), self._addresses(wanted)
+        before, after = self._addresses(self._specs), self._local(wanted)
         self._shield(self._specs, wanted)
-        await localroutes.add(after - before)
+        await localroutes.add(after - self._local(self._specs))
         if wanted:
             await self._poll()
             await self.haproxy.run(render(wanted, self.haproxy.paths))

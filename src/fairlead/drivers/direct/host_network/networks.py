@@ -166,6 +166,16 @@ class Networks:
         hops = (hop for both in self._nodes.next_hops.values() for hop in both)
         return frozenset(hop.next_hop for hop in hops if hop.kind not in (UNREACHABLE, LOCAL))
 
+    @property
+    def routers(self) -> frozenset[str]:
+        """The addresses to which frames are sent that are not the address of a node itself."""
+        hops = (hop for both in self._nodes.next_hops.values() for hop in both)
+        return frozenset(
+            hop.next_hop
+            for hop in hops
+            if hop.kind not in (UNREACHABLE, LOCAL) and hop.next_hop != hop.address
+        )
+
     def write_next_hops(self, hops: Mapping[Node, NextHop | FairleadError]) -> set[str]:
         """Write the next hops that have changed. Return the nodes that have become unreachable."""
         lost = set()

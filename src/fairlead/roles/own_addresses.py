@@ -1,0 +1,57 @@
+"""The addresses that the host of a gateway needs itself: its own, and those of its next hops.
+
+In: the interfaces and routes of the host, the addresses of the API server, the routers towards
+nodes. Out: exclusions in the state of the gateway, so that it does not serve a Service at such an
+address; and the addresses themselves, which the Lease of the gateway passes on to the controller,
+so that it does not assign them."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
+
+from fairlead.drivers import Component
+from fairlead.errors import FairleadError
+from fairlead.net.own_addresses import needed_addresses
+from fairlead.plan.exclusions import of_hosts
+from fairlead.state import State
+
+log = structlog.get_logger()
+
+INTERVAL_S = 5.0
+"""The interval at which interfaces and routes are read."""
+
+
+class OwnAddresses(Component):
+    """`api_servers`: the addresses at which this host reaches the API server. `routers`: returns
+    the routers through which it reaches nodes."""
+
+    name = "own addresses"
+
+    def __init__(
+        self, state: State, api_servers: Sequence[str], routers: Callable[[], Collection[str]]
+    ) -> None:
+        self.addresses: Sequence[str] = ()
+        self._state = state
+        self.api_servers = api_servers
+        self._routers = routers
+
+    async def open(self) -> None:
+        await self.refresh()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read the addresses, and exclude them from those of Services. A failure is logged, and the
+        previous addresses stay excluded."""
+        try:
+            needed = await asyncio.to_thread(needed_addresses, self.api_servers)
+        except FairleadError as error:
+            log.warning("cannot read the addresses of this host", problem=str(error))
+            return
+        self.addresses = sorted(needed.union(self._routers()))
+        words = "an address or next hop of this gateway"
+        self._state.exclude("this gateway", of_hosts(self.addresses, words))

@@ -1,0 +1,105 @@
+"""A gateway leaves the addresses of hosts to them, also if an earlier process made them local."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.drivers.proxy.site import VIP, VIP6, balancer, new_answers, nodes, reconcile
+
+from fairlead.config import Config, GatewayConfig
+from fairlead.drivers.proxy import ProxyDriver, shield
+from fairlead.kube.access import Access
+from fairlead.lab import namespace
+from fairlead.net import localroutes
+from fairlead.roles.gateway import data_plane, leave_hosts
+from fairlead.state import State
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+API_SERVER, ROUTER, OWN = "192.0.2.31", "192.0.2.1", "192.0.2.11"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+async def test_the_address_of_a_host_is_not_local_even_while_haproxy_has_a_listener_there(
+    folder: Path,
+) -> None:
+    async with nodes("node1"):
+        earlier = ProxyDriver(folder)
+        await earlier.read(None)
+        await reconcile(earlier, balancer({"node1": 1}, addresses=(VIP, VIP6)))
+        assert await localroutes.present() == {VIP, VIP6}
+        driver = ProxyDriver(folder, belongs_to_host={VIP}.__contains__)
+        try:
+            await driver.leave_hosts()
+            assert await localroutes.present() == {VIP6}
+            assert VIP not in shield.listing()
+            assert VIP6 in shield.listing()
+            await driver.read(None)
+            await driver.read(None)
+            assert await localroutes.present() == {VIP6}
+            await reconcile(driver, balancer({"node1": 1}, addresses=(VIP6,)))
+            assert await new_answers(1, VIP6) == [["node1", "-", "x"]]
+            await reconcile(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
+            assert await localroutes.present() == {VIP6}
+            assert VIP not in shield.listing()
+        finally:
+            await driver.remove()
+
+
+@pytest.fixture
+def network(inside: None) -> Iterator[str]:
+    """A link to a host with the addresses of an API server and of the router. Yield its
+    namespace."""
+    name = f"flt-{os.getpid()}-api"
+    namespace.create(name)
+    try:
+        ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("address", "add", f"{OWN}/24", "dev", "eth0")
+        ip("link", "set", "eth0", "up")
+        for each in (API_SERVER, ROUTER):
+            ip("-n", name, "address", "add", f"{each}/24", "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+        ip("route", "add", "default", "via", ROUTER)
+        yield name
+    finally:
+        namespace.delete(name)
+
+
+def reached(address: str, listener: socket.socket) -> bool:
+    with socket.socket() as client:
+        client.settimeout(2)
+        with suppress(OSError):
+            client.connect((address, listener.getsockname()[1]))
+            return True
+    return False
+
+
+async def test_a_gateway_that_has_cut_itself_off_reaches_its_api_server_after_the_next_start(
+    network: str, folder: Path
+) -> None:
+    listener = namespace.make_socket(network, socket.AF_INET, socket.SOCK_STREAM)
+    with listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen()
+        assert reached(API_SERVER, listener)
+        await localroutes.add({API_SERVER, ROUTER, VIP})
+        assert not reached(API_SERVER, listener)
+        section = msgspec.structs.replace(GatewayConfig(), proxy_path=str(folder))
+        config = Config(gateway=section)
+        state = State(())
+        plane = data_plane(config, ("eth0",), state)
+        own = await leave_hosts(config, Access(f"https://{API_SERVER}:6443"), state, plane)
+        assert reached(API_SERVER, listener)
+        assert await localroutes.present() == {VIP}
+    assert {OWN, ROUTER} <= set(own.addresses)
+    for address in (API_SERVER, ROUTER, OWN):
+        assert state.exclusions.host_at(address) is not None
+    assert state.exclusions.host_at(VIP) is None
