@@ -12,7 +12,7 @@ from tests.makers import plan_gateway
 
 from fairlead.config import ApiServerConfig, ClusterConfig, Config, GatewayConfig, PoolConfig
 from fairlead.errors import Refused
-from fairlead.kube.crds import AddressPool
+from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.exclusions import Exclusions, Use, of_config
@@ -246,6 +246,27 @@ def test_a_service_that_has_the_address_of_a_new_node_keeps_it_and_is_not_ready(
     assert "192.0.2.21 is an address of Node node1" in finding.message
     site.delete_node("node1")
     assert site.plan(A)[A] == before
+
+
+def test_an_address_that_is_excluded_while_a_service_has_it_is_not_stranded() -> None:
+    site = Site("192.0.2.20-192.0.2.29")
+    grant = {
+        "metadata": {"name": "192.0.2.21"},
+        "spec": {
+            "address": "192.0.2.21",
+            "pool": "lan",
+            "holders": [{"namespace": "default", "name": "a", "uid": "uid-a", "ports": ["TCP/80"]}],
+        },
+    }
+    site.state.update_grants({ObjectKey("", "192.0.2.21"): msgspec.convert(grant, AddressGrant)})
+    site.put(make_service(A, held=["192.0.2.21"]))
+    site.put_nodes(make_node("node1", "192.0.2.21"))
+    assert site.addresses(A) == ("192.0.2.21",)
+    conditions = {each.type: each.status for each in site.pool().conditions}
+    assert conditions == {"Ready": "True", "Stranded": "False", "Excluded": "True"}
+    site.state.update_pools({ObjectKey("", "lan"): make_pool("192.0.2.22")})
+    conditions = {each.type: each.status for each in site.pool().conditions}
+    assert conditions == {"Ready": "True", "Stranded": "True", "Excluded": "False"}
 
 
 def test_a_gateway_does_not_serve_a_service_at_the_address_of_a_node() -> None:

@@ -91,7 +91,11 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
         # The grants belong to the pool of the same name in the configuration, which takes
         # precedence over this object.
         granted = ()
-    left = [(address, key) for address, key in granted if not _has(ledger, name, address)]
+    left = [
+        (address, key)
+        for address, key in granted
+        if not _has(ledger, name, address) and ledger.pools.excluded(address) is None
+    ]
     if pool is None or problem is not None:
         given = [family_of(address) for address in {address for address, _ in granted}]
         counts = {family: given.count(family) for family in FAMILIES}
