@@ -256,7 +256,7 @@ class State:
         self._exclude(owner, uses)
         if version != self.exclusions.version:
             self.pools_changed.set()
-            self._mark(self._balanced())
+            self._mark(self._at_hosts())
 
     def exclude_gateways(self, addresses: Mapping[str, Sequence[str]]) -> None:
         """Replace the addresses that each gateway needs itself, by the name of the gateway."""
@@ -373,8 +373,8 @@ class State:
     def update_nodes(self, changed: Mapping[ObjectKey, Node | None]) -> None:
         """Store changed nodes. A Service of type LoadBalancer may have pods on a node that is new,
         deleted or has other addresses or labels; a Service of type NodePort answers at the
-        addresses of nodes. So all Services of these types are marked if a field of a node changed
-        that plans read."""
+        addresses of nodes; a Service with external IPs does not. So all these Services are marked
+        if a field of a node changed that plans read."""
         differs, version = False, self.exclusions.version
         for name, node in changed.items():
             before = self.nodes.get(name.name)
@@ -387,13 +387,15 @@ class State:
         if version != self.exclusions.version:
             self.pools_changed.set()
         if differs:
-            self._mark(
-                {
-                    key
-                    for key, service in self.services.items()
-                    if service.spec.type in ("LoadBalancer", "NodePort")
-                }
-            )
+            self._mark(self._at_hosts())
+
+    def _at_hosts(self) -> set[ServiceKey]:
+        """Return the Services that depend on the addresses of hosts."""
+        return {
+            key
+            for key, service in self.services.items()
+            if service.spec.type in ("LoadBalancer", "NodePort") or service.spec.external_ips
+        }
 
     def observe(
         self,

@@ -14,8 +14,9 @@ from fairlead.config import ApiServerConfig, ClusterConfig, Config, GatewayConfi
 from fairlead.errors import Refused
 from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
-from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.exclusions import Exclusions, Use, of_config
+from fairlead.model import LoadBalancer, NodeService, ServiceKey
+from fairlead.plan.cluster import plan_node
+from fairlead.plan.exclusions import Exclusions, Use, of_config, of_hosts
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
@@ -281,6 +282,36 @@ def test_a_gateway_does_not_serve_a_service_at_the_address_of_a_node() -> None:
     assert planned.addresses == ("2001:db8::1",)
     assert [each.family for each in planned.listeners] == ["IPv6"]
     assert "AddressExcluded" in {each.code for each in planned.notes}
+
+
+def test_a_node_does_not_serve_an_external_ip_that_is_the_address_of_a_host() -> None:
+    """Any tenant may write spec.externalIPs, and could answer at the health port of a node."""
+    state = State((), cluster_ips=False)
+    service = make_service(A, cluster_ip="10.96.0.9")
+    spec = msgspec.structs.replace(
+        service.spec, external_ips=("192.0.2.021", "192.0.2.11", "203.0.113.7")
+    )
+    state.update_services({ObjectKey(*A): msgspec.structs.replace(service, spec=spec)})
+
+    def served() -> tuple[tuple[str, ...], list[str]]:
+        planned = plan_node(state, "node1", [A])[A]
+        assert isinstance(planned, NodeService)
+        return planned.ports[0].external_ips, [each.code for each in planned.notes]
+
+    everything = ("192.0.2.11", "192.0.2.21", "203.0.113.7")
+    assert served() == (everything, [])
+    with state.subscribers.subscription() as dirty:
+        node = make_node("node2", "192.0.2.21", pods=["10.96.0.0/24", "203.0.113.0/24"])
+        state.update_nodes({ObjectKey("", "node2"): node})
+        assert A in dirty
+    assert served() == (("192.0.2.11", "203.0.113.7"), ["ExternalIPNotServed"])
+    with state.subscribers.subscription() as dirty:
+        state.exclude("this host", of_hosts(["192.0.2.11"], "an address of this node"))
+        assert A in dirty
+    assert served() == (("203.0.113.7",), ["ExternalIPNotServed"] * 2)
+    state.update_nodes({ObjectKey("", "node2"): None})
+    state.exclude("this host", {})
+    assert served() == (everything, [])
 
 
 def test_a_free_address_is_found_without_examining_the_excluded_ones() -> None:

@@ -264,7 +264,9 @@ def plan_node(
         if service is None:
             continue
         try:
-            node_service = plan_node_service(service, cluster.slices_of(key), node_name, zone)
+            node_service = plan_node_service(
+                service, cluster.slices_of(key), node_name, zone, cluster.exclusions
+            )
         except Refused as error:
             planned[key] = error
             continue

@@ -2,8 +2,10 @@
 
 In: a Service, its EndpointSlices, the node's name. Out: a NodeService, or None if the service proxy
 does not serve the Service (it has no ClusterIP, is of type ExternalName, or belongs to another
-service proxy). The semantics are those of kube-proxy. Old API servers admitted invalid addresses
-and ports: such a value is skipped with a Finding, and the rest of the Service is served."""
+service proxy). The semantics are those of kube-proxy, except that an external IP that is the
+address of a host is not served: any tenant may write spec.externalIPs, and would answer for the
+host, for example at its health port. Old API servers admitted invalid addresses and ports: such a
+value is skipped with a Finding, and the rest of the Service is served."""
 
 from collections.abc import Iterable, Sequence
 
@@ -29,19 +31,26 @@ from fairlead.model import (
 from fairlead.net.address import family_of
 from fairlead.plan import budget
 from fairlead.plan.endpoints import Candidate, candidates, near, usable
+from fairlead.plan.exclusions import Exclusions
 from fairlead.plan.service import affinity_timeout_s, source_ranges
 
 LAST_PORT = 65_535
 NOT_UNDERSTOOD = "FieldNotUnderstood"
 """Code of a Finding about an invalid value that is skipped."""
+NOT_EXTERNAL = "ExternalIPNotServed"
+"""Code of a Finding about an external IP that is the address of a host."""
 
 
 def plan_node_service(
-    service: Service, slices: Sequence[EndpointSlice], node_name: str, zone: str = ""
+    service: Service,
+    slices: Sequence[EndpointSlice],
+    node_name: str,
+    zone: str = "",
+    exclusions: Exclusions | None = None,
 ) -> NodeService | None:
     """Return what the node does for the Service; None if its service proxy does not serve it.
-    `zone` is the node's zone, or empty. A Service that is being deleted is served until it is
-    gone."""
+    `zone` is the node's zone, or empty. `exclusions`: the addresses of hosts, which are not served
+    as external IPs. A Service that is being deleted is served until it is gone."""
     spec = service.spec
     labels = service.metadata.labels
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
@@ -52,7 +61,9 @@ def plan_node_service(
     cluster_ips = _read(
         (address for address in named if address and address != "None"), "spec.clusterIPs", notes
     )
-    external_ips = _read(spec.external_ips, "spec.externalIPs", notes)
+    external_ips = _without_hosts(
+        _read(spec.external_ips, "spec.externalIPs", notes), exclusions, notes
+    )
     ingress = (
         _served_ingress(service.status.load_balancer.ingress, notes)
         if spec.type == "LoadBalancer"
@@ -162,6 +173,27 @@ def _read(texts: Iterable[str], where: str, notes: list[Finding]) -> tuple[str, 
         else:
             found.append(address)
     return tuple(found)
+
+
+def _without_hosts(
+    addresses: Sequence[str], exclusions: Exclusions | None, notes: list[Finding]
+) -> Sequence[str]:
+    """Return the addresses that no host of the cluster has, and record a Finding for each other
+    address."""
+    if exclusions is None:
+        return addresses
+    left = []
+    for address in addresses:
+        if (use := exclusions.host_at(address)) is None:
+            left.append(address)
+            continue
+        message = (
+            f"{address} of spec.externalIPs is {use.words}: it is not served, because the Service "
+            "would answer for that host (kube-proxy serves it)"
+        )
+        remedy = "remove it; for ports of nodes use type NodePort, or the hostPort of a pod"
+        notes.append(Finding(NOT_EXTERNAL, message, remedy=remedy))
+    return left
 
 
 def _served_ingress(

@@ -135,7 +135,7 @@ async def leave_hosts(
     """Leave the addresses that this host needs to their hosts, before it needs the API server. An
     earlier process may have made the address of the API server or of a router local, and then only
     this host itself can undo it. Return the component that keeps these addresses known."""
-    own = OwnAddresses(state, (), lambda: plane.direct.routers)
+    own = OwnAddresses("gateway", state, routers=lambda: plane.direct.routers)
     for resolve in (False, True):  # at first without a resolver, which may be out of reach too
         own.api_servers = await addresses_of(access) if resolve else ()
         exclude_configured(state, config, own.api_servers)

@@ -42,6 +42,7 @@ from fairlead.reconcile import Loop, Pace
 from fairlead.roles.components import Task, remove_components, run_components
 from fairlead.roles.health_check_server import command as health_check_server_command
 from fairlead.roles.host import HostSettings
+from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, freshness_of
 from fairlead.roles.report import Reporter
@@ -206,6 +207,7 @@ def components(
     announcer = Announcer(client, config.presence, view, name, warned=report.warned)
     return [
         *drivers.components,
+        *([OwnAddresses("node", state)] if proxying else []),
         Task("events", recorder.run),
         HostSettings(Host("node", adjust=config.node.adjust_system), view),
         Feed(client, state, freshness, NODE if proxying else TUNNEL_NODE),

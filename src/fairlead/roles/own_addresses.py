@@ -1,9 +1,10 @@
-"""The addresses that the host of a gateway needs itself: its own, and those of its next hops.
+"""The addresses that the host of a gateway or node needs itself: its own, and those of its next
+hops.
 
 In: the interfaces and routes of the host, the addresses of the API server, the routers towards
-nodes. Out: exclusions in the state of the gateway, so that it does not serve a Service at such an
-address; and the addresses themselves, which the Lease of the gateway passes on to the controller,
-so that it does not assign them."""
+nodes. Out: exclusions in the state of the role, so that it does not serve a Service at such an
+address; and the addresses themselves, which the Lease of a gateway passes on to the controller, so
+that it does not assign them."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -23,15 +24,20 @@ INTERVAL_S = 5.0
 
 
 class OwnAddresses(Component):
-    """`api_servers`: the addresses at which this host reaches the API server. `routers`: returns
-    the routers through which it reaches nodes."""
+    """`role`: the role of this process, for messages. `api_servers`: the addresses at which this
+    host reaches the API server. `routers`: returns the routers through which it reaches nodes."""
 
     name = "own addresses"
 
     def __init__(
-        self, state: State, api_servers: Sequence[str], routers: Callable[[], Collection[str]]
+        self,
+        role: str,
+        state: State,
+        api_servers: Sequence[str] = (),
+        routers: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.addresses: Sequence[str] = ()
+        self._words = f"an address or next hop of this {role}"
         self._state = state
         self.api_servers = api_servers
         self._routers = routers
@@ -53,5 +59,4 @@ class OwnAddresses(Component):
             log.warning("cannot read the addresses of this host", problem=str(error))
             return
         self.addresses = sorted(needed.union(self._routers()))
-        words = "an address or next hop of this gateway"
-        self._state.exclude("this gateway", of_hosts(self.addresses, words))
+        self._state.exclude("this host", of_hosts(self.addresses, self._words))
