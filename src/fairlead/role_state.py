@@ -64,11 +64,13 @@ class DrainState(Value, frozen=True):
 
 
 class InterfaceState(Value, frozen=True):
-    """The hook at which the data plane is attached to an interface, and the reason."""
+    """The hook at which the data plane is attached to an interface (`none`: it is not attached),
+    and the reason. `problem`: why the interface forwards nothing now; empty if it forwards."""
 
     name: str
     attach: str
     why: str
+    problem: str = ""
 
 
 class TrafficState(Value, frozen=True):

@@ -13,16 +13,20 @@ from fairlead.kube.presence import (
     Presence,
 )
 from fairlead.model import ServiceKey
+from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.roles.gateways import GatewayLeases
 
+WEB = ServiceKey("default", "web")
 MOST_S = 10.0
 DURATION_S = 30
 
 
-def lease(name: str, *, ready: bool = True, refuses: str = "") -> dict[ObjectKey, Lease | None]:
+def lease(
+    name: str, *, ready: bool = True, refuses: str = "", problem: str = ""
+) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
-    record = Presence("gateway", name, "1", "", ready=ready, not_served=refused)
+    record = Presence("gateway", name, "1", "", ready=ready, problem=problem, not_served=refused)
     metadata = ObjectMeta(
         name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
     )
@@ -89,6 +93,21 @@ def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:
     assert not silences.value().alive
     silences.update(lease("new"), first=False)
     assert silences.value().alive == {"new"}
+
+
+def test_a_gateway_that_reports_a_problem_of_its_host_is_not_gone() -> None:
+    """It is alive, and cannot serve anything."""
+    silences = GatewayLeases(MOST_S)
+    down = "interface eth0 is down"
+    for _ in range(2 * DURATION_S):
+        silences.update(lease("gw1", ready=False, problem=down), first=False)
+        pass_time(silences, 1)
+    assert silences.value() == Gateways(frozenset({"gw1"}), problems={"gw1": down})
+    assert [str(each) for each in gateway_notes(silences.value(), WEB)] == [
+        "gateway gw1 cannot serve it: interface eth0 is down"
+    ]
+    silences.update(lease("gw1"), first=False)
+    assert silences.value() == Gateways(frozenset({"gw1"}))
 
 
 def test_a_gateway_that_was_gone_counts_again_when_it_is_ready() -> None:

@@ -9,9 +9,10 @@ from tests.drivers.direct.conftest import a_forwarder
 from tests.drivers.direct.test_shares import Small
 from tests.roles.cluster import Cluster, until
 
+from fairlead.drivers import Component
 from fairlead.kube.lease_object import LEASES
 from fairlead.kube.presence import lease_body, presence_of
-from fairlead.model import DONE, Outcome, ServiceKey
+from fairlead.model import DONE, Finding, Outcome, ServiceKey
 from fairlead.roles.presence import Announcer
 from fairlead.web import View
 
@@ -67,6 +68,23 @@ async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) 
     cluster.gateway.record({}, {key: DONE})
     await cluster.has("web", Ready="True/EndpointsReady")
     await cluster.described("web", "Normal", "Recovered", "GatewayNotServing no longer holds")
+
+
+class Interfaces(Component):
+    """A part of a gateway whose interface is down."""
+
+    def findings(self) -> tuple[Finding, ...]:
+        down = "interface eth0 is down"
+        return (Finding("GatewayNotForwarding", down, "error", blocks="Ready"),)
+
+
+async def test_a_gateway_that_does_not_forward_is_named(cluster: Cluster) -> None:
+    await serve(cluster)
+    with cluster.gateway.showing(Interfaces()):
+        found = await cluster.has("web", Ready="False/GatewayNotServing")
+        assert found["Ready"]["message"] == "gateway gw1 cannot serve it: interface eth0 is down"
+        await cluster.described("web", "Warning", "GatewayNotServing", "interface eth0 is down")
+    await cluster.has("web", Ready="True/EndpointsReady")
 
 
 @pytest.mark.root

@@ -14,11 +14,12 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairlead.drivers import Component
 from fairlead.drivers.direct.metrics import TrafficCollector
 from fairlead.kube.freshness import Freshness
 from fairlead.lab import namespace
 from fairlead.lab.ports import free_port
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import Finding, Outcome, ServiceKey
 from fairlead.web import View, serve
 from fairlead.web.connections import ACCEPTS, MAX_CONNECTIONS, MAX_FROM_ONE, Connections
 from fairlead.web.server import is_among, is_local
@@ -114,9 +115,9 @@ async def test_staleness_is_a_check_of_its_own_and_does_not_affect_readiness(por
         assert await get(f"http://127.0.0.1:{other}/readyz/current") == (503, "stale: nodes 43 s\n")
         assert (await get(f"http://127.0.0.1:{other}/readyz/nonsense"))[0] == 404
         status, text = await get(f"http://127.0.0.1:{other}/readyz?verbose")
-        assert (status, text.splitlines()[:2]) == (
+        assert (status, text.splitlines()[:3]) == (
             200,
-            ["[+]synced ok", "[-]current failed: stale: nodes 43 s"],
+            ["[+]synced ok", "[+]host ok", "[-]current failed: stale: nodes 43 s"],
         )
         state = json.loads((await get(f"http://127.0.0.1:{other}/state"))[1])
         assert state["watches"] == {
@@ -131,6 +132,44 @@ async def test_staleness_is_a_check_of_its_own_and_does_not_affect_readiness(por
         _, metrics = await get(f"http://127.0.0.1:{other}/metrics")
         assert "fairlead_api_reachable 0.0" in metrics
         assert "services 21 s" in (await get(f"http://127.0.0.1:{other}/readyz/current"))[1]
+
+
+class Interfaces(Component):
+    """A part of a gateway whose interface is down, or not."""
+
+    down = False
+
+    def findings(self) -> tuple[Finding, ...]:
+        hint = Finding("ProgramRemoved", "a program was removed")
+        down = Finding("GatewayNotForwarding", "interface eth0 is down", "error", blocks="Ready")
+        return (hint, down) if self.down else (hint,)
+
+
+async def test_a_role_that_cannot_work_on_its_host_is_not_ready(port: int) -> None:
+    view, interfaces, other = View("gateway", "gw1"), Interfaces(), free_port()
+    view.standing_by = lambda: True
+    address = f"http://127.0.0.1:{other}"
+    async with serve(view, f"127.0.0.1:{other}"):
+        with view.showing(interfaces):
+            assert await get(f"{address}/readyz") == (200, "ok\n")
+            interfaces.down = True
+            for path in ("/readyz", "/readyz/host"):
+                assert await get(address + path) == (503, "interface eth0 is down\n")
+            assert await get(f"{address}/readyz/synced") == (200, "ok\n")
+            status, text = await get(f"{address}/readyz?verbose")
+            assert (status, text.splitlines()[:2]) == (
+                503,
+                ["[+]synced ok", "[-]host failed: interface eth0 is down"],
+            )
+            assert "fairlead_ready 0.0" in (await get(f"{address}/metrics"))[1]
+            state = json.loads((await get(f"{address}/state"))[1])
+            assert state["ready"] is False
+            assert [each["code"] for each in state["host"]] == [
+                "ProgramRemoved",
+                "GatewayNotForwarding",
+            ]
+            interfaces.down = False
+            assert await get(f"{address}/readyz") == (200, "ok\n")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from fairlead.role_state import (
 
 DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
 """The default addresses of a controller, a gateway and a node."""
+NOT_IN_STEP = "not in step with the cluster yet"
 
 
 @click.command()
@@ -162,7 +163,8 @@ def _gateway(state: GatewayState) -> None:
 def _step(state: RoleState) -> str:
     """Return whether the role is in step with the cluster, for display."""
     if not state.ready:
-        return "not in step with the cluster yet"
+        problems = [each.message for each in state.host if each.blocks == "Ready"]
+        return f"does not work: {'; '.join(problems)}" if problems else NOT_IN_STEP
     stale = [f"{name} {each.age_s:.0f} s" for name, each in state.watches.items() if each.stale]
     if not stale:
         return "in step with the cluster"
@@ -287,7 +289,9 @@ def _draining(traffic: TrafficState) -> None:
 def _interfaces(traffic: TrafficState) -> None:
     """Print where the data plane is attached at each interface, and why."""
     click.echo()
-    draw(("INTERFACE", "ATTACHED", "WHY"), [astuple(each) for each in traffic.interfaces])
+    header = ("INTERFACE", "ATTACHED", "WHY", "PROBLEM")
+    rows = [(each.name, each.attach, each.why, each.problem or "-") for each in traffic.interfaces]
+    draw(header, rows)
 
 
 def _peers(peers: PeersState) -> None:

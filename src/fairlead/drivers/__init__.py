@@ -15,7 +15,7 @@ reverse order."""
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import Finding, Outcome, ServiceKey
 
 if TYPE_CHECKING:  # the helper processes of a role need none of these imports
     from prometheus_client.registry import Collector
@@ -72,6 +72,12 @@ class Component:
         `role_state.PART_FIELDS` names; None adds nothing. Called in a thread while the component is
         open."""
         return None
+
+    def findings(self) -> Sequence[Finding]:
+        """Return what is wrong with the component's part of the host now, for `/state`. A finding
+        that blocks Ready means that the role does not do its work now, so it is not ready. Called
+        often, and from any thread, while the component is open."""
+        return ()
 
     def collectors(self) -> "Sequence[Collector]":
         """Return the collectors of its metrics. Called once, when the component is open."""

@@ -66,6 +66,8 @@ class Presence(Fields, frozen=True):
     since: str
     """When the process started, by its own clock."""
     ready: bool = False
+    problem: str = ""
+    """Why it cannot do its work on its host now; it is not ready then."""
     leads: bool = False
     """For a controller: whether it leads."""
     interfaces: tuple[str, ...] = ()

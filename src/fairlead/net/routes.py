@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 class Interface(NamedTuple):
     """A network device. `number`: its index. `kind`: the type of a virtual device, as in `ip link
-    add type`. `parent` and `vlan`: of a VLAN device; otherwise 0."""
+    add type`. `parent` and `vlan`: of a VLAN device; otherwise 0. `up`: its administrative state.
+    `carrier`: it is up, and its link is too."""
 
     number: int
     name: str
@@ -15,6 +16,8 @@ class Interface(NamedTuple):
     kind: str = ""
     parent: int = 0
     vlan: int = 0
+    up: bool = True
+    carrier: bool = True
 
 
 class Route(NamedTuple):

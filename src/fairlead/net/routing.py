@@ -32,17 +32,22 @@ _NTF_USE = 0x01
 _UNKNOWN = 0x01 | 0x20 | 0x40
 """NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP: states without a hardware address to send frames to."""
 _STALE, _FAILED = 0x04, 0x20
-_GROUPS = (1, 3, 5, 7, 8, 9, 11, 19, 32)
-"""RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
+_UP, _RUNNING = 0x01, 0x40
+_GROUPS = (1, 3, 4, 5, 7, 8, 9, 11, 19, 32)
+"""RTNLGRP_LINK, NEIGH, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
 NEXTHOP."""
+_TC_KINDS = frozenset((36, 37, 40, 41, 44, 45, 100, 101))
+"""RTM_NEWQDISC, RTM_DELQDISC, and the same of traffic classes, filters and chains."""
+_TC = struct.Struct("=B3xi")
 
 
 class Changes(NamedTuple):
     """Changes since the last call. `others`: interfaces, addresses or routes changed, or events
-    were lost."""
+    were lost. `hooks`: the indexes of interfaces on which a qdisc or a filter changed."""
 
     neighbours: tuple[Neighbour, ...]
     others: bool
+    hooks: frozenset[int]
 
 
 class Routing:
@@ -120,16 +125,19 @@ class Routing:
         """Wait for changes. Return all that have arrived."""
         received = await self._subscription.next()
         neighbours: list[Neighbour] = []
+        hooks: set[int] = set()
         others = received.lost
         for kind, body in received.events:
-            if kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
+            if kind in _TC_KINDS:
+                hooks.add(_TC.unpack_from(body)[1])
+            elif kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
                 others = True
             elif neighbour := _neighbour(body):
                 gone = kind == _DELETE_NEIGHBOUR
                 neighbours.append(
                     neighbour._replace(mac=b"", unconfirmed=True) if gone else neighbour
                 )
-        return Changes(tuple(neighbours), others)
+        return Changes(tuple(neighbours), others, frozenset(hooks))
 
     def _dump(self, kind: int, request: bytes, what: str) -> list[bytes]:
         try:
@@ -151,7 +159,7 @@ def _name(value: bytes) -> str:
 
 
 def _interface(body: bytes) -> Interface:
-    _, _, index, _, _ = _LINK.unpack_from(body)
+    _, _, index, flags, _ = _LINK.unpack_from(body)
     fields = dict(attributes(body, _LINK.size))
     about = dict(attributes(fields.get(18, b""), 0))  # IFLA_LINKINFO
     kind = _name(about.get(1, b""))
@@ -165,6 +173,8 @@ def _interface(body: bytes) -> Interface:
         kind,
         parent,
         vlan,
+        bool(flags & _UP),
+        bool(flags & _RUNNING),
     )
 
 

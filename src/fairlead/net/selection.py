@@ -84,6 +84,11 @@ def is_name(selector: str) -> bool:
     return selector != DEFAULT_ROUTE and "/" not in selector and _WILDCARDS.isdisjoint(selector)
 
 
+def is_pattern(selector: str) -> bool:
+    """Return whether a selector is a pattern of names."""
+    return not is_name(selector) and selector != DEFAULT_ROUTE and "/" not in selector
+
+
 def check(selector: str) -> None:
     """Raise ValueError for a selector that cannot choose any interface."""
     if "/" in selector:

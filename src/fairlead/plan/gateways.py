@@ -20,10 +20,12 @@ SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that hos
 
 class Gateways(msgspec.Struct, frozen=True):
     """The gateways as the controller observes them. `refusals`: the Services that some live
-    gateways cannot serve, with the message of each of these gateways."""
+    gateways cannot serve, with the message of each of these gateways. `problems`: why some live
+    gateways cannot serve any Service now."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
+    problems: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
@@ -38,7 +40,7 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, 
         )
         remedy = "start `fairlead gateway`, and check `fairlead status --cluster`"
         return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
-    refusals = gateways.refusals.get(key, {})
+    refusals = {**gateways.refusals.get(key, {}), **gateways.problems}
     if not refusals:
         return ()
     reports = [

@@ -5,14 +5,14 @@ In: the Leases of the gateways. Out: `Gateways` in the state, which the controll
 Follows client-go's leader election, which observes Leases in the same way.
 
 Invariants: no time that another process wrote is compared with a clock. A gateway is gone if its
-Lease has not changed, or has not reported readiness, for the duration of the Lease as measured by
-this process. Only time counts in which this process could have observed a renewal. So no gateway is
-declared gone while the API server is unreachable, and afterwards gateways have most of a duration
-to renew. An answer to another request proves nothing, because the watch may hang at one API server
-while another API server answers. Therefore the watch includes the Leases of controllers, and the
-renewals of this process's own Lease prove that the watch delivers renewals. A Lease that exists at
-the start proves nothing: whether its gateway is alive is known once the Lease changes, or has not
-changed for its duration."""
+Lease has not changed, or has reported neither readiness nor a problem of its host, for the duration
+of the Lease as measured by this process. Only time counts in which this process could have observed
+a renewal. So no gateway is declared gone while the API server is unreachable, and afterwards
+gateways have most of a duration to renew. An answer to another request proves nothing, because the
+watch may hang at one API server while another API server answers. Therefore the watch includes the
+Leases of controllers, and the renewals of this process's own Lease prove that the watch delivers
+renewals. A Lease that exists at the start proves nothing: whether its gateway is alive is known
+once the Lease changes, or has not changed for its duration."""
 
 import asyncio
 import time
@@ -86,7 +86,11 @@ class GatewayLeases:
             # A gateway that restarts is not ready for a moment; meanwhile the tables of its
             # predecessor forward.
             unready_s = (
-                0.0 if presence.ready else before.unready_s if before is not None else float("inf")
+                0.0
+                if presence.ready or presence.problem
+                else before.unready_s
+                if before is not None
+                else float("inf")
             )
             duration_s = float(lease.spec.lease_duration_seconds or 1)
             self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
@@ -127,7 +131,12 @@ class GatewayLeases:
             for each in presence.not_served[:MAX_NAMED]:
                 name, reason = presence.name[:MAX_REASON_LENGTH], each.message[:MAX_REASON_LENGTH]
                 refusals.setdefault(each.key, {})[name] = reason
-        return Gateways(frozenset(presence.name for presence in alive), refusals)
+        problems = {
+            presence.name[:MAX_REASON_LENGTH]: presence.problem[:MAX_REASON_LENGTH]
+            for presence in alive
+            if presence.problem
+        }
+        return Gateways(frozenset(presence.name for presence in alive), refusals, problems)
 
 
 class GatewayWatch:

@@ -103,7 +103,7 @@ class Announcer:
         known = resume is None
         try:
             while True:
-                announced = self._view.ready, self._view.working
+                announced = self._condition()
                 # The first renewal replaces the record, so the record of the previous process must
                 # be read first.
                 known = known or (resume is not None and await self._read_predecessor(resume))
@@ -112,14 +112,14 @@ class Announcer:
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
                 # A change of readiness must not wait for the next renewal, because the conditions
                 # of Services depend on it.
-                while (
-                    time.monotonic() < until_s
-                    and (self._view.ready, self._view.working) == announced
-                ):
+                while time.monotonic() < until_s and self._condition() == announced:
                     await asyncio.sleep(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
+
+    def _condition(self) -> tuple[bool, bool, str]:
+        return self._view.synced, self._view.working, self._view.problem
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
         """Read the record that an earlier process of this instance left. Take over its Warnings and
@@ -164,7 +164,7 @@ class Announcer:
     def record(self) -> Presence:
         """Return the present record."""
         outcomes = self._view.outcomes
-        if self._view.ready:
+        if self._view.synced:
             self._inherited = ()
         not_served = self._inherited or self._not_served()
         stale = self._view.freshness.stale() if self._view.freshness is not None else {}
@@ -174,6 +174,7 @@ class Announcer:
             version("fairlead"),
             self._since,
             ready=self._view.ready,
+            problem=self._view.problem[:MAX_REASON_LENGTH],
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
             addresses=tuple(self._addresses())[:MAX_ADDRESSES],

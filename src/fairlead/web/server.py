@@ -2,12 +2,13 @@
 
 In: a View that the role keeps up to date. Out: a read-only HTTP server at one address.
 
-/healthz shows that the process is alive, and /readyz that its first complete pass is done.
-/readyz/CHECK answers for one check, like kube-apiserver: `synced` is the result of /readyz itself,
-and `current` fails while a watch is stale. `current` does not affect /readyz, because a gateway
-without contact to the API server forwards as before. /metrics is Prometheus text. /state is JSON
-(`role_state`): the plan and the outcome of each Service, the parts of the components, and the age
-of each watch.
+/healthz shows that the process is alive, and /readyz that it does its work. /readyz/CHECK answers
+for one check, like kube-apiserver: `synced` passes once the first complete pass is done, `host`
+fails while something of the host keeps the role from its work (the interface of a gateway is down),
+and `current` fails while a watch is stale. `current` does not affect /readyz,
+because a gateway without contact to the API server forwards as before. /metrics is Prometheus text.
+/state is JSON (`role_state`): the plan and the outcome of each Service, the parts of the
+components, and the age of each watch.
 
 /metrics and /state are computed in a thread, from copies: for 10,000 Services that takes a second,
 during which the role continues its work. Callers that arrive meanwhile share the result. Each
@@ -122,6 +123,18 @@ class View:
 
     @property
     def ready(self) -> bool:
+        """Whether the role does its work now."""
+        return self.synced and not self.problem
+
+    @property
+    def problem(self) -> str:
+        """Why the role cannot do its work on this host now; empty if it can."""
+        found = (each for component in self.components.copy() for each in component.findings())
+        return "; ".join(str(each) for each in found if each.blocks == "Ready")
+
+    @property
+    def synced(self) -> bool:
+        """Whether the first complete pass is done."""
         return self._loop.settled.is_set() if self._loop is not None else self.standing_by()
 
     @property
@@ -165,7 +178,8 @@ class View:
         stale = self.freshness.stale() if self.freshness is not None else {}
         ages = ", ".join(f"{name} {age_s:.0f} s" for name, age_s in stale.items())
         return {
-            "synced": "" if self.ready else "not in step with the cluster yet",
+            "synced": "" if self.synced else "not in step with the cluster yet",
+            "host": self.problem,
             "current": f"stale: {ages}" if stale else "",
         }
 
@@ -196,7 +210,10 @@ class View:
             version=VERSION,
             node=self.node_name,
             ready=self.ready,
-            host=tuple(self.host()),
+            host=(
+                *self.host(),
+                *(each for component in self.components.copy() for each in component.findings()),
+            ),
             **fields,
         )
 
@@ -264,14 +281,14 @@ def _application(view: View, metrics_from: Sequence[str]) -> web.Application:
 
     async def readyz(request: web.Request) -> web.Response:
         checks = view.checks()
-        wrong = checks["synced"]
+        wrong = checks["synced"] or checks["host"]
         if "verbose" not in request.query:
             return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
         lines = [
             f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok"
             for name, problem in checks.items()
         ]
-        lines.append(f"readyz check {'failed' if wrong else 'passed'} (only `synced` counts)")
+        lines.append(f"readyz check {'failed' if wrong else 'passed'} (`current` does not count)")
         return web.Response(status=503 if wrong else 200, text="\n".join(lines) + "\n")
 
     async def check(request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ behind a tunnel."""
 import asyncio
 import socket
 import struct
+import subprocess
 from collections.abc import Mapping
 
 import pytest
@@ -11,7 +12,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet
-from tests.drivers.direct.conftest import PINS, Run, add_cable, ip, to_us
+from tests.drivers.direct.conftest import DEADLINE_S, NAME, PINS, Run, add_cable, ip, to_us
 
 from fairlead.config import TunnelKind
 from fairlead.drivers.direct import ProbePaths, Rules, remove_pins
@@ -116,6 +117,10 @@ def test_the_program_follows_the_routes_and_is_removed_by_a_cleanup(run: Run) ->
         ip("route", "add", "198.18.0.0/24", "via", "192.0.2.1")
         await until_at("eth0")
         assert reported == {FAR4: "ipip"}
+        # Another process removes the program, and the kernel reports only that.
+        qdisc = ["tc", "-n", NAME, "qdisc", "del", "dev", "eth0", "clsact"]
+        await asyncio.to_thread(subprocess.run, qdisc, check=True, timeout=DEADLINE_S)
+        await until_at("eth0")
         following.cancel()
         await probe_paths.close()  # as when the process ends: the program stays
         await until_at("eth0")

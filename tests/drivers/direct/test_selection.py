@@ -132,7 +132,7 @@ async def test_packets_are_forwarded_on_an_interface_that_was_not_named(
 ) -> None:
     async with pods(), running_gateway(Options("tc", interfaces=(selector,))) as gateway:
         answer = await gateway.serve({"node1": 1})
-        assert [name for name, _, _ in answer["interfaces"]] == ["eth0"]
+        assert [name for name, *_ in answer["interfaces"]] == ["eth0"]
         for family in (socket.AF_INET, socket.AF_INET6):
             assert await (await Conversation.start(family)).ask() == ("node1", CLIENT[family])
         await gateway.send("remove")

@@ -21,9 +21,11 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
+from prometheus_client.registry import Collector
 
 from fairlead.config import AttachKind
 from fairlead.drivers import Component, Requeue, no_requeue
@@ -42,7 +44,7 @@ from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import Draining
 from fairlead.drivers.direct.maps.survey import Survey
-from fairlead.drivers.direct.metrics import TrafficCollector
+from fairlead.drivers.direct.metrics import InterfacesCollector, TrafficCollector
 from fairlead.drivers.direct.spec import (
     DirectActual,
     DirectChange,
@@ -54,7 +56,8 @@ from fairlead.drivers.direct.spec import (
 )
 from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.errors import FairleadError
-from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.kube.events import stamp
+from fairlead.model import Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map
 from fairlead.net.program import Program
@@ -67,6 +70,11 @@ DEFAULT_PIN_PATH = bpffs.ROOT / "fairlead"
 NETWORK_CHANGES_PAUSE_S = 0.05
 """The shortest pause after a change of the host's networks was handled. Further changes in the
 pause are handled together."""
+PROGRAMS_CHECK_S = 1.0
+"""The interval at which the programs are checked for those that are gone without an event."""
+REMOVAL_SHOWN = timedelta(hours=1)
+"""How long a Finding reports that another process removed a program."""
+NOT_FORWARDING, PROGRAM_REMOVED = "GatewayNotForwarding", "ProgramRemoved"
 BATCH_SIZE = 50
 """How many Services are read, or changes applied, before other tasks of the process run. A batch
 takes some milliseconds. Smaller batches would not help: while events arrive fast, work that is
@@ -320,8 +328,24 @@ class DirectDriver(Component):
             await networks.set_cluster(cluster)
 
     async def run(self) -> None:
-        """Adapt attachments and next hops to the host's networks on each event of the kernel, until
-        cancelled. Audits do the same."""
+        """Keep attachments and next hops equal to the host's networks, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_networks())
+            group.create_task(self._restore_programs())
+
+    async def _restore_programs(self) -> None:
+        """Attach programs again that another process has removed. The kernel reports a removed
+        filter by an event, but not a detached link or a deleted pin."""
+        _, _, networks = self._opened()
+        while True:
+            await asyncio.sleep(PROGRAMS_CHECK_S)
+            async with self._change_lock:
+                if self._attached:
+                    await networks.restore_programs()
+
+    async def _follow_networks(self) -> None:
+        """Adapt attachments and next hops to the host's networks on each event of the kernel.
+        Audits do the same."""
         tables, _, networks = self._opened()
         while True:
             changes = await networks.next_changes()
@@ -551,8 +575,37 @@ class DirectDriver(Component):
             interfaces=self.interfaces,
         )
 
-    def collectors(self) -> tuple[TrafficCollector]:
-        return (TrafficCollector(lambda: self.counters),)
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what keeps the gateway from forwarding now, and what others have removed."""
+        removals = self._networks.removals.copy() if self._networks is not None else {}
+        problem = self._attachments.problem if self._attached else ""
+        since = datetime.now(UTC) - REMOVAL_SHOWN
+        return (
+            *([Finding(NOT_FORWARDING, problem, "error", blocks="Ready")] if problem else []),
+            *(
+                Finding(
+                    PROGRAM_REMOVED,
+                    f"another process removed the gateway's program from interface {name}, and the "
+                    "gateway attached it again",
+                    subject=f"interface {name}",
+                    evidence=f"last at {stamp(each.last)}",
+                    remedy="find out what changes the interface then: packets were lost meanwhile",
+                )
+                for name, each in removals.items()
+                if each.last > since
+            ),
+        )
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return (
+            TrafficCollector(lambda: self.counters),
+            InterfacesCollector(lambda: self.interfaces, self._removals),
+        )
+
+    def _removals(self) -> dict[str, int]:
+        """Return how often another process has removed a program, by interface."""
+        removals = self._networks.removals.copy() if self._networks is not None else {}
+        return {name: each.times for name, each in removals.items()}
 
 
 async def _actual(

@@ -3,7 +3,7 @@
 In: the counters of the data plane. Out: metric families. The counters are read on each scrape, in a
 thread."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -167,6 +167,46 @@ class TrafficCollector(Collector):
             used.add_metric([table], filled.used)
             limit.add_metric([table], filled.capacity)
         return [untracked, unsent, used, limit]
+
+
+class AttachedInterface(Protocol):
+    """An interface of the gateway; see `role_state.InterfaceState`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def problem(self) -> str: ...
+
+
+class InterfacesCollector(Collector):
+    """Whether the programs at each interface forward now, and how often others removed them."""
+
+    def __init__(
+        self,
+        interfaces: Callable[[], Sequence[AttachedInterface]],
+        removals: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._interfaces = interfaces
+        self._removals = removals
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        forwarding = GaugeMetricFamily(
+            "fairlead_interface_forwarding",
+            "1 while the interface is up and has the gateway's program",
+            labels=["interface"],
+        )
+        interfaces = self._interfaces()
+        for each in interfaces:
+            forwarding.add_metric([each.name], not each.problem)
+        removed = CounterMetricFamily(
+            "fairlead_programs_removed",
+            "Programs that another process has removed, and the gateway has attached again",
+            labels=["interface"],
+        )
+        for name, count in ({each.name: 0 for each in interfaces} | dict(self._removals())).items():
+            removed.add_metric([name], count)
+        return [forwarding, removed]
 
 
 def _traffic_families(

@@ -2,8 +2,9 @@
 where that is faster.
 
 In: the configured interfaces, their properties, `gateway.attach`. Out: attached programs, and for
-each interface which programs and why. The tc program is complete. The XDP program handles common
-packets completely, and leaves all others to the tc program. Invariant: the kernel replaces a
+each interface which programs and why, and what keeps it from forwarding now: it is absent or down,
+or another process has removed the program. The tc program is complete. The XDP program handles
+common packets completely, and leaves all others to the tc program. Invariant: the kernel replaces a
 program of the previous process in one step, and programs of other owners are never changed.
 
 Why not XDP everywhere: according to measurements, XDP in the driver of a veth turns off
@@ -13,8 +14,8 @@ time on it.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -26,11 +27,13 @@ from fairlead.net.bpf import Map
 from fairlead.net.ethtool import Driver, driver_of
 from fairlead.net.program import Program, maps_of
 from fairlead.net.routes import Interface
-from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
+from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, is_pattern, select
 from fairlead.role_state import InterfaceState
 
 Mode = Literal["tc", "xdp", "xdp-generic"]
 
+NOTHING_ATTACHED = "none"
+"""What `InterfaceState.attach` shows for an interface without a program."""
 _MODES = {"xdp": xdp.NATIVE, "xdp-generic": xdp.GENERIC}
 _COSTLY = {"virtio_net": "XDP in it turns off receive offloads and needs a queue for each CPU"}
 """Drivers of devices on a bus that support XDP, but are faster without it."""
@@ -110,9 +113,23 @@ class Attachments:
         self._pin_path = pin_path
         self._priority = priority
         self._indexes: dict[str, int] = {}
+        self.choices: Mapping[str, Choice] = {}
+        """What was attached to each interface, and why."""
+        self._lost: frozenset[str] = frozenset()
+        """The interfaces that have lost the program since, according to the last look."""
+        self._present: Mapping[str, Interface] = {}
         self._tags: dict[tuple[int, int], bytes] = {}
-        self.shown: tuple[InterfaceState, ...] = ()
-        """The programs of each interface."""
+        self._tc: Program | None = None
+        self._xdp: Program | Refused | None = None
+        """The loaded programs. They stay loaded, because the kernel takes a good part of a second
+        to verify a program, and nothing is forwarded until a removed program is back."""
+
+    def close(self) -> None:
+        """Release the loaded programs. Attached programs stay."""
+        for each in (self._tc, self._xdp):
+            if isinstance(each, Program):
+                each.close()
+        self._tc = self._xdp = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -128,7 +145,59 @@ class Attachments:
     @property
     def xdp_interfaces(self) -> frozenset[int]:
         """The interfaces that have XDP."""
-        return frozenset(self._indexes[each.name] for each in self.shown if each.attach != "tc")
+        return frozenset(
+            self._indexes[name] for name, choice in self.choices.items() if choice.mode != "tc"
+        )
+
+    @property
+    def shown(self) -> tuple[InterfaceState, ...]:
+        """The state of each selected interface, including those that are selected by name and do
+        not exist."""
+        names = dict.fromkeys((*self._selection.names, *filter(is_name, self._selectors)))
+        return tuple(self._state(name) for name in names)
+
+    def _state(self, name: str) -> InterfaceState:
+        choice, interface = self.choices.get(name), self._present.get(name)
+        if interface is None:
+            return InterfaceState(name, NOTHING_ATTACHED, "", f"there is no interface {name}")
+        if choice is None:
+            problem = f"interface {name} does not have the gateway's program"
+            return InterfaceState(name, NOTHING_ATTACHED, "", problem)
+        mode, why = choice
+        if name in self._lost:
+            problem = f"another process has removed the gateway's program from interface {name}"
+            return InterfaceState(name, NOTHING_ATTACHED, why, problem)
+        if not interface.up:
+            return InterfaceState(name, mode, why, f"interface {name} is down")
+        return InterfaceState(
+            name, mode, why, "" if interface.carrier else f"interface {name} has no carrier"
+        )
+
+    @property
+    def problem(self) -> str:
+        """Why packets for listeners are not forwarded now, at all interfaces or at some; empty if
+        they are.
+
+        An interface that only a pattern selects, and that has no address, may be down: packets for
+        this gateway do not arrive there, as at an unused port or a member of a bond."""
+        shown = self.shown
+        if not shown:
+            return f"no interface matches {', '.join(self._selectors)}" if self._selectors else ""
+        wrong = {each.name: each.problem for each in shown if each.problem}
+        if len(wrong) < len(shown) and not any(map(self._is_needed, wrong)):
+            return ""
+        return "; ".join(wrong.values())
+
+    def _is_needed(self, name: str) -> bool:
+        """Return whether packets for the gateway may arrive at the interface."""
+        by_pattern_only = all(
+            is_pattern(selector)
+            for selector, names in self._selection.chosen.items()
+            if name in names or selector == name
+        )
+        return not by_pattern_only or any(
+            each.addresses for each in self._selection.present if each.name == name
+        )
 
     def check(self, present: Mapping[str, Interface]) -> None:
         """Raise Unavailable if an interface that is selected by name is missing, or no interface is
@@ -152,29 +221,24 @@ class Attachments:
         selected = self._select(present)
         chosen = [(each, choose(self._wanted, each, driver_of(each.name))) for each in selected]
         name = _filter_name(self._pin_path)
-        shown = []
-        with ExitStack() as loaded:
-            # All programs are loaded before the first one is attached, so that little time passes
-            # between the attachments: flows that begin in this time get entries that only the older
-            # programs know. The programs are loaded in a thread, because the kernel takes a good
-            # part of a second to verify a program.
-            xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
-            if isinstance(xdp_program, Program):
-                loaded.enter_context(xdp_program)
-            complete = loaded.enter_context(await asyncio.to_thread(programs.tc))
-            programs.before_replacing()
-            for interface, _ in chosen:
-                await tc.attach(
-                    interface.number, complete.descriptor, name=name, priority=self._priority
-                )
-            for interface, choice in chosen:
-                shown.append(
-                    InterfaceState(
-                        interface.name, *await self._attach_xdp(interface, choice, xdp_program)
-                    )
-                )
+        choices = {}
+        # All programs are loaded before the first one is attached, so that little time passes
+        # between the attachments: flows that begin in this time get entries that only the older
+        # programs know. The programs are loaded in a thread, because the kernel takes a good part
+        # of a second to verify a program.
+        xdp_program = await self._load_xdp(programs, [choice for _, choice in chosen])
+        if self._tc is None:
+            self._tc = await asyncio.to_thread(programs.tc)
+        complete = self._tc
+        programs.before_replacing()
+        for interface, _ in chosen:
+            await tc.attach(
+                interface.number, complete.descriptor, name=name, priority=self._priority
+            )
+        for interface, choice in chosen:
+            choices[interface.name] = await self._attach_xdp(interface, choice, xdp_program)
         self._indexes = {each.name: each.number for each in selected}
-        self.shown = tuple(shown)
+        self.choices, self._lost = choices, frozenset()
         self._tags = accepted_frames(selected, self.xdp_interfaces)
         _set_tags(tags, self._tags)
         await self._detach_others(name)
@@ -182,6 +246,7 @@ class Attachments:
 
     def _select(self, present: Mapping[str, Interface]) -> list[Interface]:
         """Return the interfaces that the selectors choose now."""
+        self._present = present
         found = interfaces.present(routes=DEFAULT_ROUTE in self._selectors)
         self._selection = select(self._selectors, found, self._selection)
         return [present[name] for name in self._selection.names if name in present]
@@ -193,12 +258,14 @@ class Attachments:
         interface should have it. Raise Refused if the configuration requests XDP."""
         if all(choice.mode == "tc" for choice in choices):
             return None
-        try:
-            return await asyncio.to_thread(programs.xdp)
-        except Refused as error:
-            if self._wanted != "auto":
-                raise
-            return error
+        if self._xdp is None:
+            try:
+                self._xdp = await asyncio.to_thread(programs.xdp)
+            except Refused as error:
+                if self._wanted != "auto":
+                    raise
+                self._xdp = error
+        return self._xdp
 
     async def _attach_xdp(
         self, interface: Interface, choice: Choice, xdp_program: Program | Refused | None
@@ -228,19 +295,24 @@ class Attachments:
             if pin not in pins:
                 xdp.detach(pin)
 
-    async def is_complete(self, present: Mapping[str, Interface]) -> bool:
-        """Return whether every selected interface has its programs and is unchanged. The MAC
-        address of an interface may have changed, for example."""
+    def is_current(self, present: Mapping[str, Interface]) -> bool:
+        """Return whether the selected interfaces are those of the last `attach`, and unchanged. The
+        MAC address of an interface may have changed, for example."""
         selected = self._select(present)
-        if {each.name: each.number for each in selected} != self._indexes or accepted_frames(
+        return {each.name: each.number for each in selected} == self._indexes and accepted_frames(
             selected, self.xdp_interfaces
-        ) != self._tags:
-            return False
-        found = await tc.filters(_filter_name(self._pin_path), self._indexes.values())
-        links = (xdp.read_link(self._pin(index)) for index in self.xdp_interfaces)
-        return {each.interface for each in found} >= set(self._indexes.values()) and all(
-            link and link.interface for link in links
-        )
+        ) == self._tags
+
+    async def look(self) -> frozenset[str]:
+        """Return the interfaces that exist and have lost a program, and show those that forward
+        nothing without it. Takes some 100 us for each interface."""
+        existing = {name: index for name, index in self._indexes.items() if _exists(name, index)}
+        found = await tc.filters(_filter_name(self._pin_path), existing.values())
+        attached = {each.interface for each in found}
+        self._lost = frozenset(name for name, index in existing.items() if index not in attached)
+        links = {index: xdp.read_link(self._pin(index)) for index in self.xdp_interfaces}
+        without_xdp = {index for index, link in links.items() if not (link and link.interface)}
+        return self._lost.union(name for name, index in existing.items() if index in without_xdp)
 
     def _pin(self, index: int) -> Path:
         return self._pin_path / f"xdp-{index}"
@@ -250,6 +322,13 @@ def _set_tags(tags: Map, wanted: Mapping[tuple[int, int], bytes]) -> None:
     packed = {TAG_KEY.pack(*key): MAC.pack(mac) for key, mac in wanted.items()}
     tags.update_all(packed)
     tags.delete_all([key for key, _ in tags.items() if key not in packed])
+
+
+def _exists(name: str, index: int) -> bool:
+    try:
+        return socket.if_nametoindex(name) == index
+    except OSError:
+        return False
 
 
 def _links(pin_path: Path) -> list[Path]:

@@ -36,10 +36,12 @@ RETRY_S = 10.0
 
 class NetworkChanges(NamedTuple):
     """What has changed. `networks`: routes or interfaces, so everything must be checked.
-    `neighbours`: the (interface, address) of each neighbour whose MAC address has changed."""
+    `neighbours`: the (interface, address) of each neighbour whose MAC address has changed. `hooks`:
+    interfaces on which a qdisc or a filter has changed, perhaps ours."""
 
     networks: bool
     neighbours: frozenset[tuple[int, str]]
+    hooks: frozenset[int]
 
 
 class HostNetwork:
@@ -125,8 +127,8 @@ class HostNetwork:
         while True:
             changes = await self._routing.changes()
             changed = frozenset(self._record(changes.neighbours))
-            if changes.others or changed:
-                return NetworkChanges(changes.others, changed)
+            if changes.others or changed or changes.hooks:
+                return NetworkChanges(changes.others, changed, changes.hooks)
 
     def _record(self, neighbours: Iterable[Neighbour]) -> Iterator[tuple[int, str]]:
         """Record the neighbours, and yield watched neighbours whose MAC address has changed."""

@@ -7,8 +7,10 @@ everything that it is responsible for to the present state, even if earlier even
 module knows nothing of Services."""
 
 import asyncio
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import structlog
@@ -34,9 +36,20 @@ from fairlead.net.bpf import Map
 log = structlog.get_logger()
 
 _ONLY = INDEX.pack(0)
+REMOVAL_LOG_S = 10.0
+"""The shortest time between two log lines about removals of a program from the same interface."""
 COPYING_LIMIT_S = 30.0
 """Longer than it takes to copy the entries of full tables. The limit is reached only if the process
 dies meanwhile."""
+
+
+class Removals(NamedTuple):
+    """How often another process has removed a program from an interface, and when the last removal
+    was repaired. `logged_s`: when a log line last reported one, in monotonic seconds."""
+
+    times: int = 0
+    last: datetime = datetime.min.replace(tzinfo=UTC)
+    logged_s: float = -math.inf
 
 
 class Limits(NamedTuple):
@@ -78,6 +91,11 @@ class Networks:
         self._programs = programs
         self._cluster: tuple[Node, ...] | None = None
         self._unmatched: tuple[str, ...] = ()
+        self._failure = ""
+        """The text of the error with which the last attempt to attach failed."""
+        self._problem = ""
+        self.removals: dict[str, Removals] = {}
+        """By interface: how often another process has removed a program."""
         self._copying_until = 0
         (_, _, _, flags, *_) = SETTINGS.unpack(
             maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
@@ -88,6 +106,7 @@ class Networks:
     def close(self) -> None:
         """Stop receiving events. Attached programs stay."""
         self._host_network.close()
+        self.attachments.close()
 
     def set_copying(self, copying: bool) -> None:
         """Set whether flow entries of an older program are copied now, for at most COPYING_LIMIT_S.
@@ -122,15 +141,16 @@ class Networks:
 
     async def attach(self) -> None:
         """Attach our programs to every interface. Raise the errors of `Attachments.attach`."""
-        before = self.attachments.shown
+        before = self.attachments.choices
         try:
             await self.attachments.attach(
                 self._programs, self._maps["tags"], self._host_network.interfaces()
             )
         finally:
             self._host_network.xdp_interfaces = self.attachments.xdp_interfaces
-            for each in set(self.attachments.shown) - set(before):
-                log.info("attached", interface=each.name, attach=each.attach, why=each.why)
+            for name, choice in self.attachments.choices.items():
+                if choice != before.get(name):
+                    log.info("attached", interface=name, attach=choice.mode, why=choice.why)
             self._log_unmatched()
 
     def _log_unmatched(self) -> None:
@@ -141,10 +161,54 @@ class Networks:
         self._unmatched = unmatched
 
     async def reattach(self) -> None:
-        """Attach the programs again if an interface has lost one. Raise the errors of
-        `Attachments.attach`."""
-        if not await self.attachments.is_complete(self._host_network.interfaces()):
-            await self.attach()
+        """Attach the programs again if an interface has lost one, or was added or changed. Raise
+        the errors of `Attachments.attach`."""
+        lost = await self.attachments.look()
+        current = self.attachments.is_current(self._host_network.interfaces())
+        try:
+            if lost or not current:
+                await self.attach()
+        finally:
+            if lost:
+                for name in lost - await self.attachments.look():
+                    self._record_removal(name)
+            self._log_problem()
+
+    async def restore_programs(self) -> None:
+        """Attach the programs again if another process has removed one. An error is logged once."""
+        if not await self.attachments.look():
+            return
+        await self._reattach_or_log()
+
+    async def _reattach_or_log(self) -> None:
+        try:
+            await self.reattach()
+            self._failure = ""
+        except FairleadError as error:
+            if str(error) != self._failure:
+                log.warning("attaching the programs failed", error=str(error))
+            self._failure = str(error)
+
+    def _record_removal(self, name: str) -> None:
+        now_s, before = time.monotonic(), self.removals.get(name, Removals())
+        times, logged_s = before.times + 1, before.logged_s
+        # Another program may remove it as often as it is attached.
+        if now_s - logged_s >= REMOVAL_LOG_S:
+            logged_s = now_s
+            log.warning(
+                "another process had removed the gateway's program: it is attached again",
+                interface=name,
+                removals=times,
+            )
+        self.removals[name] = Removals(times, datetime.now(UTC), logged_s)
+
+    def _log_problem(self) -> None:
+        """Log when the gateway stops forwarding, and when it forwards again."""
+        before, self._problem = self._problem, self.attachments.problem
+        if self._problem and self._problem != before:
+            log.error("this gateway does not forward", problem=self._problem)
+        elif before and not self._problem:
+            log.info("this gateway forwards again", problem_before=before)
 
     async def find_next_hops(self, nodes: Iterable[Node]) -> dict[Node, NextHop | FairleadError]:
         """Return the next hop of each node, or why there is none."""
@@ -204,15 +268,14 @@ class Networks:
     async def apply_changes(self, changes: NetworkChanges) -> set[str]:
         """Bring everything that these changes concern to the present state. Return the nodes that
         have become unreachable."""
-        if not changes.networks and self._cluster is None:
-            return self.write_next_hops(dict(self._hops_via(changes.neighbours)))
-        try:
-            if changes.networks:
-                self._host_network.refresh()
-                await self.reattach()
-        except FairleadError as error:
-            log.warning("attaching the programs failed", error=str(error))
-        return await self.update_next_hops()
+        if changes.networks:
+            self._host_network.refresh()
+            await self._reattach_or_log()
+        elif changes.hooks:
+            await self.restore_programs()
+        if changes.networks or (changes.neighbours and self._cluster is not None):
+            return await self.update_next_hops()
+        return self.write_next_hops(dict(self._hops_via(changes.neighbours)))
 
     def _hops_via(self, next_hops: Collection[tuple[int, str]]) -> Iterator[tuple[Node, NextHop]]:
         """Yield the next hops that use these neighbours, with their present MAC addresses."""

@@ -133,8 +133,10 @@ class ProbePaths(Component):
         while True:
             try:
                 async with asyncio.timeout(AUDIT_S):
-                    while not (await self._host_network.next_changes()).networks:
-                        pass
+                    while True:
+                        changes = await self._host_network.next_changes()
+                        if changes.networks or (changes.hooks and await self._has_lost_program()):
+                            break
             except TimeoutError:
                 pass
             try:
@@ -181,6 +183,12 @@ class ProbePaths(Component):
             self._on_change(
                 {address: METHOD_NAMES[hop.kind] for address, hop in self._hops.items()}
             )
+
+    async def _has_lost_program(self) -> bool:
+        """Return whether another process has detached the program from an interface."""
+        interfaces = {hop.interface for hop in self._hops.values()}
+        found = await tc.filters(self._filter_name, interfaces, egress=True)
+        return {each.interface for each in found} != interfaces
 
     async def _attach(self) -> None:
         """Attach the program to every interface through which a tunnel leaves, and to no other."""
