@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -9,7 +10,10 @@ from fairlead.config import PresenceConfig
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
-from fairlead.kube.instances import observe
+from fairlead.kube.instances import RENEW_TIME, observe
+from fairlead.kube.lease_object import LEASES
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import Presence, lease_body, lease_name
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.roles.presence import Announcer
@@ -67,3 +71,18 @@ async def test_the_error_names_the_missing_permission(server: ApiServer) -> None
     with pytest.raises(Refused, match="may not read the Leases of the roles") as problem:
         await observed(server)
     assert "`list` and `watch` leases.coordination.k8s.io" in str(problem.value)
+
+
+async def test_a_gone_instance_shows_how_long_it_has_really_been_silent(server: ApiServer) -> None:
+    """The command watches for one second, and the gateway has been dead for longer."""
+    dead = Presence("gateway", "gw2", "1", "", ready=True)
+    renewed = (datetime.now(UTC) - timedelta(seconds=53)).strftime(RENEW_TIME)
+    body = lease_body(dead, identity="gw2", now=renewed, lease_s=1.0)
+    key = ObjectKey(SECTION.namespace, lease_name("gateway", "gw2"))
+    async with Client(Access(server.url)) as client:
+        await client.apply(LEASES, key, body, field_manager="gw2", force=True)
+        alive, gone = await observe(client, SECTION.namespace)
+    assert (alive.name, alive.silent_s) == ("gw1", None)
+    assert (gone.name, gone.state) == ("gw2", "gone")
+    assert gone.silent_s is not None
+    assert gone.silent_s >= 53

@@ -47,9 +47,15 @@ def test_a_gateway_is_alive_while_it_renews_its_lease() -> None:
     silences.update(lease("gw2"), first=False)
     assert silences.value().alive == {"gw1", "gw2"}
     pass_time(silences, 1)
-    assert silences.value().alive == {"gw2"}
+    assert silences.value() == Gateways(frozenset({"gw2"}), gone=frozenset({"gw1"}))
     silences.update(lease("gw1"), first=False)
-    assert silences.value().alive == {"gw1", "gw2"}
+    assert silences.value() == Gateways(frozenset({"gw1", "gw2"}))
+    pass_time(silences, DURATION_S)
+    silences.update(lease("gw1"), first=False)
+    pass_time(silences, 1)
+    assert silences.value().gone == {"gw2"}
+    silences.update({ObjectKey("presence", "gw2"): None}, first=False)
+    assert silences.value().gone == set(), "its Lease was deleted"
 
 
 def test_silence_counts_only_while_renewals_could_be_observed() -> None:

@@ -3,16 +3,22 @@ both API servers."""
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.drivers.direct.conftest import a_forwarder
 from tests.drivers.direct.test_shares import Small
 from tests.roles.cluster import Cluster, until
 
 from fairlead.drivers import Component
+from fairlead.kube.answers import NotFound
 from fairlead.kube.lease_object import LEASES
-from fairlead.kube.presence import lease_body, presence_of
+from fairlead.kube.objects import ObjectKey
+from fairlead.kube.presence import lease_body, lease_name, presence_of
 from fairlead.model import DONE, Finding, Outcome, ServiceKey
+from fairlead.plan.gateways import Gateways
+from fairlead.roles.metrics import GatewaysCollector
 from fairlead.roles.presence import Announcer
 from fairlead.web import View
 
@@ -68,6 +74,55 @@ async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) 
     cluster.gateway.record({}, {key: DONE})
     await cluster.has("web", Ready="True/EndpointsReady")
     await cluster.described("web", "Normal", "Recovered", "GatewayNotServing no longer holds")
+
+
+async def test_a_gateway_of_two_that_is_gone_is_named(cluster: Cluster) -> None:
+    """The other gateway serves the Service, so it is Ready. The Event is written once."""
+    await serve(cluster)
+    view = View("gateway", "gw2")
+    view.standing_by = lambda: True
+    second = asyncio.ensure_future(Announcer(cluster.client, cluster.presence, view, "gw2").run())
+    leases = LEASES, ObjectKey(cluster.namespace, lease_name("gateway", "gw2"))
+
+    async def is_announced() -> bool:
+        with suppress(NotFound):
+            return presence_of(await cluster.client.get(*leases)) is not None
+        return False
+
+    async def accepted() -> str:
+        return str((await cluster.conditions("web"))["Accepted"]["message"])
+
+    async def is_shown() -> bool:
+        return "no longer alive: gateway gw2" in await accepted()
+
+    async def is_over() -> bool:
+        return await accepted() == ""
+
+    try:
+        await until(is_announced, "the announcement of gw2")
+    finally:
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+    await until(is_shown, "the message about gw2")
+    await cluster.has("web", Accepted="True/Accepted", Ready="True/EndpointsReady")
+    await cluster.described("web", "Warning", "GatewayGone", "no longer alive: gateway gw2")
+    await cluster.client.delete(*leases)
+    await until(is_over, "the end of the message about gw2")
+    await cluster.described("web", "Normal", "Recovered", "GatewayGone no longer holds")
+    (event,) = await cluster.events("web", reason="GatewayGone")
+    assert event["count"] == 1
+
+
+def test_a_metric_shows_which_gateways_are_alive() -> None:
+    known: Gateways | None = None
+    registry = CollectorRegistry()
+    registry.register(GatewaysCollector(lambda: known))
+    assert registry.get_sample_value("fairlead_gateway_alive", {"gateway": "gw1"}) is None
+    known = Gateways(frozenset({"gw1"}), gone=frozenset({"gw2"}))
+    assert [
+        registry.get_sample_value("fairlead_gateway_alive", {"gateway": name})
+        for name in ("gw1", "gw2")
+    ] == [1.0, 0.0]
 
 
 class Interfaces(Component):

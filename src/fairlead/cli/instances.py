@@ -83,7 +83,8 @@ def _row(each: Instance) -> tuple[str, ...]:
     if each.seen_s_ago is not None:
         seen = f"{each.seen_s_ago:.0f} s ago"
     else:
-        seen = f"not for {each.watched_s:.0f} s; last renewed at {each.renewed} by its own clock"
+        silent_s = each.silent_s or each.watched_s
+        seen = f"not for {silent_s:.0f} s; last renewed at {each.renewed} by its own clock"
     state = f"{each.state}, stale" if each.stale else each.state
     interfaces = ", ".join(each.interfaces) or "-"
     return (

@@ -10,6 +10,7 @@ broken: a second list decides."""
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,8 @@ from fairlead.kube.presence import COMPONENT_LABEL, SELECTOR, NotServed, Presenc
 from fairlead.kube.reflector import Reflector
 
 SLACK_S = 1.0
+RENEW_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+"""The format of `renewTime` (metav1.MicroTime)."""
 UNREADABLE = Presence("", "", "", "")
 
 InstanceState = Literal["leads", "stands by", "ready", "not ready", "gone"]
@@ -33,7 +36,8 @@ class Instance(msgspec.Struct, frozen=True):
 
     `seen_s_ago`: seconds since it was observed to renew its Lease; None: no renewal was observed in
     `watched_s` seconds. `renewed`: the time of its last renewal by its own clock, for people to
-    read."""
+    read. `silent_s`: how long it has been silent, if it is gone: at least `watched_s`, and more if
+    the clocks say so. They decide nothing."""
 
     role: str
     name: str
@@ -42,6 +46,7 @@ class Instance(msgspec.Struct, frozen=True):
     since: str
     seen_s_ago: float | None
     watched_s: float
+    silent_s: float | None
     renewed: str
     interfaces: tuple[str, ...]
     served: int
@@ -116,6 +121,7 @@ def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) 
         since=record.since,
         seen_s_ago=round(now_s - seen_s, 1) if seen_s is not None else None,
         watched_s=round(now_s - begun_s, 1),
+        silent_s=_silent_s(lease, now_s - begun_s) if seen_s is None else None,
         renewed=lease.spec.renew_time or "",
         interfaces=record.interfaces,
         served=record.served,
@@ -123,6 +129,14 @@ def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) 
         not_served=record.not_served,
         stale=dict(record.stale),
     )
+
+
+def _silent_s(lease: Lease, watched_s: float) -> float:
+    try:
+        renewed = datetime.strptime(lease.spec.renew_time or "", RENEW_TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return round(watched_s, 1)
+    return round(max(watched_s, (datetime.now(UTC) - renewed).total_seconds()), 1)
 
 
 def _state(record: Presence) -> InstanceState:

@@ -1,10 +1,12 @@
 """Findings about the gateways of a Service.
 
-In: the live gateways, and the Services that each of them cannot serve. Out: Findings that prevent
-the condition Ready of a Service. Pure. Invariant: a Finding does not change while its cause lasts.
-It therefore names neither a time nor a gateway that has merely stopped renewing its Lease."""
+In: the live gateways, those that are gone, and the Services that each live gateway cannot serve.
+Out: Findings. A Finding about a live gateway, or about the last one, prevents the condition Ready
+of the Service. A gateway that is gone does not, while another one is alive: routers that follow its
+health no longer send to it, and its kernel may still forward. Pure. Invariant: a Finding does not
+change while its cause lasts, so it names no time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -12,6 +14,7 @@ from fairlead.model import Finding, ServiceKey
 
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
+GONE = "GatewayGone"
 MAX_NAMED = 3
 """Maximum number of gateways that a message names."""
 SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that host"
@@ -21,11 +24,13 @@ SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that hos
 class Gateways(msgspec.Struct, frozen=True):
     """The gateways as the controller observes them. `refusals`: the Services that some live
     gateways cannot serve, with the message of each of these gateways. `problems`: why some live
-    gateways cannot serve any Service now."""
+    gateways cannot serve any Service now. `gone`: gateways that have stopped renewing their
+    Leases."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
     problems: Mapping[str, str] = msgspec.field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
@@ -40,13 +45,31 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, 
         )
         remedy = "start `fairlead gateway`, and check `fairlead status --cluster`"
         return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
+    return (*_not_served(gateways, key), *_gone(gateways))
+
+
+def _gone(gateways: Gateways) -> Iterator[Finding]:
+    if not gateways.gone:
+        return
+    gone = sorted(gateways.gone)
+    more = f" and {len(gone) - MAX_NAMED} more" if len(gone) > MAX_NAMED else ""
+    yield Finding(
+        GONE,
+        f"no longer alive: gateway {', '.join(gone[:MAX_NAMED])}{more}. The process or its host is "
+        "down, and packets that routers still send there may be lost",
+        remedy="start it, or remove it with `fairlead gateway --cleanup`; `fairlead status "
+        "--cluster` shows since when it is gone",
+    )
+
+
+def _not_served(gateways: Gateways, key: ServiceKey) -> Iterator[Finding]:
     refusals = {**gateways.refusals.get(key, {}), **gateways.problems}
     if not refusals:
-        return ()
+        return
     reports = [
         f"gateway {name} cannot serve it: {message or SEE_THERE}"
         for name, message in sorted(refusals.items())
     ]
     more = f"; and {len(reports) - MAX_NAMED} more gateways" if len(reports) > MAX_NAMED else ""
     message = "; ".join(reports[:MAX_NAMED]) + more
-    return (Finding(NOT_SERVED, message, severity="error", blocks="Ready"),)
+    yield Finding(NOT_SERVED, message, severity="error", blocks="Ready")

@@ -148,7 +148,7 @@ async def run(
             Task("presence", partial(announcer.run, remove_at_end=True)),
             Feed(client, state, freshness, projection),
             AddressFeed(client, state, freshness),
-            Task("gateways", gateways.run),
+            gateways,
             Task("leader election", partial(elector.lead, term)),
         ]
         await run_components(components, view)

@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from fairlead.config import PresenceConfig
+from fairlead.drivers import Component
 from fairlead.errors import Conflict, FairleadError, Unavailable
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
@@ -41,6 +42,7 @@ from fairlead.kube.presence import (
 from fairlead.kube.reflector import Reflector
 from fairlead.model import ServiceKey
 from fairlead.plan.gateways import Gateways
+from fairlead.roles.metrics import GatewaysCollector
 from fairlead.state import State
 
 log = structlog.get_logger()
@@ -136,12 +138,20 @@ class GatewayLeases:
             for presence in alive
             if presence.problem
         }
-        return Gateways(frozenset(presence.name for presence in alive), refusals, problems)
+        names = frozenset(presence.name for presence in alive)
+        gone = frozenset(
+            each.presence.name[:MAX_REASON_LENGTH]
+            for each in self.gateways.values()
+            if each.expired
+        )
+        return Gateways(names, refusals, problems, gone - names)
 
 
-class GatewayWatch:
+class GatewayWatch(Component):
     """Keeps `state.gateways`, and the excluded addresses of gateways, equal to the Leases.
     `decided` is set once the gateways are known, or cannot become known."""
+
+    name = "gateways"
 
     def __init__(
         self, client: Client, state: State, section: PresenceConfig, freshness: Freshness
@@ -165,6 +175,9 @@ class GatewayWatch:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._count())
+
+    def collectors(self) -> tuple[GatewaysCollector]:
+        return (GatewaysCollector(lambda: self._state.gateways),)
 
     async def _follow(self) -> None:
         first = True
