@@ -159,8 +159,8 @@ class GatewayConfig(Section, frozen=True):
     fairlead.io/proxy."""
     proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20
     """Maximum number of old HAProxy workers that are kept after reloads until their connections
-    end. If there are more, the oldest worker is stopped and its connections are closed. 0: there is
-    no limit."""
+    end. If there are more, a worker is stopped and its connections are closed. One namespace may
+    cause half of the workers that others leave. 0: there is no limit."""
     peers: tuple[str, ...] = ()
     """`address:port` of the other gateways that serve the same addresses (their `peer_listen`). The
     address is numeric; an IPv6 address is in brackets. Gateways read new flow entries of slots in

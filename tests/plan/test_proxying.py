@@ -326,7 +326,7 @@ def test_the_finding_about_a_changed_header_tells_what_to_change_in_which_order(
 
 
 def test_the_finding_about_ended_connections_tells_the_limit() -> None:
-    assert ended(1, 20).message.startswith("1 connection was ended, the oldest ")
+    assert ended(1, 20).message.startswith("1 connection was ended, with a worker ")
     assert [
         word
         for word in ("7 connections were", "at most 20 of its old", "gateway.proxyOldWorkers")

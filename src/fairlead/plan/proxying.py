@@ -52,6 +52,7 @@ HOSTNAME_SUFFIX = ("fairlead.io/hostname-suffix",)
 NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
 OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
+RELOAD_DELAYED = "ReloadDelayed"
 AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
 ANNOTATIONS = tuple(name for each in PROXY_ANNOTATIONS for name in names_of(each)) + HOSTNAME_SUFFIX
@@ -225,8 +226,27 @@ def ended(connections: int, max_workers: int) -> Finding:
     why = f"HAProxy keeps at most {max_workers} of its old workers after reloads"
     return Finding(
         OLD_CONNECTIONS_ENDED,
-        f"{ended} ended, the oldest of this gateway: {why} (gateway.proxyOldWorkers)",
+        f"{ended} ended, with a worker from before a reload: {why} (gateway.proxyOldWorkers)",
     )
+
+
+def reload_delayed(namespace: str, max_workers: int) -> Finding:
+    """Return the Finding that a change waits, because it needs a reload that its namespace may not
+    cause now. `max_workers`: the maximum number of old workers, if the namespace has reached its
+    share of them; 0 if it has caused many reloads recently."""
+    if max_workers:
+        why = (
+            f"changes in namespace {namespace} have left as many old workers of HAProxy as they "
+            f"may, with connections of others, and this gateway keeps at most {max_workers}"
+        )
+        remedy = (
+            "it is applied when the connections of such a worker have ended; change Services less "
+            "often, several at the same time, or raise gateway.proxyOldWorkers"
+        )
+    else:
+        why = f"Services of namespace {namespace} change often, and each change reloads HAProxy"
+        remedy = "change Services less often, or several at the same time"
+    return Finding(RELOAD_DELAYED, f"this change is not in effect yet: {why}", remedy=remedy)
 
 
 def _affinity() -> Finding:

@@ -41,7 +41,7 @@ async def test_each_service_gets_an_event_with_the_number_of_its_closed_connecti
     with capture_logs() as logs:
         await check_events(folder)
     assert [
-        entry["connections"] for entry in logs if "oldest HAProxy workers" in entry["event"]
+        entry["connections"] for entry in logs if "stopped HAProxy workers" in entry["event"]
     ] == [3, 3]
 
 
@@ -107,7 +107,7 @@ async def check_events(folder: Path) -> None:
         for key, cut in ((WEB, "2 connections were"), (OTHER, "1 connection was")):
             said = shown[key.name]
             assert (said["type"], said["reason"]) == ("Warning", "OldConnectionsEnded")
-            assert said["message"].startswith(f"{cut} ended, the oldest of this gateway: ")
+            assert said["message"].startswith(f"{cut} ended, with a worker from before a reload: ")
             assert (
                 "at most 1 of its old workers after reloads (gateway.proxyOldWorkers)"
                 in said["message"]

@@ -35,7 +35,6 @@ from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.process import SEARCH, Haproxy
 from fairlead.drivers.proxy.render import render
 from fairlead.drivers.proxy.spec import specs_of
-from fairlead.drivers.proxy.workers import NO_BACKEND
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.model import LoadBalancer, MemberChecks, Outcome, ProxySettings, ServiceKey
@@ -43,6 +42,9 @@ from fairlead.net import localroutes
 from fairlead.plan.proxying import ended, switched
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+NO_BACKEND = "<NONE>"
+"""The backend of a connection that is not a client's: the test's own command."""
 
 
 async def worker(driver: ProxyDriver) -> int:
@@ -691,11 +693,19 @@ async def test_connections_outlive_their_port(folder: Path) -> None:
         await reconcile(
             driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080)
         )
-        talk = await ClientConnection.start(VIP, 8080)
+        pid, talk = await worker(driver), await ClientConnection.start(VIP, 8080)
         await talk.request()
         await reconcile(driver, balancer({"node1": 1}), gone=[other])
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ClientConnection.start(VIP, 8080), 0.3)
+        assert await talk.request() == ["node1", "-", "x"]
+        # No reload was needed, and the next process also finds that the port is gone.
+        assert await worker(driver) == pid
+        assert await remaining(ProxyDriver(folder), balancer({"node1": 1})) == ()
+        await reconcile(
+            driver, balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080)
+        )
+        assert await new_answers(1, VIP, 8080) == [["node1", "-", "x"]]
         assert await talk.request() == ["node1", "-", "x"]
         talk.end()
 

@@ -13,6 +13,7 @@ from fairlead.drivers.proxy.spec import (
     SetServers,
     after,
     diff,
+    needing_reload,
     rivals,
     specs_of,
     switches,
@@ -43,6 +44,18 @@ def test_only_changes_that_haproxy_cannot_make_at_run_time_need_a_reload(
     changes = diff(specs(wanted), PLAIN)
     assert [type(change) for change in changes] == steps
     assert after(PLAIN, changes) == specs(wanted)
+
+
+def test_a_removal_needs_a_reload_only_with_a_new_listener_of_its_service() -> None:
+    other = ServiceKey("default", "other")
+    before = specs(balancer({"node1": 1}), balancer({"node1": 1}, key=other, port=8080))
+    removal = [RemoveListener(other, ProxyKey(VIP, 8080))]
+    assert diff(specs(balancer({"node1": 1})), before) == tuple(removal)
+    assert needing_reload(removal, before) == []
+    added = diff(specs(balancer({"node1": 1}, port=81)), before)
+    assert needing_reload(added, before) == [each for each in added if each.service == WEB]
+    last = diff({}, PLAIN)
+    assert needing_reload(last, PLAIN) == list(last)
 
 
 def test_changed_source_ranges_need_no_reload() -> None:

@@ -7,6 +7,7 @@ Kubernetes API itself.
 - `process`: start, reload, adoption and end of the HAProxy process.
 - `runtime`: commands on HAProxy's sockets.
 - `members`, `drains`, `workers`: servers of a running HAProxy, drained servers, old workers.
+- `reloads`: which namespaces may cause a reload (pure).
 - `states`: the server states that a new worker inherits (pure).
 - `counters`, `metrics`: traffic by Service.
 - `shield`: nftables rules that keep other ports of the host unreachable at Service addresses.

@@ -4,9 +4,10 @@ In: LoadBalancers. Out: a HAProxy that listens for them.
 
 Serving does not depend on this process. When it ends HAProxy continues, and the next process reads
 HAProxy's state. When HAProxy dies, it is restarted with all Services. Members, weights, draining
-and source ranges are changed in the running HAProxy. Everything else needs a new configuration and
-a reload. Services that need a reload share one, and reloads are limited in frequency, because an
-old worker stays until its last connection ends.
+and source ranges are changed in the running HAProxy, and listeners are removed there. Everything
+else needs a new configuration and a reload. Services that need a reload share one, and reloads are
+limited in frequency, and for each namespace (`reloads`), because an old worker stays until its last
+connection ends.
 
 Members are probed by Fairlead alone (`drivers/monitor.py`), once for all Services of a node, as for
 class direct; HAProxy also probes them if a Service requests it. While this process does not run,
@@ -32,7 +33,8 @@ from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.metrics import ProxyCollector
 from fairlead.drivers.proxy.process import Haproxy
-from fairlead.drivers.proxy.render import acl_lines, render, section_name, sections_of, service_of
+from fairlead.drivers.proxy.reloads import Reloads
+from fairlead.drivers.proxy.render import acl_lines, render, section_name, sections_of
 from fairlead.drivers.proxy.spec import (
     ProxyChange,
     ProxyListener,
@@ -42,14 +44,13 @@ from fairlead.drivers.proxy.spec import (
     Served,
     Server,
     SetDrain,
-    SetListener,
     SetRanges,
 )
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.networks import read_address
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
-from fairlead.plan.proxying import ended
+from fairlead.plan.proxying import ended, reload_delayed
 from fairlead.plan.proxying import switched as switched_note
 from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 
@@ -57,6 +58,8 @@ log = structlog.get_logger()
 
 RELOAD_PAUSE_S = 1.0
 """Minimum time between two reloads. Changes within this time share a reload."""
+PAUSES_AFTER_BURST = 10
+"""The number of these times between two reloads of a namespace that has used up its burst."""
 POLL_INTERVAL_S = 5.0
 """Interval at which counters are read, and connections of drained servers past their time are
 closed."""
@@ -96,6 +99,9 @@ class ProxyDriver(Component):
         self._drain_s = drain_s
         self._old_workers = old_workers
         self._belongs_to_host = belongs_to_host
+        self._reloads = Reloads(old_workers, PAUSES_AFTER_BURST * reload_pause_s)
+        self._delayed: set[ServiceKey] = set()
+        """The Services about which it was reported that their changes wait for a reload."""
         self._drains = Drains()
         self._reload_pause_s = reload_pause_s
         self.haproxy = Haproxy(folder)
@@ -151,8 +157,8 @@ class ProxyDriver(Component):
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry out the changes. A Service waits if its listeners need a reload soon after the last
-        one. Raise Refused for a configuration that HAProxy does not accept; HAProxy then continues
-        with the previous one."""
+        one, or if its namespace may not cause a reload now. Raise Refused for a configuration that
+        HAProxy does not accept; HAProxy then continues with the previous one."""
         async with self._changing:
             reports = [change for change in changes if isinstance(change, ReportClosed)]
             outcomes = await self._apply(
@@ -171,22 +177,41 @@ class ProxyDriver(Component):
             }
 
     async def _apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
-        outcomes: dict[ServiceKey, Outcome] = {}
-        if spec.needs_reload(changes):
-            if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
-                return await self._reload(changes)
-            waiting = {
-                change.service
-                for change in changes
-                if isinstance(change, SetListener | RemoveListener)
-            }
-            outcomes = dict.fromkeys(
-                waiting, Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
+        reloading = spec.needing_reload(changes, self._specs)
+        waiting = await self._waiting({change.service for change in reloading})
+        if reloading and not waiting:
+            return await self._reload(changes, {change.service for change in reloading})
+        return waiting | await self._apply_live(
+            [change for change in changes if change not in reloading]
+        )
+
+    async def _waiting(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
+        """Return the outcomes of these Services, which need a reload, if it cannot take place now.
+        It takes place, with the changes of all of them, if the namespace of one may cause it."""
+        if not services:
+            return {}
+        now_s = self._now_s()
+        if (left_s := self._reloaded_s + self._reload_pause_s - now_s) > 0:
+            why = Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
+            return dict.fromkeys(services, why)
+        old = []
+        with suppress(Unavailable):
+            old = workers.by_namespace(await workers.connections(self.haproxy))
+        outcomes = {}
+        for service in services:
+            wait_s = self._reloads.wait_s(service.namespace, now_s)
+            has_room = self._reloads.has_room(service.namespace, old)
+            if not wait_s and has_room:
+                return {}
+            note = reload_delayed(service.namespace, self._old_workers if not has_room else 0)
+            outcomes[service] = Outcome(
+                "waiting",
+                str(note),
+                again_s=wait_s or POLL_INTERVAL_S,
+                notes=() if service in self._delayed else (note,),
             )
-        live = [
-            change for change in changes if not isinstance(change, SetListener | RemoveListener)
-        ]
-        return outcomes | await self._apply_live(live)
+        self._delayed |= outcomes.keys()
+        return outcomes
 
     async def run(self) -> None:
         """Until cancelled: read counters, delete servers without connections, and restart HAProxy
@@ -295,15 +320,22 @@ class ProxyDriver(Component):
                     Server(each.node, each.address, each.port, each.weight)
                 )
         specs: dict[ServiceKey, ProxySpec] = {}
+        listening = await runtime.listening(self.haproxy.worker)
         for section in sections_of(text):
             service = ServiceKey(section.namespace, section.name)
-            servers = shown.get(section_name(service, section.listener.key), [])
-            drain_s = self._specs[service].drain_s if service in self._specs else 0.0
-            one = specs.get(service, ProxySpec(section.uid, (), self._ranges(service), drain_s))
-            listeners = tuple(
-                sorted([*one.listeners, Served(section.listener, tuple(sorted(servers)))])
+            name = section_name(service, section.listener.key)
+            if name not in listening:
+                continue
+            # HAProxy does not have the drain time.
+            given = self._specs.get(service, ProxySpec("", ()))
+            one = specs.get(service, ProxySpec("", ()))
+            served = Served(section.listener, tuple(sorted(shown.get(name, ()))))
+            specs[service] = msgspec.structs.replace(
+                given,
+                uid=section.uid,
+                listeners=tuple(sorted([*one.listeners, served])),
+                source_ranges=self._ranges(service),
             )
-            specs[service] = ProxySpec(section.uid, listeners, one.source_ranges, one.drain_s)
         return specs
 
     def _ranges(self, service: ServiceKey) -> tuple[str, ...]:
@@ -320,7 +352,9 @@ class ProxyDriver(Component):
     def _drop_ranges(self, service: ServiceKey) -> None:
         Path(self.haproxy.paths.ranges(service)).unlink(missing_ok=True)
 
-    async def _reload(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
+    async def _reload(
+        self, changes: Sequence[ProxyChange], causes: Collection[ServiceKey]
+    ) -> Mapping[ServiceKey, Outcome]:
         wanted = spec.after(self._specs, changes)
         rivals = spec.rivals(wanted, self._specs)
         if rivals:
@@ -338,26 +372,22 @@ class ProxyDriver(Component):
         await localroutes.add(after - self._local(self._specs))
         if wanted:
             await self._poll()
+            replaced = await self._current_worker() if before else 0
             await self.haproxy.run(render(wanted, self.haproxy.paths))
             self.reloads += 1
+            if replaced:
+                namespaces = {each.namespace for each in causes}
+                self._reloads.record(replaced, namespaces, self._now_s())
         else:
             await self.haproxy.stop()
+        self._delayed -= set(causes)
         if before:
             # After the first configuration no pause is needed: there is no old worker that a reload
             # would add to, and more Services are about to be set up.
             self._reloaded_s = self._now_s()
         self.counters.end_worker()
-        self.counters.keep(wanted)
-        self._closed = Counter(
-            {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}
-        )
-        await localroutes.delete(before - after)
-        if before:
-            self._shield(wanted)
-        for service in self._specs.keys() - wanted.keys():
-            self._drop_ranges(service)
         switched = spec.switches(self._specs, wanted)
-        self._adopt(wanted)
+        await self._drop_removed(wanted)
         self._leaving = set()
         outcomes = {
             service: Outcome(
@@ -369,6 +399,27 @@ class ProxyDriver(Component):
             outcomes = _with_note(outcomes, service, switched_note(*headers))
         return outcomes
 
+    async def _current_worker(self) -> int:
+        """Return the process id of the worker that accepts connections; 0 if there is none."""
+        with suppress(Unavailable):
+            found, _ = await runtime.workers(self.haproxy.master)
+            return next((each.pid for each in found if not each.old), 0)
+        return 0
+
+    async def _drop_removed(self, wanted: dict[ServiceKey, ProxySpec]) -> None:
+        """Adopt this state, and remove what only listeners needed that are gone from it."""
+        before = self._addresses(self._specs)
+        self.counters.keep(wanted)
+        self._closed = Counter(
+            {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}
+        )
+        await localroutes.delete(before - self._addresses(wanted))
+        if before:
+            self._shield(wanted)
+        for service in self._specs.keys() - wanted.keys():
+            self._drop_ranges(service)
+        self._adopt(wanted)
+
     async def _apply_live(self, changes: Sequence[ProxyChange]) -> dict[ServiceKey, Outcome]:
         """Carry out the changes that need no reload. After a failure, read HAProxy's state again:
         the next attempt starts from it."""
@@ -376,6 +427,11 @@ class ProxyDriver(Component):
         if not changes:
             return outcomes
         try:
+            if removals := [each for each in changes if isinstance(each, RemoveListener)]:
+                await runtime.shut_down(
+                    self.haproxy.worker, [section_name(each.service, each.key) for each in removals]
+                )
+                await self._drop_removed(spec.after(self._specs, removals))
             await self._set_ranges([change for change in changes if isinstance(change, SetRanges)])
             server_changes = [change for change in changes if isinstance(change, spec.SetServers)]
             if server_changes:
@@ -422,7 +478,7 @@ class ProxyDriver(Component):
 
     async def _poll(self) -> None:
         """Read counters, close connections of servers that exceeded their drain time, and stop
-        surplus old workers."""
+        surplus old workers (`reloads`)."""
         if not self._specs:
             return
         sections = {
@@ -431,24 +487,23 @@ class ProxyDriver(Component):
             for each in one.listeners
         }
         with suppress(Unavailable):
-            await self._count(sections)
+            old = await workers.connections(self.haproxy)
+            self._reloads.keep({each.pid for each in old})
+            await self._count(sections, sum(old.values(), Counter()))
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
-            self._report_closed(await workers.end_oldest(self.haproxy, self._old_workers), sections)
+            surplus = {each.pid for each in self._reloads.surplus(workers.by_namespace(old))}
+            workers.end(self.haproxy, surplus)
+            closed = sum((old[each] for each in old if each.pid in surplus), Counter())
+            self._report_closed(closed)
 
-    async def _count(self, sections: Mapping[str, ServiceKey]) -> None:
+    async def _count(
+        self, sections: Mapping[str, ServiceKey], in_old_workers: Counter[ServiceKey]
+    ) -> None:
         """Read counters, unless an old worker answers on the worker's socket."""
-        found, _ = await runtime.workers(self.haproxy.master)
         worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
-        if worker.pid not in [each.pid for each in found if not each.old]:
+        if worker.pid != await self._current_worker():
             return
-        in_old_workers: Counter[ServiceKey] = Counter()
-        for old in (each.pid for each in found if each.old):
-            with suppress(Unavailable):  # the worker has just ended by itself
-                for section, count in (
-                    await runtime.open_connections(self.haproxy.master, old)
-                ).items():
-                    in_old_workers[service_of(section)] += count
         self.counters.take(
             traffic_of(rows, sections),
             worker,
@@ -461,24 +516,19 @@ class ProxyDriver(Component):
         with suppress(Unavailable):
             self._leaving = await members.remove(self.haproxy.worker, self._leaving)
 
-    def _report_closed(
-        self, connections: Mapping[str, int], sections: Mapping[str, ServiceKey]
-    ) -> None:
+    def _report_closed(self, connections: Counter[ServiceKey]) -> None:
         """Log the connections that were closed with old workers, and have their Services report
         them."""
         if not connections:
             return
         log.warning(
-            "stopped the oldest HAProxy workers from before a reload: there were too many",
-            connections=sum(connections.values()),
+            "stopped HAProxy workers from before a reload: there were too many",
+            connections=connections.total(),
             limit=self._old_workers,
         )
-        by_service: Counter[ServiceKey] = Counter()
-        for section, count in connections.items():
-            if section in sections:
-                by_service[sections[section]] += count
-        self._closed.update(by_service)
-        self._requeue(by_service)
+        served = {key: count for key, count in connections.items() if key in self._specs}
+        self._closed.update(served)
+        self._requeue(served)
 
 
 def _with_note(

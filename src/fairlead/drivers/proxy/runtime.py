@@ -133,6 +133,21 @@ async def _replace(path: Path | str, names: Sequence[str], cidrs: Sequence[str])
     await execute(path, [f"commit acl @{version} {each}" for each, version in versions.items()])
 
 
+async def shut_down(path: Path | str, sections: Iterable[str]) -> None:
+    """Close the listening sockets of these sections for good. Open connections continue."""
+    commands = [f"shutdown frontend {each}" for each in sections]
+    for line in joined(commands):
+        answers = (await query(path, line)).split("\n")
+        if said := [each for each in answers if each and "already shut down" not in each]:
+            raise Unavailable(f"HAProxy rejected a command in {line[:120]!r}: {said[0][:300]}")
+
+
+async def listening(path: Path | str) -> set[str]:
+    """Return the sections whose listening sockets have not been closed."""
+    _, _, table = (await query(path, "show stat -1 1 -1")).partition("# ")
+    return {row["pxname"] for row in _rows(table, ("pxname", "status")) if row["status"] != "STOP"}
+
+
 async def description(path: Path | str) -> str:
     """Return the `description` in the worker's configuration."""
     return _parse_info(await query(path, "show info")).get("description", "")

@@ -1,11 +1,12 @@
 """The desired and the actual state of HAProxy as values, and the steps between them. Pure.
 
 In: LoadBalancers of class fairlead.io/proxy, and the state that was read from HAProxy. Out: specs
-and changes. Servers and source ranges are changed in the running worker. A listener that is added,
-removed or configured differently needs a reload: a new worker takes over the listening sockets with
-another configuration, while the open connections end in the old worker. Invariant: equal plans give
-equal specs on every gateway, so that HAProxy's choice by client address is the same on every
-gateway."""
+and changes. Servers and source ranges are changed in the running worker, and listeners are removed
+there. A listener that is added or configured differently needs a reload: a new worker takes over
+the listening sockets with another configuration, while the open connections end in the old worker.
+HAProxy 2.6.12 could also change the connection limit of a listener at run time, but it hangs, and
+kills itself, if connections wait for the limit that is raised. Invariant: equal plans give equal
+specs on every gateway, so that HAProxy's choice by client address is the same on every gateway."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -136,13 +137,13 @@ class SetListener(Value, frozen=True):
 
 
 class RemoveListener(Value, frozen=True):
-    """Remove a listener, by a reload."""
+    """Remove a listener."""
 
     service: ServiceKey
     key: ProxyKey
 
     def __str__(self) -> str:
-        return f"reload without listener {self.key} {self.service}"
+        return f"remove listener {self.key} {self.service}"
 
 
 class ReportClosed(Value, frozen=True):
@@ -300,11 +301,11 @@ def after(
                 others = [
                     each for each in spec.listeners if each.listener.key != served.listener.key
                 ]
-                spec = ProxySpec(
-                    uid,
-                    tuple(sorted([*others, Served(served.listener, served.servers)])),
-                    cidrs,
-                    spec.drain_s,
+                spec = msgspec.structs.replace(
+                    spec,
+                    uid=uid,
+                    listeners=tuple(sorted([*others, Served(served.listener, served.servers)])),
+                    source_ranges=cidrs,
                 )
             case RemoveListener(key=key):
                 left = tuple(each for each in spec.listeners if each.listener.key != key)
@@ -358,6 +359,15 @@ def switches(
     return found
 
 
-def needs_reload(changes: Sequence[ProxyChange]) -> bool:
-    """Whether one of the changes needs a reload."""
-    return any(isinstance(change, SetListener | RemoveListener) for change in changes)
+def needing_reload(
+    changes: Sequence[ProxyChange], actual: Mapping[ServiceKey, ProxySpec]
+) -> list[SetListener | RemoveListener]:
+    """Return the changes for which HAProxy must be reloaded. A removal needs no reload of its own.
+    It waits for the reload of its Service if that also gets a listener, so that a port that
+    replaces another one begins when the other one ends. With its last listener HAProxy is
+    stopped, which counts as a reload."""
+    listeners = [each for each in changes if isinstance(each, SetListener | RemoveListener)]
+    if listeners and not after(actual, changes):
+        return listeners
+    set_up = {each.service for each in listeners if isinstance(each, SetListener)}
+    return [each for each in listeners if each.service in set_up]

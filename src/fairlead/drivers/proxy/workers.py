@@ -1,9 +1,8 @@
 """Limits the number of old workers, which continue after a reload with their open connections.
 
-In: a HAProxy, and the maximum number of old workers. Out: the surplus workers are stopped; the
-number of connections that each section lost thereby. An old worker lives as long as it has
-connections, and costs memory. Where connections last and Services change often, the number of old
-workers would grow without limit. The oldest is stopped first: it had the longest time to drain.
+In: a HAProxy. Out: its old workers with their connections; workers are stopped. An old worker lives
+as long as it has connections, and costs memory. Where connections last and Services change often,
+the number of old workers would grow without limit. `reloads` decides which of them are stopped.
 
 HAProxy's own limits do not fit: `mworker-max-reloads` stops a worker by the number of reloads that
 it has seen, even if it is the only old one, and `hard-stop-after` by its age. Follows HAProxy 2.6's
@@ -12,33 +11,50 @@ management manual, sections 4 (SIGTERM stops a worker at once) and 9.4 (`show pr
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from fairlead.drivers.proxy import runtime
 from fairlead.drivers.proxy.process import Haproxy
+from fairlead.drivers.proxy.reloads import OldWorker
+from fairlead.drivers.proxy.render import service_of
 from fairlead.errors import Unavailable
-
-NO_BACKEND = "<NONE>"
-"""The backend of a connection that is not a client's: our own command."""
+from fairlead.model import ServiceKey
 
 
-async def end_oldest(haproxy: Haproxy, limit: int) -> Counter[str]:
-    """Stop the oldest old workers until at most `limit` are left (0: no limit). Return the number
-    of closed connections by section."""
-    closed: Counter[str] = Counter()
-    if not limit:
-        return closed
-    found, _ = await runtime.workers(haproxy.master)
-    old = sorted((each for each in found if each.old), key=lambda each: each.reloads, reverse=True)
-    for each in old[: max(0, len(old) - limit)]:
+async def connections(haproxy: Haproxy) -> dict[runtime.Worker, Counter[ServiceKey]]:
+    """Return the old workers, each with the number of its open connections by Service."""
+    found: dict[runtime.Worker, Counter[ServiceKey]] = {}
+    for each in (await runtime.workers(haproxy.master))[0]:
+        if not each.old:
+            continue
         with suppress(Unavailable):  # the worker has just ended by itself
-            sessions = await runtime.sessions(haproxy.master, each.pid)
-            closed += Counter(
-                session["fe"] for session in sessions if session.get("be", NO_BACKEND) != NO_BACKEND
-            )
-        _end(each.pid, haproxy.folder)
-    return closed
+            counted: Counter[ServiceKey] = Counter()
+            opened = await runtime.open_connections(haproxy.master, each.pid)
+            for section, count in opened.items():
+                counted[service_of(section)] += count
+            found[each] = +counted
+    return found
+
+
+def by_namespace(
+    old: Mapping[runtime.Worker, Mapping[ServiceKey, int]],
+) -> list[OldWorker]:
+    """Return the old workers with their connections by namespace."""
+    found = []
+    for worker, services in old.items():
+        counted: Counter[str] = Counter()
+        for service, count in services.items():
+            counted[service.namespace] += count
+        found.append(OldWorker(worker.pid, worker.reloads, counted))
+    return found
+
+
+def end(haproxy: Haproxy, pids: Iterable[int]) -> None:
+    """Stop these workers, with their connections."""
+    for pid in pids:
+        _end(pid, haproxy.folder)
 
 
 def _end(pid: int, folder: Path) -> None:

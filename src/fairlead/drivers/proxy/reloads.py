@@ -1,0 +1,94 @@
+"""Which namespaces may cause a reload of HAProxy now. Pure: the time is an argument.
+
+A worker has connections of all namespaces. After a reload it stays as an old worker until they
+end, and the number of old workers is limited. So every reload brings the end of a worker nearer,
+with connections of Services that have not changed.
+
+In: the reloads that took place, each with the namespaces whose Services needed it; the connections
+of the old workers. Out: how long a namespace has to wait, and the workers to end when there are too
+many. An old worker is *free* if one namespace alone caused it, and it has connections of this
+namespace only: to end it costs nobody else anything. Every other old worker counts for the
+namespaces that caused it. Invariants: a namespace for which a worker counts already causes no
+reload by which there could be more of these workers than the limit, so a single namespace never
+causes the end of connections of another; a free worker is ended before any other."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+BURST = 10
+"""The number of reloads that a namespace may cause one after the other. Later ones are spread over
+time, because the changes of other namespaces wait during each reload."""
+SHARE = 0.5
+"""The fraction of old workers that may count for one namespace, of those that others leave."""
+
+
+class OldWorker(NamedTuple):
+    """An old worker. `reloads`: the number of reloads since its start. `connections`: the number
+    of its open connections by namespace, without zeros."""
+
+    pid: int
+    reloads: int
+    connections: Mapping[str, int]
+
+
+class Reloads:
+    """The reloads of one HAProxy. The driver updates them.
+
+    - `limit`: the maximum number of old workers; 0: no limit.
+    - `interval_s`: the time after which a namespace that has used up its burst may cause another
+      reload."""
+
+    def __init__(self, limit: int, interval_s: float) -> None:
+        self._limit = limit
+        self._interval_s = interval_s
+        self._causes: dict[int, frozenset[str]] = {}
+        """The namespaces that caused the reload which made a worker old, by process id. Those of
+        workers from before this process are not known: such workers count as caused by others."""
+        self._paid_s: dict[str, float] = {}
+        """When each namespace has its whole burst again."""
+
+    def record(self, worker: int, namespaces: Collection[str], now_s: float) -> None:
+        """Record that changes of these namespaces have made this worker old."""
+        self._causes[worker] = frozenset(namespaces)
+        self._paid_s = {each: paid_s for each, paid_s in self._paid_s.items() if paid_s > now_s}
+        for namespace in namespaces:
+            paid_s = self._paid_s.get(namespace, now_s)
+            self._paid_s[namespace] = min(paid_s, now_s + self._burst_s) + self._interval_s
+
+    def keep(self, old: Collection[int]) -> None:
+        """Delete what is known about workers that have ended."""
+        self._causes = {pid: each for pid, each in self._causes.items() if pid in old}
+
+    def wait_s(self, namespace: str, now_s: float) -> float:
+        """Return how long the namespace must wait because it has caused many reloads."""
+        return max(0.0, self._paid_s.get(namespace, now_s) - now_s - self._burst_s)
+
+    def has_room(self, namespace: str, old: Sequence[OldWorker]) -> bool:
+        """Whether another old worker may count for the namespace. One always may."""
+        counted = [each.pid for each in old if self.others_in(each)]
+        own = sum(namespace in self._causes.get(pid, ()) for pid in counted)
+        others = len(counted) - own
+        return not self._limit or own < max(1, int(SHARE * (self._limit - others)))
+
+    def surplus(self, old: Sequence[OldWorker]) -> list[OldWorker]:
+        """Return the workers to end: free workers first, then those with the fewest connections of
+        others; of equal ones the oldest."""
+        if not self._limit:
+            return []
+        ranked = sorted(old, key=lambda each: (self.others_in(each), -each.reloads))
+        return ranked[: max(0, len(old) - self._limit)]
+
+    def others_in(self, worker: OldWorker) -> int:
+        """Return the number of connections in the worker that are not of the namespace which alone
+        caused it. If several caused it together, all are: a single change of a namespace must not
+        put its connections at the mercy of another one's changes."""
+        causes = self._causes.get(worker.pid, frozenset())
+        return sum(
+            count
+            for namespace, count in worker.connections.items()
+            if causes != frozenset((namespace,))
+        )
+
+    @property
+    def _burst_s(self) -> float:
+        return (BURST - 1) * self._interval_s

@@ -1,0 +1,170 @@
+"""Who may cause a reload, and whose connections end with a worker: by tables, and with a real
+HAProxy."""
+
+from pathlib import Path
+
+import pytest
+from tests.drivers.proxy.site import (
+    ClientConnection,
+    balancer,
+    new_answers,
+    nodes,
+    opened,
+    reconcile,
+    until,
+)
+
+from fairlead.drivers.proxy import ProxyDriver, runtime
+from fairlead.drivers.proxy.reloads import BURST, OldWorker, Reloads
+from fairlead.model import LoadBalancer, Outcome, ProxySettings, ServiceKey
+from fairlead.plan.proxying import RELOAD_DELAYED
+
+OWN, OTHER = ServiceKey("noisy", "web"), ServiceKey("quiet", "web")
+
+
+def test_a_namespace_waits_longer_after_each_reload_beyond_its_burst() -> None:
+    reloads = Reloads(0, 10.0)
+    for _ in range(BURST):
+        assert reloads.wait_s("noisy", 0.0) == 0
+        reloads.record(1, {"noisy"}, 0.0)
+    assert reloads.wait_s("noisy", 0.0) == 10
+    assert reloads.wait_s("noisy", 4.0) == 6
+    assert reloads.wait_s("quiet", 0.0) == 0
+    assert reloads.wait_s("noisy", 10.0) == 0
+    reloads.record(2, {"noisy"}, 10.0)
+    assert reloads.wait_s("noisy", 10.0) == 10
+
+
+def test_changes_that_join_a_reload_of_another_namespace_delay_later_ones_no_further() -> None:
+    reloads = Reloads(0, 10.0)
+    for _ in range(5 * BURST):
+        reloads.record(1, {"noisy"}, 0.0)
+    assert reloads.wait_s("noisy", 0.0) == 10
+
+
+@pytest.mark.parametrize(
+    ("limit", "held_by_others", "allowed"),
+    [(20, 0, 10), (20, 10, 5), (20, 18, 1), (20, 20, 1), (1, 0, 1), (0, 50, 100)],
+)
+def test_a_namespace_gets_half_of_the_old_workers_that_others_leave(
+    limit: int, held_by_others: int, allowed: int
+) -> None:
+    """All these workers have a connection of a third namespace."""
+    reloads = Reloads(limit, 0.0)
+    old = [OldWorker(pid, 0, {"third": 1}) for pid in range(held_by_others)]
+    for worker in old:
+        reloads.record(worker.pid, {f"other{worker.pid}"}, 0.0)
+    caused = 0
+    while caused < 100 and reloads.has_room("noisy", old):
+        caused += 1
+        reloads.record(1000 + caused, {"noisy"}, 0.0)
+        old.append(OldWorker(1000 + caused, 0, {"third": 1}))
+    assert caused == allowed
+
+
+def test_only_the_cause_pays_however_often_it_changes() -> None:
+    """A quiet namespace has an idle connection in the first worker; the noisy one keeps a
+    connection in every worker."""
+    reloads, old, ended = Reloads(20, 0.0), [OldWorker(0, 0, {"quiet": 10, "noisy": 1})], []
+    for pid in range(1, 200):
+        assert reloads.has_room("noisy", old)
+        reloads.record(pid - 1, {"noisy"}, 0.0)
+        old = [each._replace(reloads=each.reloads + 1) for each in old]
+        surplus = reloads.surplus(old)
+        ended += surplus
+        old = [each for each in old if each not in surplus]
+        old.append(OldWorker(pid, 0, {"noisy": 1}))
+    assert len(old) == 21  # one of them is the current worker
+    assert len(ended) == 179
+    assert {namespace for each in ended for namespace in each.connections} == {"noisy"}
+    assert [each.pid for each in ended] == list(range(1, 180)), "the oldest ends first"
+
+
+def test_a_worker_that_two_namespaces_caused_is_not_at_the_mercy_of_one() -> None:
+    reloads = Reloads(1, 0.0)
+    reloads.record(1, {"noisy", "quiet"}, 0.0)
+    reloads.record(2, {"noisy"}, 0.0)
+    both = [OldWorker(1, 2, {"quiet": 1}), OldWorker(2, 1, {"noisy": 5})]
+    assert reloads.surplus(both) == both[1:]
+    assert not reloads.has_room("noisy", both)
+    assert not reloads.has_room("quiet", both)
+
+
+def test_a_worker_of_an_earlier_process_counts_for_others() -> None:
+    reloads = Reloads(4, 0.0)
+    reloads.record(2, {"noisy"}, 0.0)
+    old = [OldWorker(1, 2, {"noisy": 1}), OldWorker(2, 1, {"quiet": 1})]
+    assert not reloads.has_room("noisy", old)
+    reloads.keep({1})
+    assert reloads.has_room("noisy", [OldWorker(2, 1, {"quiet": 1})])
+
+
+def changed(key: ServiceKey, client_ms: int) -> LoadBalancer:
+    return balancer(
+        {"node1": 1},
+        key=key,
+        port=80 if key == OWN else 81,
+        settings=ProxySettings(client_ms=3_600_000 + client_ms),
+    )
+
+
+async def has_old_workers(driver: ProxyDriver, count: int) -> bool:
+    found, _ = await runtime.workers(driver.haproxy.master)
+    return sum(each.old for each in found) == count
+
+
+async def attempt(driver: ProxyDriver, wanted: LoadBalancer) -> Outcome:
+    """Apply this state once, as soon as the pause after the last reload is over."""
+    keys = {wanted.service: wanted}
+    while True:
+        changes = driver.diff(driver.render(keys), await driver.read(list(keys)))
+        outcomes = await driver.apply(changes)
+        outcome = outcomes.get(wanted.service, Outcome("done"))
+        if outcome.message != "HAProxy has just been reloaded":
+            return outcome
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("inside")
+async def test_changes_of_one_namespace_close_no_connection_of_another(folder: Path) -> None:
+    async with nodes("node1"), opened(folder, old_workers=4) as driver:
+        await reconcile(driver, changed(OWN, 0), changed(OTHER, 0))
+        idle = [await ClientConnection.start(port=81) for _ in range(10)]
+        for talk in idle:
+            assert await talk.request() == ["node1", "-", "x"]
+        # Each worker gets a connection of the namespace that changes. Only the first has some of
+        # the other namespace.
+        own: list[ClientConnection] = []
+        for count in range(1, 8):
+            assert (await attempt(driver, changed(OWN, count))).state == "done"
+            own.append(await ClientConnection.start())
+            assert await own[-1].request()
+            await driver.poll()
+        await until(lambda: has_old_workers(driver, 4))
+        assert [await talk.request() for talk in idle] == [["node1", "-", "x"]] * 10
+
+        # A second such worker is half of the limit.
+        idle.append(await ClientConnection.start(port=81))
+        assert await idle[-1].request()
+        assert (await attempt(driver, changed(OWN, 98))).state == "done"
+        waiting = await attempt(driver, changed(OWN, 99))
+        assert (waiting.state, [note.code for note in waiting.notes]) == (
+            "waiting",
+            [RELOAD_DELAYED],
+        )
+        assert (await attempt(driver, changed(OWN, 99))).notes == (), "it is reported once"
+        assert (await attempt(driver, changed(OTHER, 1))).state == "done"
+        await driver.poll()
+        assert [await talk.request() for talk in idle] == [["node1", "-", "x"]] * len(idle)
+
+        # When the connections of a worker end, the change is applied.
+        for talk in idle:
+            talk.end()
+
+        async def is_applied() -> bool:
+            return (await attempt(driver, changed(OWN, 99))).state == "done"
+
+        await until(is_applied)
+        assert await new_answers() == [["node1", "-", "x"]]
+        for talk in own:
+            talk.end()
