@@ -262,6 +262,19 @@ def planned(
     return found
 
 
+def test_two_nodes_with_one_address_are_reported(
+    make_service: Callable[..., Service],
+    make_slice: Callable[..., EndpointSlice],
+    nodes: dict[str, Node],
+) -> None:
+    nodes["node2"] = msgspec.structs.replace(nodes["node2"], status=nodes["node1"].status)
+    rows = [("10.0.1.1", "node1", "ready"), ("10.0.2.1", "node2", "ready")]
+    found = planned(make_service(), [make_slice(rows)], nodes)
+    (note,) = found.notes
+    assert note.code == "NodesShareAddress"
+    assert "node1 and node2 have one InternalIP, 192.0.2.21" in note.message
+
+
 def test_members_are_nodes_with_ready_pods_weighted_by_their_number(
     make_service: Callable[..., Service],
     make_slice: Callable[..., EndpointSlice],

@@ -34,6 +34,7 @@ from fairlead.sections import OctaviaConfig
 OCTAVIA = "fairlead.io/octavia"
 SHARES_BY_NODE = "SharesByNode"
 NO_NODE_SELECTED = "NoNodeSelected"
+NODES_SHARE_ADDRESS = "NodesShareAddress"
 
 SUBSTITUTES = {
     "address-pool": "the cloud assigns addresses; select the subnet with fairlead.io/subnet-id",
@@ -74,6 +75,7 @@ def octavia_terms(context: ServiceContext) -> Terms:
             *_none_selected(settings, bool(nodes)),
             *hostname_findings,
             *_uneven(settings, listeners),
+            *_one_address(listeners),
         ]
 
     by_proxy = settings.provider == "amphora" and (expected or octavia.ip_mode == "Proxy")
@@ -160,6 +162,23 @@ def _uneven(settings: OctaviaSettings, listeners: Sequence[Listener]) -> list[Fi
     )
     return [
         Finding(SHARES_BY_NODE, message, remedy="spread pods evenly (topologySpreadConstraints)")
+    ]
+
+
+def _one_address(listeners: Sequence[Listener]) -> list[Finding]:
+    """Return a Finding for each address that several of the members have."""
+    names: dict[str, set[str]] = {}
+    for member in (each for listener in listeners for each in listener.members):
+        names.setdefault(member.address, set()).add(member.node)
+    return [
+        Finding(
+            NODES_SHARE_ADDRESS,
+            f"the Nodes {' and '.join(sorted(nodes))} have one InternalIP, {address}: they are one "
+            "member of the load balancer",
+            remedy="delete the Nodes whose host has another name now",
+        )
+        for address, nodes in sorted(names.items())
+        if len(nodes) > 1
     ]
 
 

@@ -1,5 +1,6 @@
 """The desired state at Octavia for a Service."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.drivers.octavia.site import listener, member, service, settings
@@ -59,6 +60,23 @@ def test_pools_of_provider_ovn_have_no_weights_and_no_members_of_weight_0() -> N
     assert [(each.address, each.weight, each.monitor_port) for each in found.pool.members] == [
         ("10.1.0.1", 1, None)
     ]
+
+
+def test_two_nodes_with_one_address_are_one_member_in_the_better_state() -> None:
+    """A host that was registered again under another name."""
+    new = member(1, 2)
+    for old in (
+        msgspec.structs.replace(new, node="old-name", weight=0, state="draining"),
+        msgspec.structs.replace(new, node="a-name", weight=1, state="down"),
+        msgspec.structs.replace(new, node="z-name", weight=1),
+    ):
+        for provider, weights in (("amphora", [2, 1]), ("ovn", [1, 1])):
+            wanted = service(
+                listener(80, *sorted((new, old, member(2)))), octavia=settings(provider=provider)
+            )
+            (found,) = tree(wanted).listeners
+            assert [each.address for each in found.pool.members] == ["10.1.0.1", "10.1.0.2"]
+            assert [each.weight for each in found.pool.members] == weights
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=20))

@@ -167,26 +167,28 @@ def _monitor(
 def _members(
     settings: OctaviaSettings, planned: PlannedListener, monitor_port: int | None
 ) -> tuple[Member, ...]:
-    """Return the members. A draining node stays a member with weight 0, and keeps its connections,
-    if the provider supports weights."""
+    """Return the members, one for each address. A draining node stays a member with weight 0, and
+    keeps its connections, if the provider supports weights.
+
+    Octavia refuses two members with one address. Two Nodes have one address if a host was
+    registered again under another name; then the Node with the greater weight counts."""
     weighted = settings.provider == "amphora"
     heaviest = max((each.weight for each in planned.members), default=0)
-    members = []
+    members: dict[str, Member] = {}
     for each in planned.members:
         weight = each.weight if each.state == "active" else 0
         if heaviest > MAX_WEIGHT and weight:
             weight = max(1, weight * MAX_WEIGHT // heaviest)
-        if weighted or weight:
-            members.append(
-                Member(
-                    each.address,
-                    planned.node_port,
-                    weight if weighted else 1,
-                    monitor_port,
-                    _subnet(settings, each.address),
-                )
+        other = members.get(each.address)
+        if (weighted or weight) and (other is None or other.weight < weight):
+            members[each.address] = Member(
+                each.address,
+                planned.node_port,
+                weight if weighted else 1,
+                monitor_port,
+                _subnet(settings, each.address),
             )
-    return tuple(sorted(members))
+    return tuple(sorted(members.values()))
 
 
 def _subnet(settings: OctaviaSettings, address: str) -> str:
