@@ -38,6 +38,12 @@ def main() -> None:
             load.add_argument("--connections", type=int, default=1000)
             load.add_argument("--concurrency", type=int, default=64)
         else:
+            load.add_argument(
+                "--patience",
+                type=float,
+                metavar="SECONDS",
+                help="time limit of a call without a lost packet, instead of --timeout",
+            )
             load.add_argument("--callers", type=int, default=5)
             load.add_argument("--open", type=int, default=20, help="connections kept open")
     load = loads.add_parser("crowd")
@@ -93,6 +99,7 @@ def _steady(arguments: argparse.Namespace) -> None:
         arguments.port,
         callers=arguments.callers,
         timeout_s=arguments.timeout,
+        patience_s=arguments.patience,
         open_connections=arguments.open,
     )
     asyncio.run(_run_by_commands(steady))
@@ -105,6 +112,7 @@ async def _run_by_commands(load: Steady) -> None:
     task = asyncio.ensure_future(load.run())
     try:
         while await lines.readline():
+            await load.settle()
             sys.stdout.buffer.write(msgspec.json.encode(load.take()) + b"\n")
             sys.stdout.buffer.flush()
     finally:

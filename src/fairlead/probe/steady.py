@@ -3,7 +3,9 @@
 In: a target; another process makes the change. Out: for each period, the results of the clients and
 of the open connections. Terms:
 
-* *failed*: a new connection that was not answered within `timeout_s`;
+* *failed*: a new connection that was not answered within `timeout_s` and had to retransmit a
+  packet, or that was not answered within `patience_s`. The answer of a server that is slow, or on a
+  machine that stands still for a moment, is late without a retransmission;
 * *broken*: an open connection that ended without the server's announcement (`Connection: close`):
   reset, cut, or no answer within `silence_s`;
 * *unconnected*: the failed connections that were never established, because packets were lost; the
@@ -14,12 +16,14 @@ of the open connections. Terms:
   say little about the load balancer."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from fairlead.probe.exchange import REQUEST_KEEP, REQUEST_ONCE, Answer, Malformed, parse
+from fairlead.probe.flow import retransmissions
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -65,19 +69,24 @@ class Steady:
         callers: int = 5,
         pause_s: float = 0.05,
         timeout_s: float = 0.4,
+        patience_s: float | None = None,
         open_connections: int = 20,
         open_pause_s: float = 0.2,
         silence_s: float = 3.0,
     ) -> None:
+        """Create the load. `patience_s`: `timeout_s` by default."""
         self._target = (address, port)
         self._callers = callers
         self._pause_s = pause_s
         self._timeout_s = timeout_s
+        self._patience_s = timeout_s if patience_s is None else patience_s
         self._open_connections = open_connections
         self._open_pause_s = open_pause_s
         self._silence_s = silence_s
         self._period = Period()
         self._last_answer: dict[int, float] = {}
+        self._begun: dict[int, float] = {}
+        """When each present call began."""
         self._now: Callable[[], float] = time.monotonic
         self._opened = 0
 
@@ -88,6 +97,12 @@ class Steady:
                 group.create_task(self._call(caller))
             for number in range(self._open_connections):
                 group.create_task(self._keep_open(number))
+
+    async def settle(self) -> None:
+        """Wait for the results of the calls that are late now."""
+        latest = self._now() - self._timeout_s
+        while any(begun < latest for begun in self._begun.values()):
+            await asyncio.sleep(self._pause_s)
 
     def take(self) -> Period:
         """End the period and return it. A gap that is still open counts up to now, and continues in
@@ -114,12 +129,15 @@ class Steady:
         self._last_answer[caller] = self._now()
         while True:
             self._period.requests += 1
+            self._begun[caller] = self._now()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    answer = await self._once()
+                async with asyncio.timeout(self._patience_s):
+                    answer = await self._once(self._begun[caller])
             except (OSError, TimeoutError, Malformed, EOFError) as error:
                 self._fail(error)
                 continue
+            finally:
+                del self._begun[caller]
             _count(self._period.clients, answer.client)
             _count(self._period.nodes, answer.node)
             now = self._now()
@@ -129,18 +147,30 @@ class Steady:
 
     def _fail(self, error: Exception) -> None:
         self._period.failed += 1
-        _count(self._period.failures, type(error).__name__)
+        _count(self._period.failures, _name(error))
 
-    async def _once(self) -> Answer:
+    async def _once(self, begun: float) -> Answer:
+        """Make one call. Raise TimeoutError if it is late because a packet was lost."""
         try:
             reader, writer = await asyncio.open_connection(*self._target)
         except (OSError, asyncio.CancelledError):
             self._period.unconnected += 1
             raise
         try:
-            return await _exchange(reader, writer, REQUEST_ONCE)
+            if self._lost_packets(begun, writer):
+                self._period.unconnected += 1
+                raise TimeoutError
+            answer = await _exchange(reader, writer, REQUEST_ONCE)
+            if self._lost_packets(begun, writer):
+                raise TimeoutError
+            return answer
         finally:
             writer.transport.abort()
+
+    def _lost_packets(self, begun: float, writer: asyncio.StreamWriter) -> bool:
+        """Return whether the call is late, and had to retransmit a packet."""
+        late = self._now() - begun > self._timeout_s
+        return late and retransmissions(writer.get_extra_info("socket")) > 0
 
     async def _keep_open(self, number: int) -> None:
         await asyncio.sleep(self._open_pause_s * number / self._open_connections)
@@ -173,6 +203,13 @@ class Steady:
                 self._period.broken.append(Broken(answer.pod, answer.node, type(error).__name__))
                 return
             _count(self._period.open_clients, answer.client)
+
+
+def _name(error: Exception) -> str:
+    """Return the name of the error, with the code of an OSError that has no type of its own."""
+    name = type(error).__name__
+    code = errno.errorcode.get(error.errno or 0) if type(error) is OSError else None
+    return f"{name} {code}" if code else name
 
 
 def _count(numbers: dict[str, int], name: str) -> None:
