@@ -31,6 +31,7 @@ from fairlead.kube.objects import (
     EndpointConditions,
     EndpointPort,
     EndpointSlice,
+    FieldsManager,
     LoadBalancerIngress,
     LoadBalancerStatus,
     Node,
@@ -217,6 +218,21 @@ def test_the_header_that_the_load_balancer_sends(
     name: str | None, annotations: dict[str, str], expected: str | None
 ) -> None:
     assert sends(service(load_balancer_class=name, **annotations)) == expected
+
+
+def test_a_misspelled_header_is_the_one_that_is_in_force() -> None:
+    wrong = service(load_balancer_class="fairlead.io/proxy")
+    annotations = {
+        "fairlead.io/class": "fairlead.io/proxy",
+        "fairlead.io/proxy-protocol": "v22",
+        "fairlead.io/understood": '{"fairlead.io/proxy-protocol":"v2"}',
+    }
+    metadata = msgspec.structs.replace(
+        wrong.metadata, annotations=annotations, managed_fields=(FieldsManager("fairlead-claim"),)
+    )
+    assert sends(msgspec.structs.replace(wrong, metadata=metadata)) == "v2"
+    unclaimed = msgspec.structs.replace(metadata, managed_fields=())
+    assert sends(msgspec.structs.replace(wrong, metadata=unclaimed)) is None
 
 
 @pytest.mark.parametrize(

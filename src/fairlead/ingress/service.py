@@ -34,9 +34,11 @@ from fairlead.kube.objects import (
 from fairlead.model import Family, Finding, about
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
+from fairlead.plan.annotation_reader import HEADER
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.endpoints import candidates, usable
 from fairlead.plan.service import CLASS_ANNOTATION
+from fairlead.plan.understood import in_force
 
 Tls = Literal["auto", "always", "never"]
 FAMILIES: Sequence[Family] = get_args(Family)
@@ -106,7 +108,11 @@ def sends(service: Service) -> Header | None:
     to another system, so that the header is unknown.
 
     A Service without a class that Fairlead serves (`defaultClass`) has the controller's claim, an
-    annotation with the class."""
+    annotation with the class. A value that is not understood leaves the last one in force."""
+    try:
+        service, _ = in_force(service, (HEADER,))
+    except Refused:
+        return None
     annotations = service.metadata.annotations
     text = (
         annotations.get(PROXY_PROTOCOL) or annotations.get(f"{OPENSTACK}proxy-protocol") or "false"
