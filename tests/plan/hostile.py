@@ -17,10 +17,11 @@ from fairlead.errors import Refused
 from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
-from fairlead.plan.annotations import MAX_VALUE_LENGTH, READ
+from fairlead.plan.annotations import MAX_VALUE_LENGTH, READ, RECORD
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.ledger import Ledger
+from fairlead.plan.service import CLAIM_MANAGER, CLASS_ANNOTATION
 from fairlead.plan.services import plan_services
 from fairlead.plan.status import MAX_MESSAGE_LENGTH, conditions_of
 from fairlead.sections import OctaviaConfig
@@ -39,7 +40,7 @@ CONFIG = Config(
     pools=(PoolConfig("main", ("203.0.113.0/24",)),),
     octavia=OctaviaConfig(subnet_id="subnet"),
 )
-NAMES = (*sorted(READ), SOURCE_RANGES_ANNOTATION, "fairlead.io/unknown")
+NAMES = (*sorted(READ), RECORD, CLASS_ANNOTATION, SOURCE_RANGES_ANNOTATION, "fairlead.io/unknown")
 TEXTS = (
     "9",
     "1h",
@@ -57,6 +58,8 @@ TEXTS = (
     "\N{ARABIC-INDIC DIGIT ONE}",
     "xn--",
     "\0",
+    "[",
+    '{"fairlead.io/proxy-protocol":"',
 )
 VALID = ServiceKey("bystander", "valid")
 
@@ -64,9 +67,16 @@ Objects = tuple[dict[str, Any], list[dict[str, Any]]]
 """A Service and its EndpointSlices."""
 
 
-def service(name: str, class_: str, **metadata: object) -> dict[str, Any]:
+def service(
+    name: str, class_: str, annotations: Mapping[str, str] = {}, **metadata: object
+) -> dict[str, Any]:
+    """Return a claimed Service."""
     return {
-        "metadata": {"name": name, "namespace": "default", "uid": name, **metadata},
+        "metadata": {"name": name, "namespace": "default", "uid": name, **metadata}
+        | {
+            "managedFields": [{"manager": CLAIM_MANAGER}],
+            "annotations": {CLASS_ANNOTATION: class_, **annotations},
+        },
         "spec": {
             "type": "LoadBalancer",
             "loadBalancerClass": class_,
@@ -121,6 +131,10 @@ def hostile_services(class_: str) -> Iterator[tuple[str, Objects]]:
                 value = (text * length)[: length - 1] + "x"
                 what = f"{length} characters like {text!r} in {name}"
                 yield what, (service("hostile", class_, annotations={name: value}), few)
+        for text in ("9" * length, "9" * (length - 1) + "x"):
+            record = msgspec.json.encode(dict.fromkeys(NAMES, text[: length // 50])).decode()
+            wrong = dict.fromkeys(READ, "?!") | {RECORD: record}
+            yield f"record of {text[-1]!r}", (service("hostile", class_, annotations=wrong), few)
     every = dict.fromkeys(NAMES, "9" * MAX_VALUE_LENGTH)
     yield "every annotation", (service("hostile", class_, annotations=every), few)
     for prefix in ("fairlead.io/", "loadbalancer.openstack.org/", "example.com/"):

@@ -130,11 +130,11 @@ _ALL = _KNOWN | {_MARK, RECORD}
 REPORT = f"{_OPENSTACK}load-balancer-address"
 """cloud-provider-openstack writes the address of the Service into this annotation."""
 READ = frozenset(
-    [*ADDRESSES, *POOL, *SHARING_KEY, *KEEP_ADDRESS, *INTERNAL, *_KNOWN, _MARK, RECORD, REPORT]
+    [*ADDRESSES, *POOL, *SHARING_KEY, *KEEP_ADDRESS, *INTERNAL, *_KNOWN, REPORT]
     + [_OPENSTACK + short_name for short_name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS)]
 )
-"""All annotations whose value is read, without the one of source ranges, which has a limit of its
-own (`plan.service`)."""
+"""All annotations of users whose value is read, without the one of source ranges, which has a limit
+of its own (`plan.service`)."""
 
 
 def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import Finding
 from fairlead.plan.annotation_reader import Values
-from fairlead.plan.annotations import NOT_UNDERSTOOD, RECORD, found, quoted
+from fairlead.plan.annotations import NOT_UNDERSTOOD, READ, RECORD, found, quoted
 from fairlead.plan.service import claimed_class
 
 _RECORD = msgspec.json.Decoder(dict[str, str])
@@ -33,6 +33,8 @@ def in_force(
     """Return the Service with the values that are in force, and a Finding for each annotation of
     the table that is not understood. Raise Refused if the Service is not claimed yet."""
     annotations = service.metadata.annotations
+    if READ.isdisjoint(annotations):
+        return service, ()  # nearly every Service
     wrong = []
     for values in table:
         name, text = found(annotations, values.names)
