@@ -217,27 +217,39 @@ def plan(state: State) -> None:
 
 
 def main() -> None:
+    state = State(())
+    state.update_nodes(NODES)
     for name, pools, one in hostile_pools():
-        state = cluster(service("hostile", "fairlead.io/direct"), [])
+        replace(state, service("hostile", "fairlead.io/direct"), [])
         state.update_pools({ObjectKey("", each.metadata.name): each for each in pools})
         state.update_grants({ObjectKey("", "203.0.113.7"): one})
         _limited(name, state)
+        state.update_pools({ObjectKey("", each.metadata.name): None for each in pools})
+        state.update_grants({ObjectKey("", "203.0.113.7"): None})
     for class_ in CLASSES:
         for name, (hostile, slices) in hostile_services(class_):
-            _limited(f"{class_}: {name}", cluster(hostile, slices))
+            replace(state, hostile, slices)
+            _limited(f"{class_}: {name}", state)
 
 
-def cluster(hostile: Mapping[str, Any], slices: list[dict[str, Any]]) -> State:
-    state = State(())
+def replace(state: State, hostile: Mapping[str, Any], slices: list[dict[str, Any]]) -> None:
+    """Replace all Services by a valid one and the hostile one, and all slices by these. The nodes
+    stay: reading them takes longer than most plans."""
     valid = service(VALID.name, "fairlead.io/direct")
     valid["metadata"]["namespace"] = VALID.namespace
     valid["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.8"}]}}
     made = msgspec.convert([valid, hostile], list[Service])
-    state.update_services({ObjectKey(*each.key): each for each in made})
+    former_services = {ObjectKey(*key): None for key in state.services}
+    state.update_services(former_services | {ObjectKey(*each.key): each for each in made})
     found = msgspec.convert(slices, list[EndpointSlice])
-    state.update_slices({ObjectKey("default", each.metadata.name): each for each in found})
-    state.update_nodes(NODES)
-    return state
+    former_slices = {
+        ObjectKey("default", each.metadata.name): None
+        for key in former_services
+        for each in state.slices_of(ServiceKey(*key))
+    }
+    state.update_slices(
+        former_slices | {ObjectKey("default", each.metadata.name): each for each in found}
+    )
 
 
 NODES = {
