@@ -10,7 +10,7 @@ import errno
 import os
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -20,7 +20,7 @@ from fairlead.net.elf import ProgramSpec
 
 PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP = 3, 6
 
-_PROG_LOAD, _TEST_RUN, _PROG_GET_FD_BY_ID = 5, 10, 13
+_PROG_LOAD, _TEST_RUN, _PROG_GET_NEXT_ID, _PROG_GET_FD_BY_ID = 5, 10, 11, 13
 _MAX_MAPS = 64
 """The kernel's limit of maps in one program (MAX_USED_MAPS)."""
 TEST_CHECKSUM_COMPLETE = 1 << 2
@@ -142,6 +142,22 @@ def maps_of(program_id: int) -> frozenset[int]:
         return frozenset()
     (count,) = struct.unpack_from("<I", answer, 52)
     return frozenset(numbers[:count])
+
+
+def programs_with(maps: Collection[int]) -> frozenset[int]:
+    """Return the IDs of all programs of the machine, in every network namespace, that use one of
+    these maps."""
+    found: set[int] = set()
+    wanted, number = set(maps), 0
+    while True:
+        attributes = bytearray(struct.pack("<III", number, 0, 0))
+        try:
+            call(_PROG_GET_NEXT_ID, attributes)
+        except OSError:
+            return frozenset(found)  # ENOENT: there are no more
+        _, number, _ = struct.unpack("<III", attributes)
+        if not wanted.isdisjoint(maps_of(number)):
+            found.add(number)
 
 
 def _load(

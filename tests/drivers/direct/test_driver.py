@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.drivers.direct.conftest import (
+    NAME,
     NODE1,
     PINS,
     WEB,
@@ -17,6 +18,7 @@ from tests.drivers.direct.conftest import (
     load_balancer,
     reconcile,
 )
+from tests.drivers.inside import run_inside
 
 from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.maps.arena import GRACE_S
@@ -30,6 +32,7 @@ from fairlead.drivers.direct.maps.records import (
     unpack_next_hop,
 )
 from fairlead.errors import Refused, Unavailable
+from fairlead.lab import namespace
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net import bpffs, tc
 from fairlead.net.bpf import Map
@@ -138,6 +141,58 @@ def test_cleanup_needs_only_the_pin_path(run: Run, pinned: bool) -> None:
         assert await remove_pins(PINS) == []
         assert await tc.filters(f"fairlead:{PINS}") == ()
         assert not there(PINS)
+
+    run(scenario)
+
+
+def test_cleanup_takes_nothing_of_another_owner(run: Run) -> None:
+    """Neither a directory that only has the name of ours, nor the pins of a gateway in another
+    network namespace that forwards without its process."""
+
+    async def leave_gateway() -> None:
+        made = driver()
+        await made.open()
+        await reconcile(made, load_balancer(NODE1))
+        await made.close()
+
+    async def clean_up_elsewhere() -> None:
+        before = sorted(PINS.rglob("*"))
+        with pytest.raises(Refused, match="a gateway in another network namespace forwards with"):
+            await remove_pins(PINS)
+        assert sorted(PINS.rglob("*")) == before
+
+    async def clean_up_beside_foreign_directory() -> None:
+        foreign = PINS / "layout-of-others"
+        bpffs.prepare(foreign)
+        with Map.create(MapSpec("theirs", 2, 4, 8, 1)) as theirs:
+            theirs.pin(foreign / "theirs")
+        before = sorted(PINS.rglob("*"))
+        with pytest.raises(Refused, match="layout-of-others is not of a gateway"):
+            await remove_pins(PINS)
+        successor = driver()
+        await successor.open()
+        assert WEB in await successor.read(None)
+        await successor.close()
+        assert sorted(PINS.rglob("*")) == before
+        bpffs.remove(foreign)
+        assert await remove_pins(PINS)
+        assert not there(PINS)
+
+    elsewhere = f"{NAME}-elsewhere"
+    namespace.create(elsewhere)
+    try:
+        run(leave_gateway)
+        run_inside(elsewhere, clean_up_elsewhere)
+        run(clean_up_beside_foreign_directory)
+    finally:
+        namespace.delete(elsewhere)
+
+
+def test_cleanup_leaves_an_empty_directory(run: Run) -> None:
+    async def scenario() -> None:
+        bpffs.prepare(PINS)
+        assert await remove_pins(PINS) == []
+        assert there(PINS)
 
     run(scenario)
 

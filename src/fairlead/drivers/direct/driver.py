@@ -55,7 +55,7 @@ from fairlead.drivers.direct.spec import (
     SetNode,
 )
 from fairlead.drivers.sysctl_requirement import SysctlRequirement
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, Refused
 from fairlead.kube.events import stamp
 from fairlead.model import Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import bpffs
@@ -72,6 +72,9 @@ NETWORK_CHANGES_PAUSE_S = 0.05
 pause are handled together."""
 PROGRAMS_CHECK_S = 1.0
 """The interval at which the programs are checked for those that are gone without an event."""
+RELEASED_S = 10.0
+"""How long a cleanup waits for programs elsewhere to end: the kernel removes the programs of a
+network namespace some time after the namespace."""
 REMOVAL_SHOWN = timedelta(hours=1)
 """How long a Finding reports that another process removed a program."""
 NOT_FORWARDING, PROGRAM_REMOVED = "GatewayNotForwarding", "ProgramRemoved"
@@ -618,14 +621,36 @@ async def _actual(
     return actual
 
 
+async def _check_owner(pin_path: Path) -> None:
+    """Raise Refused if the pins belong to another owner: they only have the names of ours, or a
+    gateway in another network namespace, as in another container or a lab, forwards with them,
+    perhaps without its process."""
+    pins.check_names(pin_path)
+    until_s = time.monotonic() + RELEASED_S
+    while True:
+        used = await asyncio.to_thread(pins.users, pin_path)
+        if used <= await attach.programs_here(await attach.attached(pin_path)):
+            return
+        if time.monotonic() > until_s:
+            raise Refused(
+                f"a gateway in another network namespace forwards with the maps in {pin_path}: "
+                "nothing is removed",
+                fix="run the command in the network namespace of that gateway, or give the "
+                "--pin-path of the gateway to remove",
+            )
+        await asyncio.sleep(0.1)
+
+
 async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
     """Remove the programs and routes that a process left in this network namespace, and its pins.
-    Return what was removed, as text for the user. Raise Refused while a process uses the pins.
+    Return what was removed, as text for the user. Raise Refused, and remove nothing, while a
+    process uses the pins, or if they belong to another owner.
 
     The pins may be missing although the rest exists, because the bpffs was mounted again or a user
     deleted them."""
     lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
+        await _check_owner(pin_path)
         detached = await attach.detach(pin_path)
         detached += await probe_paths.detach(probe_paths.filter_name(pin_path))
         return [

@@ -16,6 +16,7 @@ time on it.
 import asyncio
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -353,6 +354,20 @@ NOTHING = Attached()
 async def attached(pin_path: Path) -> Attached:
     """Return the programs that are attached with this pin path now, by any process."""
     return Attached(await tc.filters(_filter_name(pin_path)), tuple(_links(pin_path)))
+
+
+async def programs_here(before: Attached) -> frozenset[int]:
+    """Return the IDs of these programs, without those that are attached in another network
+    namespace. A link whose interface is gone is attached nowhere."""
+    found = {each.program for each in before.filters}
+    for link in filter(None, map(xdp.read_link, before.links)):
+        if not link.interface:
+            found.add(link.program_id)
+            continue
+        with suppress(Unavailable):  # no interface of this namespace has this index
+            present = await xdp.attached(link.interface)
+            found |= {present.program_id} if present else set()
+    return frozenset(found)
 
 
 def uses_map(before: Attached, searched: Map) -> bool:

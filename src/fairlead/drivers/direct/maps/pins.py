@@ -16,7 +16,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -25,11 +25,11 @@ import structlog
 
 from fairlead.drivers.direct.maps import upgrade
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES
-from fairlead.errors import Refused
+from fairlead.errors import FairleadError, Refused
 from fairlead.net import bpffs
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
-from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program
+from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program, programs_with
 
 log = structlog.get_logger()
 
@@ -37,6 +37,7 @@ OBJECTS = Path(__file__).resolve().parents[3] / "objects"
 OBJECT = OBJECTS / "direct_tc.o"
 _XDP_OBJECT = "direct_xdp.o"
 _COMPLETE = "settings"
+_LAYOUTS = "layout-*"
 _IN_MIB = ("size_mib", "configured_mib", "used_mib")
 
 
@@ -169,7 +170,7 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     entries["arena"] = _arena_entries(pin_path, entries["arena"])
     description = upgrade.describe(object_file, {"arena": entries["arena"]})
     directory = pin_path / f"layout-{_digest(description)}"
-    others = [path for path in pin_path.glob("layout-*") if path != directory]
+    others = [path for path in pin_path.glob(_LAYOUTS) if path != directory and is_layout(path)]
     older = [path for path in others if (path / _COMPLETE).exists()]
     for incomplete in set(others) - set(older):
         bpffs.remove(incomplete)
@@ -203,19 +204,58 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
     )
 
 
+def is_layout(path: Path) -> bool:
+    """Return whether a gateway made this directory: its first pin is the description, or, in
+    versions without descriptions, it has a map of settings. A start that was interrupted may have
+    left it empty."""
+    names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
+    if not names:
+        return True
+    try:
+        if upgrade.DESCRIPTION in names:
+            return upgrade.read(path) is not None
+        if _COMPLETE in names:
+            Map.open(path / _COMPLETE).close()
+            return True
+    except (FairleadError, msgspec.DecodeError):
+        pass
+    return False
+
+
+def check_names(pin_path: Path) -> None:
+    """Raise Refused if a directory below the path has only the name of a gateway's pins."""
+    for layout in pin_path.glob(_LAYOUTS):
+        if not is_layout(layout):
+            raise Refused(
+                f"{layout} is not of a gateway: nothing is removed",
+                fix="move it elsewhere, or give the --pin-path of the gateway to remove",
+            )
+
+
+def users(pin_path: Path) -> frozenset[int]:
+    """Return the IDs of the programs, in every network namespace, that use the maps of any layout
+    below the path."""
+    with ExitStack() as opened:
+        maps = [
+            opened.enter_context(Map.open(path)).number for path in pin_path.glob(f"{_LAYOUTS}/*")
+        ]
+        return programs_with(maps)
+
+
 def remove(pin_path: Path) -> list[str]:
     """Remove the maps of every layout that are pinned here, and return a description of each.
 
     Everything else below the path, such as a subdirectory that is the pin path of another gateway,
-    belongs to another owner and stays.
+    belongs to another owner and stays. So does the directory itself if it contained no maps.
     """
-    layouts = list(pin_path.glob("layout-*"))
+    layouts = [path for path in pin_path.glob(_LAYOUTS) if is_layout(path)]
     for layout in layouts:
         bpffs.remove(layout)
-    existed = pin_path.exists()
-    with suppress(OSError):  # it does not exist, or contains the pins of another owner
+    if not layouts:
+        return []
+    with suppress(OSError):  # it contains the pins of another owner
         pin_path.rmdir()
-    return [f"pins in {pin_path}"] if layouts or (existed and not pin_path.exists()) else []
+    return [f"pins in {pin_path}"]
 
 
 def _arena_entries(pin_path: Path, wanted: int) -> int:
