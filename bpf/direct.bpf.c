@@ -34,7 +34,9 @@ static __always_inline int drop(context_t *context, const struct packet *packet,
 /* Handle a packet that has passed a gateway already. If this host is a node, the packet stays here:
  * that gateway chose this node, whatever our own tables contain. Otherwise a node did not serve the
  * packet and sent it back: drop it. The sender gets no message, because without a fault only
- * packets of traceroute arrive like this. */
+ * packets of traceroute arrive like this. A node also sends back what its conntrack calls invalid,
+ * such as a reset of a connection that it does not know, because it translates no such packet. So
+ * only packets that begin a connection show that a node does not serve the Service. */
 static __always_inline int handle_returned(context_t *context, const struct packet *packet,
 					   __u32 statistics, __u32 node)
 {
@@ -44,6 +46,9 @@ static __always_inline int handle_returned(context_t *context, const struct pack
 		return PASS;
 	if (packet->hop_limit <= 1)
 		count_drop(statistics, HOP_LIMIT);
+	else if (packet->error || packet->later ||
+		 (packet->flow.protocol != IPPROTO_UDP && (!packet->opening || packet->closing)))
+		count_drop(statistics, STRAY);
 	else
 		count_returned(statistics, node);
 	return DROP;

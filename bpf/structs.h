@@ -46,6 +46,9 @@ enum event {
 	/* The flow entry of the packet may not be copied yet from the maps of an older version. The
 	 * sender sends the packet again. */
 	UPGRADING,
+	/* Like RETURNED, but the packet begins no connection: perhaps the node serves the Service,
+	 * and knows no connection to which the packet belongs. */
+	STRAY,
 	DROPS,
 	TRACK_REFUSED = DROPS, /* a new flow has no entry, because the insert limit was reached */
 	ECHO_ANSWERED,         /* echo requests to a load-balancer address */

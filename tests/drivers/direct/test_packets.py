@@ -49,7 +49,7 @@ from fairlead.net.program import TEST_CHECKSUM_COMPLETE
 pytestmark = pytest.mark.root
 
 NO_MEMBER, NO_NEXT_HOP, HOP_LIMIT = range(3)
-RETURNED = DROPS.index("returned")
+RETURNED, STRAY = DROPS.index("returned"), DROPS.index("stray")
 PROTOCOLS: tuple[ListenerProtocol, ...] = ("TCP", "UDP", "SCTP")
 
 
@@ -254,7 +254,9 @@ def test_a_packet_passes_only_one_gateway_once(serving: Forwarder) -> None:
                 frame[IPv6].hlim = hops
             assert serving.run(frame).verdict == DROP
         assert serving.run(packet).verdict == REDIRECT, "a retransmission of the client"
-    expected = len(sent) * (HOPS_LEFT - 1)
+    # Packets that continue an association belong to none that the node knows.
+    assert serving.event(STRAY) == 2 * (HOPS_LEFT - 1)
+    expected = (len(sent) - 2) * (HOPS_LEFT - 1)
     assert serving.event(RETURNED) == expected
     (number,) = (number for number, name in serving.tables.nodes.names().items() if name == "node1")
     rows = [
@@ -262,6 +264,18 @@ def test_a_packet_passes_only_one_gateway_once(serving: Forwarder) -> None:
         for row in serving.maps["node_statistics"].per_cpu(INDEX.pack(number))
     ]
     assert sum(row[3] for row in rows) == expected, "counted for the node that sent them back"
+
+
+@pytest.mark.parametrize("flags", ["A", "R", "RA", "FA", "SA", "SF", "PA", ""])
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_a_returned_segment_that_begins_no_connection_blames_no_node(
+    serving: Forwarder, flags: str, ipv6: bool
+) -> None:
+    """A node sends back what its conntrack calls invalid, although it serves the Service."""
+    assert serving.run(tcp(flags, ipv6=ipv6, hops=HOPS_LEFT)).verdict == DROP
+    assert (serving.event(STRAY), serving.event(RETURNED)) == (1, 0)
+    assert serving.run(tcp("S", ipv6=ipv6, hops=HOPS_LEFT)).verdict == DROP
+    assert (serving.event(STRAY), serving.event(RETURNED)) == (1, 1)
 
 
 def test_listener_without_members_drops_and_counts(forwarder: Forwarder) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
 from tests.drivers.nodeproxy.conftest import (
     CLUSTER4,
     CLUSTER6,
@@ -26,11 +29,13 @@ from tests.drivers.nodeproxy.conftest import (
 )
 
 from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.drivers.nodeproxy.skeleton import HOPS_LEFT
 from fairlead.lab import namespace
 
 pytestmark = pytest.mark.root
 
 FAMILIES = ("IPv4", "IPv6")
+ETH_P_ALL = 0x0003
 THEIRS4, THEIRS6 = "172.30.0.200", "2001:db8:30::200"
 """The ClusterIP of a Service that another proxy serves."""
 
@@ -131,3 +136,43 @@ async def test_changed_source_ranges_apply_to_open_one_way_flows(
         await install(driver, service(served, source_ranges=(own,)))
         caller.send(b"let in")
         assert server.recv(100) == b"let in"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_stray_segments_do_not_return_to_the_gateway(
+    site: Site, driver: NodeProxyDriver, family: str
+) -> None:
+    """Resets of no known connection, with the hop limit of packets from a gateway. Those of others
+    are routed, as without Fairlead: one of them shows that the segments before it have passed."""
+    await install(driver, service(port(backends("local1", family=family), family=family)))
+    four = family == "IPv4"
+    source, destination = callers(family)("client"), VIP4 if four else VIP6
+
+    def reset(number: int, hops: int) -> bytes:
+        head = (
+            IP(src=source, dst=destination, ttl=hops)
+            if four
+            else IPv6(src=source, dst=destination, hlim=hops)
+        )
+        return bytes(head / TCP(sport=number, dport=80, flags="R"))
+
+    kind = socket.AF_INET if four else socket.AF_INET6
+    with (
+        namespace.make_socket(site.name("router"), socket.AF_PACKET, socket.SOCK_RAW) as wire,
+        namespace.make_socket(
+            site.name("client"), kind, socket.SOCK_RAW, socket.IPPROTO_RAW
+        ) as sender,
+    ):
+        wire.settimeout(10)
+        wire.bind(("node", ETH_P_ALL))
+        strays = range(1000, 1050)
+        # The router decrements the hop limit too.
+        for number, hops in (*((number, HOPS_LEFT + 1) for number in strays), (999, 64)):
+            sender.sendto(reset(number, hops), (destination, 0))
+        returned: list[int] = []
+        while 999 not in returned:
+            frame, (_, _, direction, *_) = wire.recvfrom(2000)
+            packet = Ether(frame)
+            if direction != socket.PACKET_OUTGOING and TCP in packet:
+                returned.append(packet[TCP].sport)
+        assert returned == [999]

@@ -18,6 +18,7 @@ without an answer is new to the filter chains as long as it lasts, and to the na
                     └─ from pods and this node: services4/6 (all frontends) ───┴─ goto pick_N,
                                                         pick_local_N or refuse; or drop
     filter forward, output ── cluster_ips_check, for packets without translation ─ refuse, drop
+    filter forward ── packets of a gateway that conntrack calls invalid ─ drop
     nat postrouting, input ─ remember4/6 (frontends with session affinity)
                     └─ remember4_T_M: records the client's endpoint
     nat postrouting ─ hairpin4/6, masquerade4/6: by the address to which the client connected
@@ -47,6 +48,8 @@ from fairlead.net.nfnetlink import Expression, update_ipv6_map
 
 TABLE = "inet fairlead"
 PROTOCOL_NUMBERS = {"TCP": 6, "UDP": 17, "SCTP": 132}
+HOPS_LEFT = 16
+"""A packet of a gateway arrives with this hop limit."""
 AFFINITY_MAPS = 1024
 """Number of maps per address family for the clients of Services with session affinity. A map is
 created without a size, and the kernel lets it grow to 65,535 clients; with an explicit size, the
@@ -301,6 +304,13 @@ def _chains(
             "cluster_ips_forward",
             " { type filter hook forward priority filter; }",
             ["ct state new jump cluster_ips_check"],
+        ),
+        # What conntrack calls invalid is not translated. If it comes from a gateway, which is known
+        # by its hop limit (bpf/hops.h), it would be routed back there.
+        (
+            "invalid_forward",
+            " { type filter hook forward priority filter; }",
+            [f"ct state invalid {hops} <= {HOPS_LEFT} drop" for hops in ("ip ttl", "ip6 hoplimit")],
         ),
         (
             "cluster_ips_output",

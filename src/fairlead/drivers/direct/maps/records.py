@@ -34,6 +34,7 @@ DROPS = (
     "returned",
     "no_endpoints",
     "upgrading",
+    "stray",
 )
 """The reasons for drops, in the order of `enum event`."""
 
