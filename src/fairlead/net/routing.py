@@ -21,6 +21,7 @@ from fairlead.net.netlink import ACK, CREATE, DUMP, attribute, attributes
 from fairlead.net.netlink_events import IgnoredEvents, Subscription
 from fairlead.net.routes import Interface, Neighbour, Route
 from fairlead.net.rtnetlink import RtnetlinkSocket
+from fairlead.net.tc import changed_hook
 
 _NEW_LINK, _GET_LINK, _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 16, 18, 24, 25, 26
 _NEW_NEIGHBOUR, _DELETE_NEIGHBOUR, _GET_NEIGHBOUR = 28, 29, 30
@@ -36,9 +37,6 @@ _UP, _RUNNING = 0x01, 0x40
 _GROUPS = (1, 3, 4, 5, 7, 8, 9, 11, 19, 32)
 """RTNLGRP_LINK, NEIGH, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
 NEXTHOP."""
-_TC_KINDS = frozenset((36, 37, 40, 41, 44, 45, 100, 101))
-"""RTM_NEWQDISC, RTM_DELQDISC, and the same of traffic classes, filters and chains."""
-_TC = struct.Struct("=B3xi")
 
 
 class Changes(NamedTuple):
@@ -128,8 +126,8 @@ class Routing:
         hooks: set[int] = set()
         others = received.lost
         for kind, body in received.events:
-            if kind in _TC_KINDS:
-                hooks.add(_TC.unpack_from(body)[1])
+            if (index := changed_hook(kind, body)) is not None:
+                hooks.add(index)
             elif kind not in (_NEW_NEIGHBOUR, _DELETE_NEIGHBOUR):
                 others = True
             elif neighbour := _neighbour(body):

@@ -28,6 +28,10 @@ _HANDLE = 1
 _ALL_PROTOCOLS = 0x0300  # ETH_P_ALL
 
 
+_EVENTS = frozenset((36, 37, 40, 41, 44, 45, 100, 101))
+"""RTM_NEWQDISC, RTM_DELQDISC, and the same of traffic classes, filters and chains."""
+
+
 class Filter(NamedTuple):
     """A program at an interface's ingress or egress. `program`: its ID in the kernel."""
 
@@ -107,6 +111,12 @@ async def detach(filter_: Filter) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):
                 raise
+
+
+def changed_hook(kind: int, body: bytes) -> int | None:
+    """Return the index of the interface on which an event of the group RTNLGRP_TC reports a changed
+    qdisc or filter; None for events of other kinds."""
+    return int(_MESSAGE.unpack_from(body)[1]) if kind in _EVENTS else None
 
 
 def _filter_head(interface: int, priority: int, *, egress: bool) -> bytes:

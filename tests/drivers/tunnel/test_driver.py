@@ -330,7 +330,7 @@ def test_a_recreated_device_or_interface_is_repaired_by_event(hosts: None, kind:
         await reconcile(made, intent(WEB, *VIP.values()))
         following = asyncio.create_task(made.run())
         await asyncio.sleep(0)
-        for command in [each for each in BREAKS[kind] if each.startswith("ip ")]:
+        for command in [each for each in BREAKS[kind] if each.startswith(("ip ", "tc "))]:
             on_the_node(*command.split())
             await until_answered(kind)
         ip("node", "link", "del", "eth0")
@@ -340,7 +340,11 @@ def test_a_recreated_device_or_interface_is_repaired_by_event(hosts: None, kind:
         with closing(LinkEvents()) as events:
             await made.read(None)
             ip("node", "link", "add", "last", "type", "bridge")
-            assert await events.next() == LinkChanges(frozenset({"last"}), frozenset(), lost=False)
+            found = await events.next()
+            # The program was attached again in place, which `run` recognizes as complete.
+            assert found._replace(hooks=frozenset()) == LinkChanges(
+                frozenset({"last"}), frozenset(), lost=False
+            )
         await made.close()
 
     on_node(scenario)

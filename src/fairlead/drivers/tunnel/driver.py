@@ -183,7 +183,11 @@ class TunnelDriver(Component):
                 began_s = time.monotonic()
                 async with self._turn:
                     try:
-                        if not (self._is_affected(changes) or self._selection_changed()):
+                        if not (
+                            self._is_affected(changes)
+                            or self._selection_changed()
+                            or (changes.hooks and await self._has_lost_program())
+                        ):
                             continue
                         if self._table:
                             await self._install(self._published)
@@ -204,6 +208,13 @@ class TunnelDriver(Component):
         return changes.lost or not (
             ours.isdisjoint(changes.devices) and addresses.isdisjoint(changes.addresses)
         )
+
+    async def _has_lost_program(self) -> bool:
+        """Return whether another process has removed the program from an interface."""
+        if self._decapsulator is None or not self._table:
+            return False
+        links = self._arrivals(self._node_addresses())
+        return not await decapsulator.attached() >= {link.index for link in links}
 
     def _selection_changed(self) -> bool:
         """Whether the selectors now choose other interfaces. Only selectors that are not plain
