@@ -91,7 +91,8 @@ class TrafficState(Value, frozen=True):
 
 class ProxiedTraffic(Value, frozen=True):
     """The counters of HAProxy for one Service. `open`: open connections. `refused`: clients outside
-    of the source ranges. `failed`: connections that no member accepted."""
+    of the source ranges. `failed`: connections that no member accepted. `over_share`: connections
+    that were closed at once, because the Service or its namespace had reached its share."""
 
     connections: int = 0
     open: int = 0
@@ -99,6 +100,7 @@ class ProxiedTraffic(Value, frozen=True):
     bytes_out: int = 0
     refused: int = 0
     failed: int = 0
+    over_share: int = 0
 
 
 class WorkerState(Value, frozen=True):

@@ -73,7 +73,9 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         view = View("gateway", "gw1")
         proxy = ProxyDriver(Path("nowhere"))
         proxy.counters.take(
-            {ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0)}, Info(1, 2, 9980), {}
+            {ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0, 5)},
+            Info(1, 2, 9980),
+            {},
         )
         balancer = ApiServerBalancer(
             ApiServerConfig(
@@ -100,7 +102,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), (
             "who drains"
         )
-        assert "default/shop 9 2 30 40 1 0" in lines
+        assert "default/shop 9 2 30 40 1 0 5" in lines
         assert "HAProxy has 2 open connections, of at most 9980" in lines
         assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
         assert "[2001:db8::1]:6443 not ready 3 8" in lines

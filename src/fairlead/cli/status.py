@@ -232,7 +232,7 @@ def _proxied(proxy: ProxyState) -> None:
     """Print the counters of Services whose connections end at HAProxy."""
     if not proxy.services:
         return
-    header = "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "FAILED"
+    header = "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "FAILED", "OVER SHARE"
     click.echo()
     draw(
         ("PROXIED SERVICE", *header),

@@ -17,6 +17,7 @@ from fairlead.model import (
     ProxyHeader,
     ProxyMethod,
     ProxySettings,
+    ServiceKey,
     UnservedPort,
 )
 from fairlead.plan import direct
@@ -53,6 +54,8 @@ NO_SUFFIX = "none"
 PROXY_HEADER_SWITCHED = "ProxyHeaderSwitched"
 OLD_CONNECTIONS_ENDED = "OldConnectionsEnded"
 RELOAD_DELAYED = "ReloadDelayed"
+CONNECTION_LIMIT_REACHED = "ConnectionLimitReached"
+CONNECTION_LIMIT_CAPPED = "ConnectionLimitCapped"
 AFFINITY_BY_GATEWAY = "AffinityByGateway"
 
 ANNOTATIONS = tuple(name for each in PROXY_ANNOTATIONS for name in names_of(each)) + HOSTNAME_SUFFIX
@@ -247,6 +250,37 @@ def reload_delayed(namespace: str, max_workers: int) -> Finding:
         why = f"Services of namespace {namespace} change often, and each change reloads HAProxy"
         remedy = "change Services less often, or several at the same time"
     return Finding(RELOAD_DELAYED, f"this change is not in effect yet: {why}", remedy=remedy)
+
+
+def connections_limited(service: ServiceKey, *, by_share: bool) -> Finding:
+    """Return the Finding that new connections of the Service are closed, because the Service or its
+    namespace has reached its share of the gateway's connections; or that they wait, because one of
+    its listeners has reached the limit that the Service requests."""
+    if by_share:
+        return Finding(
+            CONNECTION_LIMIT_REACHED,
+            f"new connections are closed: the Service, or namespace {service.namespace}, has its "
+            "share of the open connections of this gateway",
+            remedy="end idle connections sooner (fairlead.io/timeout-client-data), use more "
+            "gateways, or raise the limit of open files or gateway.namespaceShare",
+        )
+    return Finding(
+        CONNECTION_LIMIT_REACHED,
+        "new connections wait: a port has as many open connections as the connection-limit of the "
+        "Service, or HAProxy as a whole, allows",
+        remedy="raise the limit, or end idle connections sooner (fairlead.io/timeout-client-data)",
+    )
+
+
+def limit_capped(limit: int, largest: int) -> Finding:
+    """Return the Finding that the limit which the Service requests exceeds its share."""
+    return Finding(
+        CONNECTION_LIMIT_CAPPED,
+        f"connection-limit is {limit}, but on this gateway a Service has at most {largest} open "
+        "connections, fewer if others have many; further ones are closed",
+        remedy="lower the limit, so that further connections wait, or raise the limit of open "
+        "files or gateway.namespaceShare",
+    )
 
 
 def _affinity() -> Finding:

@@ -39,6 +39,8 @@ from fairlead.drivers.direct import (
 from fairlead.drivers.host import Host
 from fairlead.drivers.prober import Prober
 from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
+from fairlead.drivers.proxy.process import max_files
+from fairlead.drivers.proxy.shares import Shares
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -162,6 +164,7 @@ def data_plane(
             drain_s=section.drain_timeout_s,
             old_workers=section.proxy_old_workers,
             belongs_to_host=lambda address: state.exclusions.host_at(address) is not None,
+            shares=Shares(max_files(), section.namespace_share),
         ),
     )
 

@@ -13,6 +13,7 @@ import msgspec
 from fairlead.drivers import Requeue, no_requeue
 from fairlead.drivers.proxy import ProxyDriver, runtime
 from fairlead.drivers.proxy.render import section_name
+from fairlead.drivers.proxy.shares import NO_SHARES, Shares
 from fairlead.drivers.proxy.spec import ProxyKey
 from fairlead.model import (
     Listener,
@@ -218,10 +219,15 @@ async def new_answers(
 
 @asynccontextmanager
 async def opened(
-    folder: Path, old_workers: int = 0, requeue: Requeue = no_requeue
+    folder: Path,
+    old_workers: int = 0,
+    requeue: Requeue = no_requeue,
+    shares: Shares = NO_SHARES,
 ) -> AsyncIterator[ProxyDriver]:
     """Run a driver that has read the present state. Remove everything at the end."""
-    driver = ProxyDriver(folder, reload_pause_s=0.1, old_workers=old_workers, requeue=requeue)
+    driver = ProxyDriver(
+        folder, reload_pause_s=0.1, old_workers=old_workers, requeue=requeue, shares=shares
+    )
     await driver.read(None)
     try:
         yield driver

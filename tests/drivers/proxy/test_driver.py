@@ -280,7 +280,7 @@ async def test_the_oldest_of_too_many_old_workers_is_ended_and_reported(
     async with nodes("node1"), opened(folder, old_workers=2) as driver:
         talks = []
         for limit in range(1, 5):  # each change starts a worker
-            last = balancer({"node1": 1}, settings=ProxySettings(connection_limit=limit))
+            last = balancer({"node1": 1}, settings=ProxySettings(connection_limit=9 + limit))
             assert await reconcile(driver, last) == {}
             talks.append(await ClientConnection.start())
             assert await talks[-1].request()

@@ -23,6 +23,7 @@ from fairlead.drivers.proxy.render import (
     sections_of,
     server_id,
 )
+from fairlead.drivers.proxy.shares import Shares
 from fairlead.drivers.proxy.spec import ProxyKey, specs_of
 from fairlead.kube.objects import (
     Endpoint,
@@ -103,6 +104,7 @@ OFFERED = {
 }
 """Every annotation, with valid values."""
 PREFIXES = ("fairlead.io/", "loadbalancer.openstack.org/")
+SHARES = Shares(262_144, 0.5)
 VALUES = st.sampled_from(SENSIBLE) | st.sampled_from(WILD) | st.text(max_size=20)
 
 
@@ -187,12 +189,12 @@ def test_haproxy_accepts_any_service_which_changes_only_its_own_sections(
     specs = specs_of({each.service: each for each in made.values()})
     for service, one in specs.items():
         Path(paths.ranges(service)).write_text("".join(f"{cidr}\n" for cidr in one.source_ranges))
-    text = render(specs, paths)
+    text = render(specs, paths, SHARES)
     assert accepted(text, folder) == ""
 
     changed = data.draw(st.sampled_from(sorted(made)))
     again = planned(changed, service_of(changed, *data.draw(SERVICES)))
-    other = render(specs | specs_of({again.service: again}), paths)
+    other = render(specs | specs_of({again.service: again}), paths, SHARES)
     assert parts(text, but=again.service) == parts(other, but=again.service)
 
 
@@ -311,6 +313,6 @@ def test_haproxy_accepts_five_thousand_services_with_every_setting(folder: Path)
     for service, one in specs.items():
         if one.source_ranges:
             Path(paths.ranges(service)).write_text("\n".join(one.source_ranges))
-    text = render(specs, paths)
+    text = render(specs, paths, SHARES)
     assert text.count("\nlisten ") == 10_000
     assert accepted(text, folder) == ""

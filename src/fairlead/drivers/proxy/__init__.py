@@ -8,6 +8,7 @@ Kubernetes API itself.
 - `runtime`: commands on HAProxy's sockets.
 - `members`, `drains`, `workers`: servers of a running HAProxy, drained servers, old workers.
 - `reloads`: which namespaces may cause a reload (pure).
+- `shares`: the shares of namespaces and Services in HAProxy's connections (pure).
 - `states`: the server states that a new worker inherits (pure).
 - `counters`, `metrics`: traffic by Service.
 - `shield`: nftables rules that keep other ports of the host unreachable at Service addresses.

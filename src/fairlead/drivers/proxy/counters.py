@@ -10,7 +10,9 @@ from typing import NamedTuple
 from fairlead.drivers.proxy.runtime import Info
 from fairlead.model import ServiceKey
 
-COLUMNS = ("pxname", "svname", "stot", "scur", "bin", "bout", "dcon", "econ", "wredis")
+COLUMNS = (
+    *("pxname", "svname", "stot", "scur", "slim", "bin", "bout", "dcon", "dses", "econ", "wredis"),
+)
 """The columns of `show stat` that are read here."""
 
 
@@ -22,7 +24,9 @@ class ProxyTraffic(NamedTuple):
     - `bytes_in`, `bytes_out`: bytes from and to clients.
     - `refused`: connections of clients outside of the source ranges.
     - `failed`: connections to a member that failed, also if another member then accepted the
-      client."""
+      client.
+    - `over_share`: connections that were closed at once, because the Service or its namespace had
+      reached its share."""
 
     connections: int = 0
     open: int = 0
@@ -30,6 +34,7 @@ class ProxyTraffic(NamedTuple):
     bytes_out: int = 0
     refused: int = 0
     failed: int = 0
+    over_share: int = 0
 
     def plus(self, other: "ProxyTraffic") -> "ProxyTraffic":
         return ProxyTraffic(*(one + another for one, another in zip(self, other, strict=True)))
@@ -68,6 +73,10 @@ class ProxyCounters:
             self._in_old_workers[service] = self._in_old_workers.get(service, 0) + traffic.open
         self._now = {}
         self.worker = Info()
+
+    def over_share(self, service: ServiceKey) -> int:
+        """Return the `over_share` of the current worker alone, as it was last stored."""
+        return self._now.get(service, ProxyTraffic()).over_share
 
     def record_unexpected_exit(self) -> None:
         """Record that HAProxy ended unexpectedly, with all its connections."""
@@ -115,11 +124,25 @@ def traffic_of(
             continue
         if row["svname"] == "FRONTEND":
             numbers = (_number(row, name) for name in ("stot", "scur", "bin", "bout", "dcon"))
-            found[service] = found.get(service, ProxyTraffic()).plus(ProxyTraffic(*numbers))
+            counted = ProxyTraffic(*numbers)._replace(over_share=_number(row, "dses"))
+            found[service] = found.get(service, ProxyTraffic()).plus(counted)
         elif row["svname"] == "BACKEND":
             failed = _number(row, "econ") + _number(row, "wredis")
             found[service] = found.get(service, ProxyTraffic()).plus(ProxyTraffic(failed=failed))
     return found
+
+
+def full_of(
+    rows: Iterable[Mapping[str, str]], sections: Mapping[str, ServiceKey]
+) -> set[ServiceKey]:
+    """Return the Services with a listener that has as many open connections as it may."""
+    return {
+        sections[row["pxname"]]
+        for row in rows
+        if row["svname"] == "FRONTEND"
+        and row["pxname"] in sections
+        and _number(row, "scur") >= _number(row, "slim") > 0
+    }
 
 
 def _number(row: Mapping[str, str], name: str) -> int:

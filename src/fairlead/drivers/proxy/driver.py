@@ -29,18 +29,27 @@ import structlog
 
 from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
-from fairlead.drivers.proxy.counters import COLUMNS, ProxyCounters, traffic_of
+from fairlead.drivers.proxy.counters import (
+    COLUMNS,
+    ProxyCounters,
+    ProxyTraffic,
+    full_of,
+    traffic_of,
+)
 from fairlead.drivers.proxy.drains import Drains
 from fairlead.drivers.proxy.metrics import ProxyCollector
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.reloads import Reloads
 from fairlead.drivers.proxy.render import acl_lines, render, section_name, sections_of
+from fairlead.drivers.proxy.shares import NO_SHARES, Shares
 from fairlead.drivers.proxy.spec import (
+    FullBy,
     ProxyChange,
     ProxyListener,
     ProxySpec,
     RemoveListener,
     ReportClosed,
+    ReportFull,
     Served,
     Server,
     SetDrain,
@@ -50,7 +59,7 @@ from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.networks import read_address
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
-from fairlead.plan.proxying import ended, reload_delayed
+from fairlead.plan.proxying import connections_limited, ended, limit_capped, reload_delayed
 from fairlead.plan.proxying import switched as switched_note
 from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 
@@ -82,7 +91,8 @@ class ProxyDriver(Component):
     - `belongs_to_host`: whether a host of the cluster has the address: this driver never makes it
       local. The plan contains no such address, but HAProxy may still have it from an earlier
       process.
-    - `reload_pause_s`: minimum time between two reloads."""
+    - `reload_pause_s`: minimum time between two reloads.
+    - `shares`: the shares of namespaces and Services in HAProxy's connections."""
 
     name = "proxy"
 
@@ -95,6 +105,7 @@ class ProxyDriver(Component):
         old_workers: int = 0,
         belongs_to_host: Callable[[str], bool] = lambda _address: False,
         reload_pause_s: float = RELOAD_PAUSE_S,
+        shares: Shares = NO_SHARES,
     ) -> None:
         self._drain_s = drain_s
         self._old_workers = old_workers
@@ -111,6 +122,11 @@ class ProxyDriver(Component):
         self._closed: Counter[ServiceKey] = Counter()
         """Connections that were closed because there were too many old workers, until the Service's
         next pass reports them."""
+        self._shares = shares
+        self._full: dict[ServiceKey, FullBy] = {}
+        """The limits that Services had reached when the counters were last read."""
+        self._unreported: dict[ServiceKey, FullBy] = {}
+        """Those of them that the Service's next pass reports."""
         self._requeue = requeue
         self._specs: dict[ServiceKey, ProxySpec] = {}
         self._leaving: set[tuple[str, str]] = set()
@@ -133,7 +149,11 @@ class ProxyDriver(Component):
         """Return what HAProxy serves, as it shows it. With keys, return what it was last given."""
         if keys is not None:
             return {
-                key: msgspec.structs.replace(self._specs[key], closed=self._closed[key])
+                key: msgspec.structs.replace(
+                    self._specs[key],
+                    closed=self._closed[key],
+                    full=self._unreported.get(key, ""),
+                )
                 for key in keys
                 if key in self._specs
             }
@@ -160,14 +180,17 @@ class ProxyDriver(Component):
         one, or if its namespace may not cause a reload now. Raise Refused for a configuration that
         HAProxy does not accept; HAProxy then continues with the previous one."""
         async with self._changing:
-            reports = [change for change in changes if isinstance(change, ReportClosed)]
-            outcomes = await self._apply(
-                [change for change in changes if not isinstance(change, ReportClosed)]
-            )
+            reports = [each for each in changes if isinstance(each, ReportClosed | ReportFull)]
+            outcomes = await self._apply([each for each in changes if each not in reports])
             for change in reports:
-                self._closed -= Counter({change.service: change.connections})
-                note = ended(change.connections, self._old_workers)
-                outcomes = _with_note(outcomes, change.service, note)
+                service = change.service
+                if isinstance(change, ReportFull):
+                    self._unreported.pop(service, None)
+                    note = connections_limited(service, by_share=change.full == "share")
+                else:
+                    self._closed -= Counter({service: change.connections})
+                    note = ended(change.connections, self._old_workers)
+                outcomes = _with_note(outcomes, service, note)
             # A Service that failed is still served in part if HAProxy had listeners for it before.
             return {
                 key: each
@@ -234,7 +257,7 @@ class ProxyDriver(Component):
         self.counters.record_unexpected_exit()
         self._leaving = set()
         try:
-            await self.haproxy.run(render(self._specs, self.haproxy.paths))
+            await self.haproxy.run(render(self._specs, self.haproxy.paths, self._shares))
             self.reloads += 1
         except FairleadError as error:
             log.error("restarting HAProxy failed", problem=str(error))
@@ -373,7 +396,7 @@ class ProxyDriver(Component):
         if wanted:
             await self._poll()
             replaced = await self._current_worker() if before else 0
-            await self.haproxy.run(render(wanted, self.haproxy.paths))
+            await self.haproxy.run(render(wanted, self.haproxy.paths, self._shares))
             self.reloads += 1
             if replaced:
                 namespaces = {each.namespace for each in causes}
@@ -397,6 +420,11 @@ class ProxyDriver(Component):
         }
         for service, headers in switched.items():
             outcomes = _with_note(outcomes, service, switched_note(*headers))
+        largest = self._shares.largest(sum(len(each.listeners) for each in wanted.values()))
+        for service in sorted(set(causes) & wanted.keys()):
+            limits = {each.listener.settings.connection_limit for each in wanted[service].listeners}
+            if self._shares.limited and max(limits) > largest:
+                outcomes = _with_note(outcomes, service, limit_capped(max(limits), largest))
         return outcomes
 
     async def _current_worker(self) -> int:
@@ -413,6 +441,7 @@ class ProxyDriver(Component):
         self._closed = Counter(
             {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}
         )
+        self._unreported = {key: each for key, each in self._unreported.items() if key in wanted}
         await localroutes.delete(before - self._addresses(wanted))
         if before:
             self._shield(wanted)
@@ -501,14 +530,29 @@ class ProxyDriver(Component):
         self, sections: Mapping[str, ServiceKey], in_old_workers: Counter[ServiceKey]
     ) -> None:
         """Read counters, unless an old worker answers on the worker's socket."""
-        worker, rows = await runtime.totals(self.haproxy.worker, COLUMNS)
+        worker, found = await runtime.totals(self.haproxy.worker, COLUMNS)
         if worker.pid != await self._current_worker():
             return
+        rows = list(found)
+        traffic = traffic_of(rows, sections)
+        self._note_full(traffic, full_of(rows, sections))
         self.counters.take(
-            traffic_of(rows, sections),
-            worker,
-            {service: in_old_workers[service] for service in self._specs},
+            traffic, worker, {service: in_old_workers[service] for service in self._specs}
         )
+
+    def _note_full(
+        self, traffic: Mapping[ServiceKey, ProxyTraffic], at_limit: Collection[ServiceKey]
+    ) -> None:
+        """Have the Services report that have reached a limit since the counters were last read."""
+        full: dict[ServiceKey, FullBy] = dict.fromkeys(at_limit, "limit")
+        for service, counted in traffic.items():
+            if counted.over_share > self.counters.over_share(service):
+                full[service] = "share"
+        new = {key: each for key, each in full.items() if self._full.get(key) != each}
+        self._full = full
+        if new:
+            self._unreported |= new
+            self._requeue(new)
 
     async def _remove_servers(self) -> None:
         """Delete the servers in maintenance that no longer have connections."""

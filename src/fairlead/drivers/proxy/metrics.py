@@ -52,6 +52,11 @@ class ProxyCollector(Collector):
             "Connections that a member did not accept",
             labels=labels,
         )
+        over_share = CounterMetricFamily(
+            "fairlead_proxy_over_share",
+            "Connections that were closed because the Service or namespace had reached its share",
+            labels=labels,
+        )
         unexpected_exits = CounterMetricFamily(
             "fairlead_proxy_unexpected_exits",
             "Unexpected ends of HAProxy, which close all connections",
@@ -74,7 +79,11 @@ class ProxyCollector(Collector):
             octets.add_metric([str(key), "out"], counted.bytes_out)
             refused.add_metric([str(key)], counted.refused)
             failed.add_metric([str(key)], counted.failed)
-        return [connections, opened, octets, refused, failed, unexpected_exits, used, limit]
+            over_share.add_metric([str(key)], counted.over_share)
+        return [
+            *(connections, opened, octets, refused, failed, over_share),
+            *(unexpected_exits, used, limit),
+        ]
 
 
 class ApiServersCollector(Collector):

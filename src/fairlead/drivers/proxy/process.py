@@ -11,6 +11,7 @@ HAProxy accepted. Follows HAProxy 2.6's management manual, sections 4 (stopping 
 import asyncio
 import os
 import pwd
+import resource
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.drivers.proxy import runtime, states
-from fairlead.drivers.proxy.render import Paths, description_of
+from fairlead.drivers.proxy.render import MAX_FILES, Paths, description_of
 from fairlead.errors import Refused, Unavailable
 
 log = structlog.get_logger()
@@ -231,6 +232,12 @@ class Haproxy:
         )
         _, output = await process.communicate()
         return process.returncode or 0, output.decode(errors="replace")
+
+
+def max_files() -> int:
+    """Return HAProxy's limit of open files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], operation: str) -> None:

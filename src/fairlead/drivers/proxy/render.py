@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers.proxy.shares import NO_SHARES, Shares
 from fairlead.drivers.proxy.spec import ProxyKey, ProxyListener, ProxySpec, Served, Server
 from fairlead.model import ServiceKey
 from fairlead.net.address import bracketed, is_ipv6, join_host_port
@@ -26,6 +27,8 @@ Files are not used for all Services, because at its start HAProxy compares the n
 (and of each list with a number of our own) with all others, which is too slow for thousands of
 Services."""
 _RANGES = "acl within src "
+MAX_FILES = 262_144
+"""The maximum of HAProxy's limit of open files: HAProxy allocates memory for each of them."""
 KEEPALIVE_MS = 7_200_000
 """The kernel's default of net.ipv4.tcp_keepalive_time. Keepalives are used only where a time-out is
 longer, because they cost a system call and a timer per socket."""
@@ -74,17 +77,18 @@ def service_of(section: str) -> ServiceKey:
     return ServiceKey(*section.split(".")[:2])
 
 
-def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths) -> str:
+def render(specs: Mapping[ServiceKey, ProxySpec], paths: Paths, shares: Shares = NO_SHARES) -> str:
     """Return the whole configuration."""
     sections = [
-        _section(service, spec, served, paths)
+        _section(service, spec, served, paths, shares)
         for service, spec in sorted(specs.items())
         for served in spec.listeners
     ]
-    return with_global("\n".join([*_defaults(), *sections]), paths)
+    text = "\n".join([*_defaults(), *shares.table_lines(), *sections])
+    return with_global(text, paths, shares.global_lines(len(sections)))
 
 
-def with_global(text: str, paths: Paths) -> str:
+def with_global(text: str, paths: Paths, more: Sequence[str] = ()) -> str:
     """Return the configuration with these sections after the `global` section, which holds their
     digest and the path of HAProxy's socket."""
     user = [f"    user {paths.user}", f"    group {paths.user}"] if paths.user else []
@@ -92,9 +96,10 @@ def with_global(text: str, paths: Paths) -> str:
         "global",
         f"    description {digest(text)}",
         f"    stats socket {paths.worker_socket} mode 600 level admin expose-fd listeners",
-        "    fd-hard-limit 262144",
+        f"    fd-hard-limit {MAX_FILES}",
         f"    server-state-file {paths.states}",
         *user,
+        *(f"    {line}" for line in more),
     ]
     return "\n".join([*start, text])
 
@@ -192,7 +197,9 @@ def _outlasts_keepalive(timeout_ms: int) -> bool:
     return not 0 < timeout_ms <= KEEPALIVE_MS
 
 
-def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths) -> str:
+def _section(
+    service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths, shares: Shares
+) -> str:
     listener = served.listener
     settings = listener.settings
     name = section_name(service, listener.key)
@@ -224,6 +231,7 @@ def _section(service: ServiceKey, spec: ProxySpec, served: Served, paths: Paths)
     if listener.restricted:
         lines += [f"{_RANGES}{words}" for words in _range_words(service, spec.source_ranges, paths)]
         lines += ["tcp-request connection reject unless within"]
+    lines += shares.rule_lines(service)
     if settings.checks is not None:
         lines += [
             f"timeout check {settings.checks.timeout_ms}",

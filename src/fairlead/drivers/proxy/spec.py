@@ -9,6 +9,7 @@ kills itself, if connections wait for the limit that is raised. Invariant: equal
 specs on every gateway, so that HAProxy's choice by client address is the same on every gateway."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -30,6 +31,11 @@ MAX_WEIGHT = 256
 SOURCE_SCALE = 16
 """Factor for weights with `balance source`. HAProxy gives a server 16 points on its hash ring per
 unit of weight, which is too few for a fair spread if one unit is one pod."""
+
+
+FullBy = Literal["", "share", "limit"]
+"""What keeps new connections of a Service from being served: its share, or that of its namespace;
+or the limit that the Service itself requests for each listener."""
 
 
 class ProxyKey(Value, frozen=True):
@@ -78,13 +84,15 @@ class ProxySpec(Value, frozen=True):
 
     - `drain_s`: how long a server keeps its connections after it stopped getting new ones; 0: until
       they end.
-    - `closed`: the number of closed connections that remain to be reported on the Service."""
+    - `closed`: the number of closed connections that remain to be reported on the Service.
+    - `full`: a limit that the Service has reached, which remains to be reported."""
 
     uid: str
     listeners: tuple[Served, ...]
     source_ranges: tuple[str, ...] = ()
     drain_s: float = 0.0
     closed: int = 0
+    full: FullBy = ""
 
 
 class SetRanges(Value, frozen=True):
@@ -156,7 +164,19 @@ class ReportClosed(Value, frozen=True):
         return f"report {self.connections} closed connections on {self.service}"
 
 
-ProxyChange = SetRanges | SetDrain | SetServers | SetListener | RemoveListener | ReportClosed
+class ReportFull(Value, frozen=True):
+    """Report on the Service that it has reached a limit of open connections."""
+
+    service: ServiceKey
+    full: FullBy
+
+    def __str__(self) -> str:
+        return f"report the {self.full} of connections reached by {self.service}"
+
+
+ProxyChange = (
+    SetRanges | SetDrain | SetServers | SetListener | RemoveListener | ReportClosed | ReportFull
+)
 
 
 def specs_of(
@@ -234,6 +254,8 @@ def diff(
         restricted = False
         if present.closed:
             live.append(ReportClosed(service, present.closed))
+        if present.full:
+            live.append(ReportFull(service, present.full))
         for served in wanted.listeners:
             found = existing.pop(served.listener.key, None)
             if found is None or found.listener != served.listener or present.uid != wanted.uid:
