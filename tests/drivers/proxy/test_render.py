@@ -29,6 +29,7 @@ from fairlead.kube.objects import (
     Endpoint,
     EndpointPort,
     EndpointSlice,
+    FieldsManager,
     Node,
     NodeAddress,
     NodeStatus,
@@ -43,6 +44,7 @@ from fairlead.plan.annotations import PROXY_ANNOTATIONS
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import PROXY
 from fairlead.plan.proxying import ANNOTATIONS
+from fairlead.plan.service import CLAIM_MANAGER, CLASS_ANNOTATION
 
 ADDRESSES = ("203.0.113.1", "2001:db8:f::1")
 NODES = {
@@ -125,8 +127,13 @@ def accepted(text: str, folder: Path) -> str:
 def service_of(
     number: int, annotations: dict[str, str], ranges: tuple[str, ...], affinity: bool, policy: bool
 ) -> Service:
+    """Return a claimed Service: before that, it is refused for a value that is not understood."""
     meta = ServiceMeta(
-        name=f"web-{number}", namespace="shop", uid=f"uid-{number}", annotations=annotations
+        name=f"web-{number}",
+        namespace="shop",
+        uid=f"uid-{number}",
+        annotations={**annotations, CLASS_ANNOTATION: PROXY.name},
+        managed_fields=(FieldsManager(CLAIM_MANAGER),),
     )
     ports = (ServicePort(80, "web", node_port=30080), ServicePort(443, "tls", node_port=30443))
     spec = ServiceSpec(
