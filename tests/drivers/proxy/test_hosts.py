@@ -15,6 +15,7 @@ from fairlead.config import Config, GatewayConfig
 from fairlead.drivers.proxy import ProxyDriver, shield
 from fairlead.kube.access import Access
 from fairlead.lab import namespace
+from fairlead.model import ProxySettings
 from fairlead.net import localroutes
 from fairlead.roles.gateway import data_plane, leave_hosts
 from fairlead.state import State
@@ -50,6 +51,25 @@ async def test_the_address_of_a_host_is_not_local_even_while_haproxy_has_a_liste
             await reconcile(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
             assert await localroutes.present() == {VIP6}
             assert VIP not in shield.listing()
+        finally:
+            await driver.remove()
+
+
+async def test_an_address_that_a_host_takes_is_left_to_it_with_the_next_change(
+    folder: Path,
+) -> None:
+    hosts: set[str] = set()
+    async with nodes("node1"):
+        driver = ProxyDriver(folder, belongs_to_host=hosts.__contains__)
+        await driver.read(None)
+        try:
+            both = balancer({"node1": 1}, addresses=(VIP, VIP6))
+            await reconcile(driver, both)
+            assert await localroutes.present() == {VIP, VIP6}
+            hosts.add(VIP)
+            changed = msgspec.structs.replace(both, settings=ProxySettings(client_ms=9))
+            await reconcile(driver, changed)
+            assert await localroutes.present() == {VIP6}
         finally:
             await driver.remove()
 

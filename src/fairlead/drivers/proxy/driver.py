@@ -442,7 +442,7 @@ class ProxyDriver(Component):
             {key: self._closed[key] for key in self._closed.keys() & wanted.keys()}
         )
         self._unreported = {key: each for key, each in self._unreported.items() if key in wanted}
-        await localroutes.delete(before - self._addresses(wanted))
+        await localroutes.delete(before - self._local(wanted))
         if before:
             self._shield(wanted)
         for service in self._specs.keys() - wanted.keys():
