@@ -4,7 +4,7 @@
 # make base       the part of setup that Fairlead itself needs, without OpenStack; the targets below
 #                 install their dependencies themselves
 # make demo       compare Fairlead with three other setups, with real packets; needs root
-# make check      lint, types, and every test that needs no lab and no built program, side by side;
+# make check      lint, types, and every test of `make test` without a lab or a built program;
 #                 needs root, and only what `make base` installs; prints the failed parts and the
 #                 skipped tests at the end
 # make test       what a change must pass: lint, types, every deterministic test, and each promise of
@@ -77,7 +77,7 @@ expected:
 check: root base
 	@$(VENV)/bin/python tools/check.py -q --check -m 'not soak' -n $(WORKERS)
 
-test: root lint tools
+test: root $(if $(EXPECTED),,expected) lint tools
 	@$(VENV)/bin/python tools/gate.py -n $(WORKERS) -m 'not soak' --durations 40 --durations-min 3
 
 soak: root tools

@@ -103,6 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.getvalue("numprocesses"):
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, _interrupt_processes)
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if (path := config.getoption("report")) and not hasattr(config, "workerinput"):
         _report_file.append(open(path, "w"))  # noqa: SIM115  # until the end of this process
     _prefer_new_kubectl()
@@ -285,7 +287,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         places = {item.nodeid: place_of(item) for item in items}
         Path(config.workerinput["places"]).write_bytes(msgspec.json.encode(places))
     if config.getoption("check"):
-        config.stash[_excluded] = Counter([need for _, need in found if need])
+        gate = [need for item, need in found if item.get_closest_marker("soak") is None]
+        config.stash[_excluded] = Counter([need for need in gate if need])
         items[:] = [item for item, need in found if not need]
         config.hook.pytest_deselected(items=[item for item, need in found if need])
     # Tests without a lab come first, because they are fast.
@@ -318,16 +321,34 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write what became of the test to the file of --report. Only the process that collects the
-    reports of the others has such a file."""
+    left = any(name == LEFT_THE_PROCESS for name, _ in report.user_properties)
+    _write_row(report, report.when, report.duration, left=left)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Report a file that cannot be collected, too: pytest-xdist runs the other files all the same,
+    and ends as if only tests had failed."""
+    if report.failed:
+        _write_row(report, "collect", 0.0, left=False)
+
+
+def _write_row(
+    report: pytest.TestReport | pytest.CollectReport,
+    when: str | None,
+    seconds: float,
+    *,
+    left: bool,
+) -> None:
+    """Write a row to the file of --report. Only the process that collects the reports of the others
+    has such a file."""
     for file in _report_file:
         row = {
             "test": report.nodeid,
-            "when": report.when,
+            "when": when,
             "outcome": report.outcome,
-            "seconds": report.duration,
-            LEFT_THE_PROCESS: any(name == LEFT_THE_PROCESS for name, _ in report.user_properties),
-            "text": report.longreprtext if report.failed else "",
+            "seconds": seconds,
+            LEFT_THE_PROCESS: left,
+            "text": "" if report.passed else report.longreprtext,
         }
         file.write(json.dumps(row) + "\n")
         file.flush()

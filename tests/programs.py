@@ -9,15 +9,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, core, settings
 from tests.needs import MISSING
 
 from bench import scale
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
 
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")  # on a busy machine, the duration of an example has no meaning
+SEED = os.environ.get("FAIRLEAD_SEED")
+settings.register_profile(
+    "unhurried",
+    deadline=None,  # on a busy machine, the duration of an example has no meaning
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not SEED,
+)
+settings.load_profile("unhurried")
+if SEED:
+    # As the option --hypothesis-seed does.
+    core.global_force_seed = int(SEED)  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import nested
+from tests import needs, nested
 from tools import gate
 
 FAILS_ONCE = """
@@ -29,6 +29,9 @@ def test_packets(number):
 
 def test_another():
     pass
+"""
+SKIPS = """
+    pytest.skip("needs something")
 """
 FAILS_TWICE = """
 import subprocess
@@ -57,6 +60,24 @@ def test_it():
     if not seen.exists():
         seen.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+"""
+FAILS_AND_THEN_WAITS = """
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+def test_it():
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    seen = Path(__file__).with_suffix(".seen")
+    if not seen.exists():
+        seen.touch()
+        raise AssertionError("a packet was lost")
+    Path(__file__).with_suffix(".begun").touch()
+    try:
+        time.sleep(60)
+    finally:
+        Path(__file__).with_suffix(".over").touch()
 """
 WAITS = """
 import time
@@ -121,18 +142,36 @@ def test_the_run_fails(tmp_path: Path, tests: dict[str, str], why: str) -> None:
     assert why in printed
 
 
+def test_a_file_that_cannot_be_collected_is_not_hidden_by_an_unstable_test(tmp_path: Path) -> None:
+    tests = {
+        "lab/test_broken.py": "import a_module_that_is_not_there",
+        "lab/test_it.py": FAILS_ONCE.format(number=1),
+    }
+    code, printed = run(tmp_path, tests, processes=1)
+    assert code == 1, printed
+    assert "no second look: tests/lab/test_broken.py" in printed
+
+
+def test_a_test_that_is_skipped_in_the_second_look_has_not_passed(tmp_path: Path) -> None:
+    text = FAILS_ONCE.format(number=1).replace("\ndef test_another", SKIPS + "\ndef test_another")
+    code, printed = run(tmp_path, {"lab/test_it.py": text})
+    assert code == 1, printed
+    assert "test_packets[0] failed twice" in printed
+
+
 def test_a_test_whose_process_dies_has_no_second_look(tmp_path: Path) -> None:
     code, printed = run(tmp_path, {"lab/test_it.py": DIES}, processes=1)
     assert code == 1, printed
     assert "test_it never left its process, or its process died" in printed
 
 
+@pytest.mark.parametrize("text", [WAITS, FAILS_AND_THEN_WAITS], ids=["first", "second"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_waits_for_its_tests_and_has_no_second_look(
-    tmp_path: Path, signum: signal.Signals
+def test_an_interrupted_run_waits_for_its_tests_and_accepts_nothing(
+    tmp_path: Path, signum: signal.Signals, text: str
 ) -> None:
     begun = tmp_path / "tests/lab/test_it.begun"
-    with start(tmp_path, {"lab/test_it.py": WAITS}, processes=1) as running:
+    with start(tmp_path, {"lab/test_it.py": text}, processes=1) as running:
         while not begun.exists():
             assert running.poll() is None
             time.sleep(0.05)
@@ -144,7 +183,7 @@ def test_an_interrupted_run_waits_for_its_tests_and_has_no_second_look(
         printed, _ = running.communicate(timeout=60)
     assert running.returncode == gate.INTERRUPTED, printed
     assert begun.with_suffix(".over").exists()
-    assert "second look" not in printed
+    assert "gate: passed" not in printed
 
 
 def children(pid: int) -> list[int]:
@@ -172,6 +211,17 @@ def test_a_run_that_passes_notes_its_tree_unless_there_are_uncommitted_changes(
     git("commit", "-qm", "all")
     assert run(tmp_path, tests)[0] == 0
     assert noted.read_text().split() == [git("rev-parse", "HEAD^{tree}")]
+
+
+def test_a_run_with_skipped_tests_and_a_run_during_which_the_tree_changes_note_no_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rows = [{**row("a", "skipped"), "text": f"Skipped: {needs.MISSING}: helm"}]
+    gate.remember("a tree", rows)
+    gate.remember("a tree", [row("a", "passed")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def row(test: str, outcome: str, *, left: bool = True) -> dict[str, Any]:

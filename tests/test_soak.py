@@ -27,7 +27,7 @@ def test_gate():
 
 def test_a_failure_is_shown_with_its_seed_and_is_no_error(tmp_path: Path) -> None:
     program = (str(nested.ROOT / "tools/soak.py"),)
-    environment = {"FAIRLEAD_SEED": "7", "ROUNDS": "2"}
+    environment = {"FAIRLEAD_SEED": "7", "ROUNDS": "2", "FAIRLEAD_CHANGES": "240"}
     with nested.start(
         tmp_path,
         {"lab/test_it.py": TESTS},

@@ -9,9 +9,16 @@ lock debian-packages
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT
+    # dash runs the trap above only if it ends by itself.
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod +x "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
-install() { apt-get -q update && apt-get -q install -y --no-install-recommends "$@"; }
+# Another program, such as unattended-upgrades, may hold dpkg's lock for minutes.
+install() {
+    apt-get -q update &&
+        apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
+}
 retry install "$@"

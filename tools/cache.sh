@@ -5,7 +5,7 @@
 # before it is moved into its place, and again whenever a script needs it: if it does not work any
 # more, it is made again. Only one process at a time makes it.
 
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead"
+cache="${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fairlead"
 RETRY_AFTER_S=5
 WORK_TO_DO=100
 
@@ -27,7 +27,7 @@ begin() {
 retry() {
     for attempt in 1 2; do
         ! "$@" || return 0
-        say "attempt $attempt of 3 failed: $*"
+        say "attempt $attempt of 3 failed: $*" >&2
         sleep "$RETRY_AFTER_S"
     done
     "$@"

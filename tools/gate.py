@@ -6,12 +6,12 @@ second look at failures; the exit code, 0 if the change is accepted.
 A test that sends real packets or starts programs can fail because of the machine. So if at most
 MOST_FAILED tests failed, and all of them left their own process, each of them runs once more,
 alone. A test that then passes is unstable: it is printed with its first failure and appended to
-UNSTABLE. More than MOST_UNSTABLE unstable tests, or one that fails twice, are a failure. A test
-that never leaves its process, an error outside of a test, a process of the tests that dies and an
-interrupt have no second look: the machine does not cause them.
+UNSTABLE. More than MOST_UNSTABLE unstable tests, or one that does not pass, are a failure. A test
+that never leaves its process, a file that cannot be collected, a process of the tests that dies and
+an interrupt have no second look: the machine does not cause them.
 
-A run that passes appends the git tree that it ran on to PASSED, if there are no uncommitted
-changes."""
+A run that passes, of which no test was skipped for want of a program, appends the git tree that it
+ran on to PASSED, if there were no uncommitted changes when it began and there are none now."""
 
 import json
 import os
@@ -28,10 +28,13 @@ from typing import Any, NamedTuple
 MOST_FAILED = 10
 MOST_UNSTABLE = 3
 FAILED = 1
-"""The exit code of pytest if tests have failed, and nothing else has."""
+"""The exit code of pytest if tests have failed, or files could not be collected."""
+MISSING = "needs a program that is not there"
+"""The reason for which a test is skipped if its program is missing, as in tests/needs.py."""
 INTERRUPTED = 130
 BUILD = Path("build")
-REPORT = BUILD / "gate.jsonl"
+REPORT = BUILD / f"gate-{os.getpid()}.jsonl"
+"""A file of this run alone: two runs may go on in one tree."""
 UNSTABLE = BUILD / "unstable.json"
 PASSED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / "passed"
 
@@ -73,33 +76,36 @@ class Gate:
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
         BUILD.mkdir(exist_ok=True)
-        REPORT.unlink(missing_ok=True)
+        tree = clean_tree()
         began_s = time.monotonic()
         # One word: before pytest has loaded tests/conftest.py, which knows the option, it would
         # take an existing file for a path of tests.
         code = self._pytest(f"--report={REPORT}", *arguments)
+        rows = read(REPORT)
         if code == FAILED:
-            code = self._look_again()
+            code = self._look_again(rows)
+        REPORT.unlink(missing_ok=True)
+        if self._interrupted:
+            return INTERRUPTED
         say(f"{'passed' if code == 0 else 'failed'} in {(time.monotonic() - began_s) / 60:.1f} min")
         if code == 0:
-            remember_tree()
-        return INTERRUPTED if self._interrupted else code
+            remember(tree, rows)
+        return code
 
-    def _look_again(self) -> int:
-        rows = (json.loads(line) for line in REPORT.read_text().splitlines())
+    def _look_again(self, rows: Sequence[Mapping[str, Any]]) -> int:
         decision = decide(rows)
         if decision.why_not:
             say(f"no second look: {decision.why_not}")
             return FAILED
         say(f"second look at {len(decision.again)} tests, each alone")
-        codes = {test: self._pytest("-n", "0", test) for test in decision.again}
-        unstable = {test: decision.again[test] for test, code in codes.items() if code == 0}
+        passed = {test: self._passes_alone(test) for test in decision.again}
         if self._interrupted:
             return FAILED
+        unstable = {test: decision.again[test] for test, passes in passed.items() if passes}
         for test, text in unstable.items():
             say(f"UNSTABLE: {test} passed when it ran alone; its first failure:\n{text}\n")
         append_unstable(unstable)
-        twice = codes.keys() - unstable
+        twice = passed.keys() - unstable
         for test in sorted(twice):
             say(f"{test} failed twice")
         if len(unstable) > MOST_UNSTABLE:
@@ -107,6 +113,12 @@ class Gate:
         for test in unstable:
             say(f"unstable: {test}")
         return FAILED if twice or len(unstable) > MOST_UNSTABLE else 0
+
+    def _passes_alone(self, test: str) -> bool:
+        """Run the test alone. A test that is skipped now has not passed."""
+        code = self._pytest(f"--report={REPORT}", "-n", "0", test)
+        outcomes = {(row["test"], row["when"], row["outcome"]) for row in read(REPORT)}
+        return code == 0 and (test, "call", "passed") in outcomes
 
     def _pytest(self, *arguments: str) -> int:
         if self._interrupted:
@@ -120,31 +132,51 @@ class Gate:
             self._running.terminate()
 
 
+def read(report: Path) -> list[dict[str, Any]]:
+    """Return the rows of --report; none if pytest ended before it wrote any."""
+    return [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+
+
 def append_unstable(unstable: Mapping[str, str]) -> None:
+    if not unstable:
+        return
     before = json.loads(UNSTABLE.read_text()) if UNSTABLE.exists() else []
     at = datetime.now(UTC).isoformat(timespec="seconds")
     now = [{"test": test, "at": at, "failure": text} for test, text in unstable.items()]
-    if now:
-        UNSTABLE.write_text(json.dumps(before + now, indent=1) + "\n")
+    draft = UNSTABLE.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(before + now, indent=1) + "\n")
+    draft.replace(UNSTABLE)
 
 
-def remember_tree() -> None:
-    """Append the tree of HEAD to PASSED, if the work tree equals it."""
+def clean_tree() -> str | None:
+    """Return the tree of HEAD; None if the work tree differs from it, or is in no repository."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
-        if git("status", "--porcelain"):
-            say("there are uncommitted changes, so the tree that passed is not noted")
-            return
-        tree = git("rev-parse", "HEAD^{tree}")
-    except (OSError, subprocess.CalledProcessError):
-        return  # not a git repository, such as an unpacked archive
-    PASSED.parent.mkdir(parents=True, exist_ok=True)
-    with PASSED.open("a") as file:
-        file.write(f"{tree}\n")
+        return None if git("status", "--porcelain") else git("rev-parse", "HEAD^{tree}")
+    except OSError as error:
+        say(f"git does not run: {error}")
+    except subprocess.CalledProcessError as error:
+        say(f"git: {error.stderr.strip()}")
+    return None
+
+
+def remember(tree: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append the tree to PASSED, if all of it was tested and it has not changed meanwhile."""
+    if any(MISSING in row["text"] for row in rows):
+        say("tests were skipped for want of a program, so the tree that passed is not noted")
+    elif tree is None or tree != clean_tree():
+        say("there are uncommitted or new changes, so the tree that passed is not noted")
+    else:
+        try:
+            PASSED.parent.mkdir(parents=True, exist_ok=True)
+            with PASSED.open("a") as file:
+                file.write(f"{tree}\n")
+        except OSError as error:
+            say(f"the tree that passed is not noted: {error}")
 
 
 def say(text: str) -> None:

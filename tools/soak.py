@@ -65,8 +65,8 @@ class Soak:
         seed = os.environ.get("FAIRLEAD_SEED") or str(random.SystemRandom().randrange(10**6))
         print(f"soak: round {number} of {self._rounds}, seed {seed}", flush=True)
         environment = {**LENGTHS, **os.environ, "FAIRLEAD_SEED": seed}
-        # Hypothesis repeats the same examples where it finds this variable.
-        environment.pop("CI", None)
+        # A test whose program is missing fails.
+        environment["CI"] = "true"
         self._running = subprocess.Popen(
             [
                 sys.executable,
@@ -115,10 +115,12 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     def worst(test: str) -> float:
         return max(float(run["seconds"]) for run in found[test])
 
-    lines = [f"{'n':>4} {'failed':>6} {'median s':>8} {'worst s':>8}  test"]
+    lines = [f"{'n':>4} {'failed':>6} {'skipped':>7} {'median s':>8} {'worst s':>8}  test"]
     for test in sorted(found, key=lambda test: (-failures(test), -worst(test))):
         middle = median(run["seconds"] for run in found[test])
-        numbers = f"{len(found[test]):4} {failures(test):6} {middle:8.1f} {worst(test):8.1f}"
+        skipped = sum(run["outcome"] == "skipped" for run in found[test])
+        counts = f"{len(found[test]):4} {failures(test):6} {skipped:7}"
+        numbers = f"{counts} {middle:8.1f} {worst(test):8.1f}"
         seeds = [run["seed"] for run in found[test] if run["outcome"] == "failed"]
         failed = f"  failed with seed {', '.join(seeds)}" if seeds else ""
         lines.append(f"{numbers}  {test}{failed}")

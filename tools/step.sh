@@ -10,18 +10,23 @@ name="$1"
 shift
 log=build/setup.log
 mkdir -p build
-failed="$(mktemp)"
+ended="$(mktemp)"
 begun="$(mktemp)"
-trap 'rm -f "$failed" "$begun"' EXIT
+trap 'rm -f "$ended" "$begun"' EXIT
 start="$(date +%s)"
 printf '\n== %s: %s\n' "$(date '+%F %T')" "$name" >>"$log"
-# The exit code of a pipeline is that of its last part alone.
-{ FAIRLEAD_BEGUN="$begun" "$@" 2>&1 || echo "$?" >"$failed"; } | tee -a "$log" |
-    grep --line-buffered -E '^(setup: |building src/)' || true
-if [ ! -s "$failed" ]; then
+# The exit code of a pipeline is that of its last part alone. Without a code the step has failed:
+# the disk may be full.
+{
+    code=0
+    FAIRLEAD_BEGUN="$begun" "$@" 2>&1 || code="$?"
+    echo "$code" >"$ended"
+} | tee -a "$log" | grep --line-buffered -E '^(setup: |building src/)' || true
+code="$(cat "$ended")"
+if [ "${code:-1}" = 0 ]; then
     [ -s "$begun" ] || exit 0
-    mkdir -p "$cache/seconds"
-    echo "$(($(date +%s) - start))" >"$cache/seconds/$name"
+    { mkdir -p "$cache/seconds" && echo "$(($(date +%s) - start))" >"$cache/seconds/$name"; } ||
+        say "the duration of $name could not be kept in $cache/seconds"
     exit 0
 fi
 case "$(tail -n 1 "$log")" in
@@ -29,4 +34,4 @@ case "$(tail -n 1 "$log")" in
 *) tail -n 20 "$log" | sed 's/^/    /' >&2 ;;
 esac
 echo "setup: failed: $name; the whole output is in $(pwd)/$log" >&2
-exit "$(cat "$failed")"
+exit "${code:-1}"
