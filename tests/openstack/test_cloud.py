@@ -58,6 +58,7 @@ def test_ovn_has_a_row_for_the_vip_and_one_for_the_floating_ip(
     assert client.network.find_port(port) is None
 
 
+@pytest.mark.soak
 def test_an_amphora_has_a_port_and_a_security_group_that_admits_the_allowed_cidrs(
     client: Connection, cloud: Cloud
 ) -> None:
@@ -78,6 +79,7 @@ def test_an_amphora_has_a_port_and_a_security_group_that_admits_the_allowed_cidr
     assert list(client.network.security_groups(name=f"lb-{balancer}")) == []
 
 
+@pytest.mark.soak
 def test_provider_ovn_rejects_unsupported_options_with_status_501(
     client: Connection, cloud: Cloud
 ) -> None:
@@ -86,6 +88,7 @@ def test_provider_ovn_rejects_unsupported_options_with_status_501(
     assert refused.value.status_code == 501
 
 
+@pytest.mark.soak
 def test_objects_that_are_created_through_a_proxy_belong_to_the_project_of_the_test(
     client: Connection, cloud: Cloud, cloud_proxies: FaultProxies
 ) -> None:

@@ -15,6 +15,7 @@ def member(keystone: Keystone) -> Connection:
     return keystone.connect("member")
 
 
+@pytest.mark.soak
 def test_an_application_credential_may_create_load_balancers_up_to_the_quota(
     member: Connection, keystone: Keystone
 ) -> None:
@@ -30,6 +31,7 @@ def test_an_application_credential_may_create_load_balancers_up_to_the_quota(
     assert list(member.load_balancer.load_balancers()) == []
 
 
+@pytest.mark.soak
 def test_a_user_with_read_access_may_not_create_load_balancers(keystone: Keystone) -> None:
     with pytest.raises(ForbiddenException, match="Policy does not allow"):
         keystone.connect("reader").load_balancer.create_load_balancer(
@@ -37,6 +39,7 @@ def test_a_user_with_read_access_may_not_create_load_balancers(keystone: Keyston
         )
 
 
+@pytest.mark.soak
 def test_a_wrong_secret_is_rejected(keystone: Keystone) -> None:
     with pytest.raises(Unauthorized):
         keystone.connect("member", application_credential_secret="stolen").session.get_token()

@@ -71,6 +71,7 @@ async def test_adoption_changes_only_the_marks_of_a_load_balancer(
     assert balancers(site) == []
 
 
+@pytest.mark.soak
 async def test_adoption_with_other_settings_changes_the_load_balancer_in_place(site: Site) -> None:
     id_ = occm.make(clients.without_auth(octavia=site.proxy.url))
     ids = occm.ids(await before(site, id_))
@@ -89,6 +90,7 @@ async def test_adoption_with_other_settings_changes_the_load_balancer_in_place(s
     assert await site.remaining_steps(asked) == []
 
 
+@pytest.mark.soak
 async def test_a_load_balancer_that_does_not_qualify_for_adoption_does_not_change(
     site: Site,
 ) -> None:
@@ -114,6 +116,7 @@ async def test_a_load_balancer_that_does_not_qualify_for_adoption_does_not_chang
     assert occm.ids(await before(site, theirs)) == occm.ids(untouched)
 
 
+@pytest.mark.soak
 async def test_two_load_balancers_of_one_name_are_refused_until_the_service_names_one(
     site: Site,
 ) -> None:
@@ -127,6 +130,7 @@ async def test_two_load_balancers_of_one_name_are_refused_until_the_service_name
     assert sorted(balancers(site)) == sorted([first, second])
 
 
+@pytest.mark.soak
 async def test_an_interrupted_adoption_is_completed(site: Site) -> None:
     """At each write of the adoption the connection breaks, and the process restarts."""
     id_ = occm.make(clients.without_auth(octavia=site.proxy.url), (80,))

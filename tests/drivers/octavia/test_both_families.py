@@ -60,6 +60,7 @@ def listeners(port: int, *names: str, protocol: Protocol = "TCP") -> tuple[Liste
 
 
 @pytest.mark.parametrize("provider", ["amphora", "ovn"])
+@pytest.mark.soak
 async def test_one_load_balancer_has_an_address_of_each_family(
     cloud_site: CloudSite, subnet_v6: str, provider: Provider
 ) -> None:
@@ -123,6 +124,7 @@ async def test_one_load_balancer_has_an_address_of_each_family(
     assert (site.balancer_ids(), site.floating) == ([], [])
 
 
+@pytest.mark.soak
 async def test_an_existing_load_balancer_keeps_its_address_families(
     cloud_site: CloudSite, subnet_v6: str
 ) -> None:

@@ -42,6 +42,7 @@ def write(site: Site, entry: Mapping[str, Any]) -> None:
     Path(site.config.clouds_file).write_text(yaml.safe_dump({"clouds": {"test": entry}}))
 
 
+@pytest.mark.soak
 async def test_an_exceeded_quota_is_reported_and_leaves_no_object(tenant: Site) -> None:
     network = "0f1a7c1e-0000-4000-8000-000000000002"
     others = [
@@ -63,6 +64,7 @@ async def test_an_exceeded_quota_is_reported_and_leaves_no_object(tenant: Site) 
     assert len(tenant.balancer_ids()) == BALANCERS
 
 
+@pytest.mark.soak
 async def test_an_expired_token_is_renewed(tenant: Site) -> None:
     await tenant.driver.read(None)
     tenant.proxy.inject_at(1, ErrorResponse(401, "expired"), counts=lambda _: True)
@@ -70,6 +72,7 @@ async def test_an_expired_token_is_renewed(tenant: Site) -> None:
     assert [call.status for call in tenant.proxy.calls].count(401) == 1
 
 
+@pytest.mark.soak
 async def test_a_wrong_secret_is_reported_and_a_corrected_one_is_used_without_a_restart(
     tenant: Site, keystone: Keystone
 ) -> None:
@@ -86,6 +89,7 @@ async def test_a_wrong_secret_is_reported_and_a_corrected_one_is_used_without_a_
     assert await tenant.reconcile(service()) == []
 
 
+@pytest.mark.soak
 async def test_a_user_with_read_access_is_told_the_missing_role(
     tenant: Site, keystone: Keystone
 ) -> None:

@@ -4,6 +4,7 @@ and deleted, with as few calls as possible."""
 import asyncio
 
 import msgspec
+import pytest
 from tests.drivers.octavia.site import Site, listener, member, service, settings, summary
 from tests.openstack import clients
 from tests.openstack.fault_proxy import Call
@@ -63,6 +64,7 @@ async def test_a_pass_without_changes_makes_no_writes_and_few_reads(site: Site) 
     assert site.proxy.calls == []
 
 
+@pytest.mark.soak
 async def test_a_change_of_several_nodes_is_one_write_for_each_pool(site: Site) -> None:
     await site.reconcile(service(listener(80), listener(443)))
     tree = await site.tree()
@@ -161,6 +163,7 @@ async def test_a_member_that_another_user_has_created_is_corrected(site: Site) -
     assert await site.remaining_steps(wanted) == []
 
 
+@pytest.mark.soak
 async def test_load_balancers_are_created_one_after_another(site: Site) -> None:
     """The first load balancer may still be pending when the next one is requested."""
     services = [
@@ -277,6 +280,7 @@ async def test_changes_are_made_in_place_with_the_expected_writes(site: Site) ->
     assert after.listeners[0].timeouts == before.listeners[0].timeouts
 
 
+@pytest.mark.soak
 async def test_a_change_to_http_recreates_the_listener(site: Site) -> None:
     await site.reconcile(BEFORE)
     site.clear_calls()

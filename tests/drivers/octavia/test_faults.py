@@ -24,6 +24,7 @@ async def test_a_lost_response_causes_no_second_load_balancer(site: Site) -> Non
     assert await site.is_complete(wanted)
 
 
+@pytest.mark.soak
 async def test_a_load_balancer_on_which_octavia_is_working_is_changed_afterwards(
     site: Site, octavia: Octavia
 ) -> None:
@@ -38,6 +39,7 @@ async def test_a_load_balancer_on_which_octavia_is_working_is_changed_afterwards
     assert await site.is_complete(wanted)
 
 
+@pytest.mark.soak
 async def test_a_part_in_error_is_written_again(site: Site, octavia: Octavia) -> None:
     await site.reconcile(service())
     wanted = service(octavia=settings(connection_limit=7))
@@ -49,6 +51,7 @@ async def test_a_part_in_error_is_written_again(site: Site, octavia: Octavia) ->
     assert await site.is_complete(wanted)
 
 
+@pytest.mark.soak
 async def test_a_load_balancer_in_error_that_has_served_is_failed_over(
     site: Site, octavia: Octavia
 ) -> None:
@@ -67,6 +70,7 @@ async def test_a_load_balancer_in_error_that_has_served_is_failed_over(
     assert (after.id, after.address, after.status) == (tree.id, tree.address, ACTIVE)
 
 
+@pytest.mark.soak
 async def test_after_several_failed_attempts_no_further_load_balancer_is_created(
     site: Site, octavia: Octavia, recorder: StoringRecorder
 ) -> None:
@@ -136,6 +140,7 @@ async def test_a_rejected_write_is_not_repeated_until_the_service_changes_or_tim
     assert site.writes == ["POST loadbalancers"] * 3
 
 
+@pytest.mark.soak
 async def test_the_retry_after_of_a_response_is_respected(site: Site) -> None:
     for status in (503, 429):
         site.proxy.inject_at(1, ErrorResponse(status, "in maintenance", {"Retry-After": "7"}))
@@ -168,6 +173,7 @@ async def test_of_two_load_balancers_the_older_stays_and_foreign_ones_do_not_cha
     assert site.balancer_ids() == [foreign.id]
 
 
+@pytest.mark.soak
 async def test_a_recreated_service_gets_a_new_load_balancer_after_the_old_one_is_deleted(
     site: Site,
 ) -> None:
@@ -181,6 +187,7 @@ async def test_a_recreated_service_gets_a_new_load_balancer_after_the_old_one_is
     assert await site.is_complete(recreated)
 
 
+@pytest.mark.soak
 async def test_the_message_of_a_rejection_by_octavia_is_reported(site: Site) -> None:
     site.proxy.inject_at(1, ErrorResponse(403, "Quota has been met for resources: Load Balancer"))
     (message,) = await site.reconcile(service())

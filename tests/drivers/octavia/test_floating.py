@@ -56,6 +56,7 @@ async def test_a_floating_ip_is_allocated_and_deleted_with_its_load_balancer(
     assert site.floating == []
 
 
+@pytest.mark.soak
 async def test_a_kept_floating_ip_is_reused_and_a_users_floating_ip_is_never_deleted(
     cloud_site: CloudSite,
 ) -> None:
@@ -94,6 +95,7 @@ async def test_a_kept_floating_ip_is_reused_and_a_users_floating_ip_is_never_del
     assert [each.id for each in site.floating] == [foreign.id]
 
 
+@pytest.mark.soak
 async def test_an_unavailable_floating_ip_is_reported_and_the_attached_one_stays(
     cloud_site: CloudSite,
 ) -> None:
@@ -112,6 +114,7 @@ async def test_an_unavailable_floating_ip_is_reported_and_the_attached_one_stays
     assert site.client.network.get_ip(elsewhere.id).port_id == site.openstack.nodes["node1"]
 
 
+@pytest.mark.soak
 async def test_an_exhausted_subnet_is_reported_and_another_matching_subnet_is_used(
     cloud_site: CloudSite,
 ) -> None:
@@ -157,6 +160,7 @@ async def test_an_exhausted_subnet_is_reported_and_another_matching_subnet_is_us
             network.delete_subnet(subnet)
 
 
+@pytest.mark.soak
 async def test_a_floating_ip_stays_while_its_load_balancer_is_recreated(
     cloud_site: CloudSite,
 ) -> None:
@@ -238,6 +242,7 @@ async def test_a_disconnect_at_any_write_leaves_no_floating_ip_behind(
 @pytest.mark.parametrize(
     "requested", [True, False], ids=["of another user", "allocated by Fairlead"]
 )
+@pytest.mark.soak
 async def test_a_floating_ip_that_was_moved_to_another_machine_stays_there(
     cloud_site: CloudSite, requested: bool
 ) -> None:
@@ -258,6 +263,7 @@ async def test_a_floating_ip_that_was_moved_to_another_machine_stays_there(
     assert (await site.found()).balancers == ()
 
 
+@pytest.mark.soak
 async def test_a_floating_ip_of_a_user_stays_when_the_load_balancer_is_recreated(
     cloud_site: CloudSite,
 ) -> None:
@@ -290,6 +296,7 @@ async def delete_balancer(site: CloudSite) -> None:
     await site.driver.read(None)
 
 
+@pytest.mark.soak
 async def test_a_kept_floating_ip_stays_after_the_service_requests_another_one(
     cloud_site: CloudSite,
 ) -> None:
@@ -337,6 +344,7 @@ async def test_subnet_patterns_and_tags_match_as_in_occm(
     ],
     ids=["exponential", "nested too deep", "invalid"],
 )
+@pytest.mark.soak
 async def test_a_regular_expression_of_a_service_is_refused_with_its_reason(
     pattern: str, why: str
 ) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
 from tests.drivers.octavia.site import Site, listener, member, service, settings
 from tests.openstack import clients
 from tests.openstack.octavia import Octavia
@@ -28,6 +29,7 @@ async def status(site: Site) -> list[str]:
     return output.decode().splitlines()
 
 
+@pytest.mark.soak
 async def test_a_member_with_ready_pods_that_octavia_reports_as_failed_is_listed(
     site: Site, octavia: Octavia
 ) -> None:
@@ -61,6 +63,7 @@ async def test_a_member_with_ready_pods_that_octavia_reports_as_failed_is_listed
     assert "10.1.0.1:30080=1 ONLINE" in row
 
 
+@pytest.mark.soak
 async def test_members_without_a_health_monitor_are_not_listed(site: Site) -> None:
     await site.reconcile(service(octavia=settings(checks=None, monitor_types=())))
     lines = await status(site)

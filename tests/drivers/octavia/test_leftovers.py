@@ -145,6 +145,7 @@ async def test_load_balancers_and_listeners_of_deleted_services_are_listed_and_d
     assert "no leftovers" in (await place.gc())[1]
 
 
+@pytest.mark.soak
 async def test_load_balancers_of_another_cluster_are_deleted_only_with_the_option_cluster(
     place: Place,
 ) -> None:
@@ -170,6 +171,7 @@ async def test_load_balancers_of_another_cluster_are_deleted_only_with_the_optio
     assert place.balancers() == {existing}
 
 
+@pytest.mark.soak
 async def test_a_failed_deletion_is_reported(place: Place) -> None:
     await place.make("gone", "uid-gone")
     place.site.proxy.fault = lambda call: ErrorResponse(403, "not today") if call.writes else None

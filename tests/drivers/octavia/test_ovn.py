@@ -34,6 +34,7 @@ def members_by_vip(site: CloudSite, balancer: str) -> dict[str, tuple[str, bool]
     return found
 
 
+@pytest.mark.soak
 async def test_the_health_monitor_also_covers_the_floating_ip(cloud_site: CloudSite) -> None:
     """Launchpad 1956035: with a monitor that covers only one address, clients of the other address
     reach failed members. The floating IP is attached at creation or later."""

@@ -41,6 +41,7 @@ def ports(cloud: Cloud, site: Site) -> int:
     return sum(each.device_owner == "ovn-lb:vip" for each in found)
 
 
+@pytest.mark.soak
 async def test_a_rejected_monitor_uses_up_no_quota(ovn: Site, cloud: Cloud) -> None:
     for _ in range(4):
         with pytest.raises(Refused, match="does not support"):

@@ -93,6 +93,7 @@ async def test_the_rules_admit_the_source_ranges_and_the_health_monitor(
     assert (rules(site), nodes_with_group(site)) == ([], set())
 
 
+@pytest.mark.soak
 async def test_a_node_that_is_no_longer_a_member_loses_the_group_after_two_reads_of_everything(
     cloud_site: CloudSite,
 ) -> None:
@@ -121,6 +122,7 @@ async def test_a_node_that_is_no_longer_a_member_loses_the_group_after_two_reads
     await site.reconcile()
 
 
+@pytest.mark.soak
 async def test_the_rules_admit_an_amphora_from_the_subnet_of_its_load_balancer(
     cloud_site: CloudSite,
 ) -> None:
@@ -134,6 +136,7 @@ async def test_the_rules_admit_an_amphora_from_the_subnet_of_its_load_balancer(
     assert (rules(site), nodes_with_group(site)) == ([], set())
 
 
+@pytest.mark.soak
 async def test_the_rules_admit_the_health_port_only_if_a_health_monitor_probes_it(
     cloud_site: CloudSite,
 ) -> None:
@@ -163,6 +166,7 @@ async def test_the_rules_admit_the_health_port_only_if_a_health_monitor_probes_i
     assert (rules(site), nodes_with_group(site)) == ([], set())
 
 
+@pytest.mark.soak
 async def test_conflicting_rules_of_the_cluster_are_deleted_and_those_of_others_are_reported(
     cloud_site: CloudSite,
 ) -> None:
@@ -196,6 +200,7 @@ async def test_conflicting_rules_of_the_cluster_are_deleted_and_those_of_others_
     assert (rules(site), nodes_with_group(site)) == ([], set())
 
 
+@pytest.mark.soak
 async def test_a_security_group_that_makes_source_ranges_ineffective_is_reported(
     cloud_site: CloudSite, recorder: StoringRecorder
 ) -> None:

@@ -153,6 +153,7 @@ async def test_a_service_of_another_namespace_needs_the_consent_of_the_owner(
     await site.reconcile()
 
 
+@pytest.mark.soak
 async def test_a_recreated_service_needs_the_consent_again(
     site: Site,
 ) -> None:
@@ -170,6 +171,7 @@ async def test_a_recreated_service_needs_the_consent_again(
     client.load_balancer.delete_load_balancer(made.id, cascade=True)
 
 
+@pytest.mark.soak
 async def test_a_load_balancer_of_another_cluster_or_without_owner_is_shared_only_with_the_tag(
     site: Site,
 ) -> None:
@@ -187,6 +189,7 @@ async def test_a_load_balancer_of_another_cluster_or_without_owner_is_shared_onl
         client.load_balancer.delete_load_balancer(made.id, cascade=True)
 
 
+@pytest.mark.soak
 async def test_services_of_the_owners_namespace_may_share_the_load_balancer_after_its_deletion(
     site: Site,
 ) -> None:
@@ -253,6 +256,7 @@ def test_which_load_balancers_a_service_may_share(name: str) -> None:
 TAGS = ["fairlead.io/shared-with=default", "theirs"]
 
 
+@pytest.mark.soak
 async def test_a_load_balancer_that_a_user_created_stays(site: Site) -> None:
     client = clients.without_auth(octavia=site.proxy.url)
     made = client.load_balancer.create_load_balancer(
@@ -283,6 +287,7 @@ async def test_a_load_balancer_that_a_user_created_stays(site: Site) -> None:
     client.load_balancer.delete_load_balancer(made.id, cascade=True)
 
 
+@pytest.mark.soak
 async def test_a_port_of_another_service_is_reported_and_nothing_is_created(site: Site) -> None:
     await site.reconcile(service(listener(80)))
     id_ = (await site.tree()).id
@@ -297,6 +302,7 @@ async def test_a_port_of_another_service_is_reported_and_nothing_is_created(site
     assert "does not exist" in await site.try_pass(wanted)
 
 
+@pytest.mark.soak
 async def test_a_service_moves_to_a_shared_load_balancer_and_back(site: Site) -> None:
     """The address changes. The previous objects are deleted when the new ones exist."""
     await site.reconcile(service(listener(80)))

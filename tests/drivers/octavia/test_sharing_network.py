@@ -52,7 +52,8 @@ def ports(site: CloudSite) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("provider", ["ovn", pytest.param("amphora", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("provider", ["ovn", "amphora"])
 async def test_security_group_rules_admit_the_sources_of_a_guest(
     cloud_site: CloudSite, provider: str
 ) -> None:
