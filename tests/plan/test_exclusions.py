@@ -198,6 +198,18 @@ def test_a_pool_shows_which_of_its_addresses_are_excluded_and_why() -> None:
     assert site.pool().available == ((1 << 24) + 10, 0)
 
 
+def test_the_status_of_a_pool_can_be_read_after_a_node_is_deleted_and_before_the_next_plan() -> (
+    None
+):
+    site = Site("192.0.2.20-192.0.2.29")
+    site.put_nodes(make_node("node1", "192.0.2.21"))
+    before = site.pool()
+    site.delete_node("node1")
+    limits = KeptAddressLimits(10, 30)
+    assert pool_states(site.planner.ledger, site.state.pools, limits)["lan"] == before
+    assert site.pool() != before
+
+
 def test_a_service_that_waits_gets_the_address_of_a_node_that_is_deleted() -> None:
     site = Site("192.0.2.21")
     site.put_nodes(make_node("node1", "192.0.2.21"))

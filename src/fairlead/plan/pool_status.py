@@ -138,10 +138,10 @@ NONE_EXCLUDED = PoolCondition(
 
 def excluded_condition(pools: Pools, pool: Pool) -> PoolCondition:
     """Return the condition that names the addresses of the pool that the cluster itself uses."""
-    if not (spans := list(pools.of_pool(pool))):
+    if not (found := list(pools.of_pool(pool))):
         return NONE_EXCLUDED
-    parts = [f"{span} ({pools.exclusions.use_of(span).words})" for span in spans[:MAX_NAMES]]
-    more = f" and {len(spans) - MAX_NAMES} more" if len(spans) > MAX_NAMES else ""
+    parts = [f"{span} ({use.words})" for span, use in found[:MAX_NAMES]]
+    more = f" and {len(found) - MAX_NAMES} more" if len(found) > MAX_NAMES else ""
     return PoolCondition(
         EXCLUDED,
         "True",

@@ -172,12 +172,14 @@ class Pools:
         """Leave the excluded addresses out of the ranges. Each network is looked up once, so the
         cost does not depend on the sizes of the ranges, nor on their number."""
         by_range: dict[int, list[Span]] = {}
-        self.overlapping = sorted(
+        overlapping = sorted(
             (span for span in self.exclusions if self.overlaps(span)),
             key=lambda span: (span.version, span.first, -span.last),
         )
-        """The excluded networks that have addresses of a pool."""
-        for span in self.overlapping:
+        self.overlapping = [(span, self.exclusions.use_of(span)) for span in overlapping]
+        """The excluded networks that have addresses of a pool, and their uses: as they were when
+        the pools were read, like the ranges. Later `exclusions` may no longer have them."""
+        for span, _ in self.overlapping:
             for at in self._overlapped(span):
                 by_range.setdefault(at, []).append(span)
         for at, spans in by_range.items():
@@ -197,11 +199,11 @@ class Pools:
         """Return whether a pool has an address of this network."""
         return any(True for _ in self._overlapped(span))
 
-    def of_pool(self, pool: Pool) -> Iterator[Span]:
-        """Yield the excluded networks that have addresses of this pool."""
-        for span in self.overlapping:
+    def of_pool(self, pool: Pool) -> Iterator[tuple[Span, Use]]:
+        """Yield the excluded networks that have addresses of this pool, and their uses."""
+        for span, use in self.overlapping:
             if any(self._sorted[at][2] is pool for at in self._overlapped(span)):
-                yield span
+                yield span, use
 
     def excluded(self, address: str) -> Use | None:
         """Return what the cluster uses an address of a pool for; None if it does not use the
