@@ -72,11 +72,11 @@ def make_pool(*addresses: str) -> AddressPool:
     )
 
 
-def api_slice(*addresses: str) -> EndpointSlice:
+def api_slice(*addresses: str, name: str = "kubernetes") -> EndpointSlice:
     return msgspec.convert(
         {
             "metadata": {
-                "name": "kubernetes",
+                "name": name,
                 "namespace": "default",
                 "labels": {"kubernetes.io/service-name": "kubernetes"},
             },
@@ -231,6 +231,16 @@ def test_a_service_that_waits_gets_the_address_of_an_api_server_that_is_gone() -
         site.state.update_slices({name: api_slice("192.0.2.32")})
         assert A in dirty
     assert site.addresses(A) == ("192.0.2.31",)
+
+
+def test_only_the_slice_that_the_api_servers_write_names_api_servers() -> None:
+    site = Site("192.0.2.31")
+    slices = {"kubernetes": "192.0.2.32", "kubernetes-x7k2p": "192.0.2.31"}
+    for name, address in slices.items():
+        site.state.update_slices({ObjectKey("default", name): api_slice(address, name=name)})
+    site.put(make_service(A))
+    assert site.addresses(A) == ("192.0.2.31",)
+    assert site.state.exclusions.host_at("192.0.2.32") is not None
 
 
 def test_a_released_cluster_ip_is_given_to_a_service_that_waits_in_the_same_plan() -> None:

@@ -169,8 +169,17 @@ def of_service(service: Service) -> dict[str, Use]:
 
 
 def of_api_servers(slices: Iterable[EndpointSlice]) -> dict[str, Use]:
-    """Return the addresses of the API servers, which are the endpoints of Service `kubernetes`."""
-    endpoints = (endpoint for slice_ in slices for endpoint in slice_.endpoints or ())
+    """Return the addresses of the API servers, which are the endpoints of Service `kubernetes`.
+
+    The API servers write one EndpointSlice, with the name of the Service
+    (`pkg/controlplane/reconcilers`). Another one with its label may be of a tenant, who could name
+    the addresses of other tenants' Services as API servers."""
+    endpoints = (
+        endpoint
+        for slice_ in slices
+        if slice_.metadata.name == API_SERVICE.name
+        for endpoint in slice_.endpoints or ()
+    )
     return of_hosts((each.addresses[0] for each in endpoints if each.addresses), API_SERVER)
 
 
