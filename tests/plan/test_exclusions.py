@@ -3,6 +3,7 @@ served there."""
 
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address, ip_network
+from itertools import cycle
 
 import msgspec
 import pytest
@@ -16,7 +17,13 @@ from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.model import LoadBalancer, NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
-from fairlead.plan.exclusions import Exclusions, Use, of_config, of_hosts
+from fairlead.plan.exclusions import (
+    MAX_NODE_ADDRESSES,
+    Exclusions,
+    Use,
+    of_config,
+    of_hosts,
+)
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
@@ -57,7 +64,7 @@ def make_service(
 
 def make_node(name: str, *addresses: str, pods: Collection[str] = ()) -> Node:
     kinds = ("InternalIP", "ExternalIP")
-    listed = [{"type": kind, "address": each} for kind, each in zip(kinds, addresses, strict=False)]
+    listed = [{"type": kind, "address": each} for kind, each in zip(cycle(kinds), addresses)]
     body = {
         "metadata": {"name": name},
         "spec": {"podCIDRs": list(pods)},
@@ -134,6 +141,35 @@ def test_an_address_is_found_in_each_network_of_each_owner_until_it_is_removed(
         del networks[removed]
     inside = any(ip_address(address) in ip_network(each) for each in networks)
     assert (exclusions.find(address) is not None) == inside
+
+
+def test_a_node_excludes_a_limited_number_of_addresses() -> None:
+    """A kubelet writes the status of its own Node, and must not take the addresses of all
+    Services."""
+    site = Site("192.0.2.0/24")
+    site.put_nodes(make_node("node1", *(f"192.0.2.{number}" for number in range(200))))
+    hosts = [number for number in range(256) if site.state.exclusions.host_at(f"192.0.2.{number}")]
+    assert hosts == list(range(MAX_NODE_ADDRESSES))
+
+
+@pytest.mark.parametrize(
+    ("cidr", "address", "counts"),
+    [
+        ("0.0.0.0/0", "10.2.0.1", False),
+        ("10.0.0.0/7", "10.2.0.1", False),
+        ("10.0.0.0/8", "10.2.0.1", True),
+        ("::/0", "2001:db8::1", False),
+        ("2001:db8::/31", "2001:db8::1", False),
+        ("2001:db8::/32", "2001:db8::1", True),
+    ],
+)
+def test_the_network_of_a_nodes_pods_counts_unless_it_is_too_large(
+    cidr: str, address: str, counts: bool
+) -> None:
+    site = Site("192.0.2.20")
+    site.put_nodes(make_node("node1", pods=[cidr, "192.0.2.0/24"]))
+    assert (site.state.exclusions.find(address) is not None) == counts
+    assert site.state.exclusions.find("192.0.2.20") is not None
 
 
 def test_a_service_does_not_get_the_address_of_a_node() -> None:

@@ -10,6 +10,7 @@ different prefix lengths."""
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import islice
 from typing import NamedTuple
 
 from fairlead.config import Config
@@ -24,6 +25,14 @@ API_SERVER = "an address of an API server"
 """The use of such an address in words."""
 MAX_CHANGES = 1024
 """How many changes an observer may miss before it has to read everything again."""
+MAX_NODE_ADDRESSES = 16
+"""How many addresses of a Node count. A kubelet writes the status of its own Node, and hosts take
+precedence over Services: without a limit one kubelet could take the addresses of all Services. A
+Node has one or two of each family."""
+SHORTEST_POD_CIDRS = {4: 8, 6: 32}
+"""The shortest prefix of a Node's podCIDR that counts, by IP version. A kubelet may create its own
+Node with any podCIDR, and 0.0.0.0/0 would exclude all pools. The pods of a whole cluster rarely
+have a larger network."""
 
 
 class Span(NamedTuple):
@@ -153,13 +162,23 @@ def of_hosts(addresses: Iterable[str], words: str) -> dict[str, Use]:
 
 
 def of_node(node: Node) -> dict[str, Use]:
-    """Return the addresses of a Node, and the networks of its pods."""
+    """Return the addresses of a Node, and the networks of its pods, within the limits of what a
+    kubelet may claim."""
     name = node.metadata.name
     addresses = (
         each.address for each in node.status.addresses if each.type in ("InternalIP", "ExternalIP")
     )
-    pods = dict.fromkeys(node.spec.pod_cidrs, Use(f"the pods of Node {name}"))
-    return pods | of_hosts(addresses, f"an address of Node {name}")
+    networks = (each for each in node.spec.pod_cidrs if not _is_too_large(each))
+    pods = dict.fromkeys(networks, Use(f"the pods of Node {name}"))
+    return pods | of_hosts(islice(addresses, MAX_NODE_ADDRESSES), f"an address of Node {name}")
+
+
+def _is_too_large(cidr: str) -> bool:
+    """Return whether the network is larger than that of a Node's pods can be."""
+    if (span := span_of(cidr)) is None:
+        return False
+    bits = 32 if span.version == 4 else 128
+    return span.size > 1 << (bits - SHORTEST_POD_CIDRS[span.version])
 
 
 def of_service(service: Service) -> dict[str, Use]:
