@@ -31,7 +31,8 @@ MAX_NAMED = 1000
 limits is shorter than the annotations of an object may be (256 KiB)."""
 MAX_REASON_LENGTH = 200
 MAX_ADDRESSES = 64
-"""The maximum number of addresses in a record."""
+"""The maximum number of addresses in a record. A host with more leaves out own addresses from which
+it does not reach others."""
 
 
 class NotServed(Fields, frozen=True):

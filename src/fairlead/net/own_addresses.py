@@ -8,7 +8,7 @@ host can use them. Follows rtnetlink(7), Linux include/uapi/linux/rtnetlink.h.""
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
 from fairlead.net.netlink import DUMP, attribute, attributes
@@ -27,18 +27,20 @@ be read for it: on a router it has a million entries."""
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
-def needed_addresses(destinations: Iterable[str]) -> set[str]:
-    """Return the own addresses of this host, and its next hops to these destinations and to those
-    of its default routes. Raise Unavailable."""
+def needed_addresses(destinations: Iterable[str]) -> Sequence[str]:
+    """Return the next hops of this host to these destinations and to those of its default routes,
+    and the addresses from which it sends; after these its other own addresses, each part sorted.
+    Raise Unavailable."""
     with open_rtnetlink("reading the addresses that this host needs") as kernel:
-        found = set(_own(kernel))
+        own = set(_own(kernel))
+        on_the_way: set[bytes] = set()
         for destination in (*_BEYOND, *destinations):
-            found |= set(_on_the_way(kernel, destination))
-    return {
+            on_the_way |= set(_on_the_way(kernel, destination))
+    return [
         str(each)
-        for each in map(ip_address, found)
+        for each in map(ip_address, (*sorted(on_the_way), *sorted(own - on_the_way)))
         if not (each.is_loopback or each.is_link_local or each.is_unspecified)
-    }
+    ]
 
 
 def _own(kernel: RtnetlinkSocket) -> Iterator[bytes]:
@@ -47,7 +49,8 @@ def _own(kernel: RtnetlinkSocket) -> Iterator[bytes]:
         fields = dict(attributes(body, _ADDRESS.size))
         # On a point-to-point link the first attribute is the address of the other end.
         own = fields.get(_ADDRESS_OWN) or fields.get(_ADDRESS_OTHER_END, b"")
-        if own and body[1] < 8 * len(own):
+        # Interfaces may have addresses of other families too, such as MCTP.
+        if len(own) in (4, 16) and body[1] < 8 * len(own):
             yield own
 
 
@@ -58,16 +61,17 @@ def _on_the_way(kernel: RtnetlinkSocket, destination: str) -> Iterator[bytes]:
     for flags in (0, _MATCHED_ROUTE):
         head = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, flags)
         try:
-            (body,) = kernel.exchange(_GET_ROUTE, 0, head + attribute(_DESTINATION, packed))
+            answers = kernel.exchange(_GET_ROUTE, 0, head + attribute(_DESTINATION, packed))
         except OSError as error:
             if error.errno not in _UNREACHABLE:
                 raise
             return
-        fields = dict(attributes(body, _ROUTE.size))
-        if not flags and _SOURCE in fields:
-            yield fields[_SOURCE]
-        yield from _gateways(fields)
-        yield from _gateways_of_hops(fields.get(_HOPS, b""))
+        for body in answers:
+            fields = dict(attributes(body, _ROUTE.size))
+            if not flags and _SOURCE in fields:
+                yield fields[_SOURCE]
+            yield from _gateways(fields)
+            yield from _gateways_of_hops(fields.get(_HOPS, b""))
 
 
 def _gateways(fields: dict[int, bytes]) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from fairlead.errors import Refused, Unavailable
 from fairlead.net.netlink import (
@@ -82,13 +82,11 @@ class RtnetlinkSocket:
 def open_rtnetlink(tried: str, *, strict: bool = False) -> Iterator[RtnetlinkSocket]:
     """Provide a connection. Raise Refused if permissions are missing, Unavailable for any other
     error of the kernel."""
-    connection = RtnetlinkSocket(strict=strict)
     try:
-        yield connection
+        with closing(RtnetlinkSocket(strict=strict)) as connection:
+            yield connection
     except OSError as error:
         message = f"{tried}: {error.strerror or error}"
         if error.errno in (errno.EPERM, errno.EACCES):
             raise Refused(message, fix="run as root, or with CAP_NET_ADMIN") from error
         raise Unavailable(message) from error
-    finally:
-        connection.close()

@@ -37,6 +37,7 @@ class OwnAddresses(Component):
         routers: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.addresses: Sequence[str] = ()
+        """Next hops first, because a Lease has room for a limited number of addresses."""
         self._words = f"an address or next hop of this {role}"
         self._state = state
         self.api_servers = api_servers
@@ -58,5 +59,5 @@ class OwnAddresses(Component):
         except FairleadError as error:
             log.warning("cannot read the addresses of this host", problem=str(error))
             return
-        self.addresses = sorted(needed.union(self._routers()))
+        self.addresses = list(dict.fromkeys((*sorted(self._routers()), *needed)))
         self._state.exclude("this host", of_hosts(self.addresses, self._words))
