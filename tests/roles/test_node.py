@@ -10,9 +10,13 @@ from functools import partial
 import msgspec
 import pytest
 
+from fairlead.config import ApiServerConfig, Config, GatewayConfig, WebConfig
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
 from fairlead.kube.objects import Node, ObjectKey, Service, ServiceStatus
+from fairlead.lab.apiserver import ApiServer
 from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
@@ -24,6 +28,7 @@ from fairlead.roles.node import (
     clean_up,
     notes_of,
     primary_addresses,
+    run,
     service_precedence,
 )
 from fairlead.roles.report import Reporter
@@ -341,6 +346,34 @@ async def nft(command: str) -> str:
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
+
+
+@pytest.mark.root
+async def test_a_node_does_not_serve_external_ips_at_which_api_servers_are_reached(
+    here: None,
+) -> None:
+    """The configuration of the process names these addresses, and no object does."""
+    ip("link", "set", "lo", "up")
+    ip("address", "add", "203.0.113.7/32", "dev", "lo")
+    api_server = ApiServerConfig(("203.0.113.8",), ("203.0.113.7:6443",))
+    config = Config(web=WebConfig(listen=""), gateway=GatewayConfig(api_server=api_server))
+    ports = [{"port": 6443, "protocol": "TCP"}]
+    external = ["203.0.113.7", "203.0.113.8", "203.0.113.9"]
+    body = {"metadata": {"name": "theirs"}, "spec": {"ports": ports, "externalIPs": external}}
+    async with ApiServer(listen=("203.0.113.7:0",)) as server, Client(Access(server.url)) as client:
+        made = msgspec.to_builtins(node("192.0.2.1"))
+        await client.request("POST", "/api/v1/nodes", body=made)
+        await client.request("POST", "/api/v1/namespaces/default/services", body=body)
+        running = asyncio.create_task(run(config, Access(server.url), NODE))
+        async with asyncio.timeout(DEADLINE_S):
+            while "203.0.113.9" not in (rules := await nft("list ruleset")):
+                assert not running.done()
+                await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    await clean_up()
+    assert "203.0.113.7" not in rules
+    assert "203.0.113.8" not in rules
 
 
 @pytest.mark.root

@@ -2,7 +2,11 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,8 @@ from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
 from fairlead.roles.process import run_until_signalled, tune_garbage_collector
 from fairlead.state import State
+
+DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -56,6 +62,58 @@ async def test_a_start_that_takes_too_long_enables_the_collector_again() -> None
     assert gc.isenabled()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+NAMES = """
+import asyncio, socket, sys
+from fairlead.config import Config
+from fairlead.kube.access import Access
+from fairlead.roles.process import KnownHosts
+from fairlead.state import State
+
+async def main():
+    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    silent.bind(("127.0.0.1", 53))
+    state = State(())
+    hosts = KnownHosts(state, Config(), Access("https://192.0.2.7:1", proxy="http://api.test:1"))
+    for step in hosts.resolve, hosts.run:
+        await step()
+        found = [last for last in (7, 8) if state.exclusions.host_at(f"192.0.2.{last}")]
+        print(found, file=sys.stderr, flush=True)
+
+asyncio.run(main())
+"""
+"""Prints which addresses are known after the start, and when all names are resolved."""
+
+
+@pytest.mark.root
+def test_a_start_does_not_wait_for_a_silent_resolver_and_the_name_is_resolved_later(
+    tmp_path: Path,
+) -> None:
+    hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
+    hosts.write_text("")
+    # In total, the resolver tries for longer than this test waits.
+    resolver.write_text("nameserver 127.0.0.1\noptions timeout:30 attempts:5\n")
+    steps = (
+        f"mount --bind {hosts} /etc/hosts",
+        f"mount --bind {resolver} /etc/resolv.conf",
+        "ip link set lo up",
+        'exec "$@"',
+    )
+    inside = ["unshare", "--mount", "--net", "sh", "-c", " && ".join(steps), "sh"]
+    with subprocess.Popen(
+        [*inside, sys.executable, "-c", NAMES], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        watchdog = threading.Timer(DEADLINE_S, process.kill)
+        watchdog.start()
+        try:
+            assert process.stderr.readline() == "[7]\n"
+            hosts.write_text("192.0.2.8 api.test\n")
+            assert process.stderr.readline() == "[7, 8]\n"
+        finally:
+            watchdog.cancel()
+            process.kill()
 
 
 async def beside_another(*failures: FairleadError) -> None:

@@ -50,8 +50,7 @@ from fairlead.roles.process import (
     SOURCES,
     AddressFeed,
     Feed,
-    addresses_of,
-    exclude_configured,
+    KnownHosts,
     freshness_of,
 )
 from fairlead.roles.report import START_S, Reporter
@@ -114,7 +113,8 @@ async def run(
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
     state = State((*SOURCES, *ADDRESS_SOURCES, LEASES.plural))
-    exclude_configured(state, config, await addresses_of(access))
+    hosts = KnownHosts(state, config, access)
+    await hosts.resolve()
     view = View("controller", "")
     view.standing_by = state.has_synced.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
@@ -149,6 +149,7 @@ async def run(
             Feed(client, state, freshness, projection),
             AddressFeed(client, state, freshness),
             gateways,
+            hosts,
             Task("leader election", partial(elector.lead, term)),
         ]
         await run_components(components, view)

@@ -63,8 +63,7 @@ from fairlead.roles.prober_process import command as prober_command
 from fairlead.roles.process import (
     SOURCES,
     Feed,
-    addresses_of,
-    exclude_configured,
+    KnownHosts,
     freshness_of,
 )
 from fairlead.roles.report import Reporter
@@ -125,22 +124,24 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
     state, peers = State(SOURCES), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
     access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
-    own = await leave_hosts(config, access, state, plane)
+    hosts = KnownHosts(state, config, access)
+    own = await leave_hosts(hosts, state, plane)
     async with Client(access) as client:
         view = View("gateway", node_name)
-        await run_components(components(config, view, client, state, plane, peers, own), view)
+        parts = components(config, view, client, state, plane, peers, own)
+        await run_components([hosts, *parts], view)
 
 
-async def leave_hosts(
-    config: Config, access: Access, state: State, plane: DataPlane
-) -> OwnAddresses:
+async def leave_hosts(hosts: KnownHosts, state: State, plane: DataPlane) -> OwnAddresses:
     """Leave the addresses that this host needs to their hosts, before it needs the API server. An
     earlier process may have made the address of the API server or of a router local, and then only
     this host itself can undo it. Return the component that keeps these addresses known."""
-    own = OwnAddresses("gateway", state, routers=lambda: plane.direct.routers)
+    own = OwnAddresses(
+        "gateway", state, lambda: hosts.api_servers, routers=lambda: plane.direct.routers
+    )
     for resolve in (False, True):  # at first without a resolver, which may be out of reach too
-        own.api_servers = await addresses_of(access) if resolve else ()
-        exclude_configured(state, config, own.api_servers)
+        if resolve:
+            await hosts.resolve()
         await own.refresh()
         try:
             await plane.proxy.leave_hosts()

@@ -44,7 +44,7 @@ from fairlead.roles.health_check_server import command as health_check_server_co
 from fairlead.roles.host import HostSettings
 from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.presence import Announcer
-from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, freshness_of
+from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, KnownHosts, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.web import View, serve
@@ -170,15 +170,20 @@ async def run(
     set."""
     state = State(SOURCES if config.node.service_proxy else WITHOUT_SLICES, cluster_ips=False)
     view = View("node", node_name)
+    # Nobody reads these addresses where kube-proxy serves external IPs.
+    hosts = [KnownHosts(state, config, access)] if config.node.service_proxy else []
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     try:
         async with Client(access) as client, serve(view, listen, config.web.metrics_from):
+            for each in hosts:
+                await each.resolve()
             first = await first_addresses(client, node_name)
             addresses = NodeAddresses(node_name, state.nodes, first)
             host_addresses = HostAddresses(config.node.node_port_addresses)
             await host_addresses.refresh()
             drivers = drivers_of(config, state, node_name, addresses, host_addresses)
-            await run_components(components(config, view, client, state, drivers), view)
+            parts = components(config, view, client, state, drivers)
+            await run_components([*hosts, *parts], view)
     except asyncio.CancelledError:
         # After a failure the process is started again, and traffic continues meanwhile. So this is
         # not done for other exceptions.

@@ -24,8 +24,9 @@ INTERVAL_S = 5.0
 
 
 class OwnAddresses(Component):
-    """`role`: the role of this process, for messages. `api_servers`: the addresses at which this
-    host reaches the API server. `routers`: returns the routers through which it reaches nodes."""
+    """`role`: the role of this process, for messages. `api_servers`: returns the addresses at which
+    this host reaches the API server. `routers`: returns the routers through which it reaches
+    nodes."""
 
     name = "own addresses"
 
@@ -33,14 +34,14 @@ class OwnAddresses(Component):
         self,
         role: str,
         state: State,
-        api_servers: Sequence[str] = (),
+        api_servers: Callable[[], Collection[str]] = tuple,
         routers: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.addresses: Sequence[str] = ()
         """Next hops first, because a Lease has room for a limited number of addresses."""
         self._words = f"an address or next hop of this {role}"
         self._state = state
-        self.api_servers = api_servers
+        self._api_servers = api_servers
         self._routers = routers
 
     async def open(self) -> None:
@@ -55,7 +56,7 @@ class OwnAddresses(Component):
         """Read the addresses, and exclude them from those of Services. A failure is logged, and the
         previous addresses stay excluded."""
         try:
-            needed = await asyncio.to_thread(needed_addresses, self.api_servers)
+            needed = await asyncio.to_thread(needed_addresses, self._api_servers())
         except FairleadError as error:
             log.warning("cannot read the addresses of this host", problem=str(error))
             return

@@ -7,13 +7,14 @@ ends with exit code 0."""
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
 
+from fairlead.backoff import Backoff
 from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.kube.access import Access
@@ -37,6 +38,9 @@ from fairlead.state import State
 
 log = structlog.get_logger()
 
+RESOLVE_S = 2.0
+"""How long a start waits for the addresses of a name. The process may not need them: a start must
+not depend on the resolver."""
 START_S = 60.0
 """The garbage collector stays disabled for at most this time during a start."""
 SECOND_GENERATION_THRESHOLD = 2
@@ -97,27 +101,51 @@ def freshness_of(client: Client, config: Config) -> Freshness:
     )
 
 
-def exclude_configured(state: State, config: Config, api_servers: Iterable[str]) -> None:
-    """Exclude the addresses that the configuration contains, and those of the API server, from the
-    addresses of Services."""
-    state.exclude("configuration", of_config(config) | of_hosts(api_servers, API_SERVER))
+class KnownHosts(Component):
+    """The addresses that no Service may have and that are known without the objects of the cluster:
+    those that the configuration contains, and those of the API server to which this process
+    connects, and of its proxy. `api_servers`: the latter. A name that cannot be resolved is
+    resolved again later; until then its addresses are not known."""
 
+    name = "known hosts"
 
-async def addresses_of(access: Access) -> Sequence[str]:
-    """Return the addresses of the API server to which this process connects, and those of its
-    proxy. A name is resolved."""
-    found: dict[str, None] = {}
-    for url in filter(None, (access.server, access.proxy)):
-        host = urlsplit(url).hostname or ""
-        try:
-            answers = await asyncio.get_running_loop().getaddrinfo(host, None)
-        except OSError as problem:
-            log.warning(
-                "cannot resolve the name of the API server", name=host, problem=str(problem)
-            )
-        else:
-            found |= dict.fromkeys(str(address[0]) for *_, address in answers)
-    return list(found)
+    def __init__(self, state: State, config: Config, access: Access) -> None:
+        self.api_servers: Sequence[str] = ()
+        self._state = state
+        self._configured = of_config(config)
+        urls = filter(None, (access.server, access.proxy))
+        self._unresolved = list(dict.fromkeys(urlsplit(url).hostname or "" for url in urls))
+        self._logged: set[str] = set()
+        self._exclude()
+
+    def _exclude(self) -> None:
+        uses = self._configured | of_hosts(self.api_servers, API_SERVER)
+        self._state.exclude("configuration", uses)
+
+    async def resolve(self) -> None:
+        """Resolve the names that are not resolved yet, each for at most `RESOLVE_S`."""
+        for host in tuple(self._unresolved):
+            try:
+                async with asyncio.timeout(RESOLVE_S):
+                    answers = await asyncio.get_running_loop().getaddrinfo(host, None)
+            except OSError as problem:  # TimeoutError too
+                if host not in self._logged:
+                    self._logged.add(host)
+                    what = str(problem) or "the resolver does not answer"
+                    log.warning(
+                        "cannot resolve the name of the API server", name=host, problem=what
+                    )
+                continue
+            self._unresolved.remove(host)
+            found = dict.fromkeys(str(address[0]) for *_, address in answers)
+            self.api_servers = (*self.api_servers, *found)
+        self._exclude()
+
+    async def run(self) -> None:
+        retry = Backoff()
+        while self._unresolved:
+            await asyncio.sleep(retry.next_s())
+            await self.resolve()
 
 
 class Feed(Component):

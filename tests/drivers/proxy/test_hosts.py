@@ -18,6 +18,7 @@ from fairlead.lab import namespace
 from fairlead.model import ProxySettings
 from fairlead.net import localroutes
 from fairlead.roles.gateway import data_plane, leave_hosts
+from fairlead.roles.process import KnownHosts
 from fairlead.state import State
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
@@ -116,7 +117,8 @@ async def test_a_gateway_that_has_cut_itself_off_reaches_its_api_server_after_th
         config = Config(gateway=section)
         state = State(())
         plane = data_plane(config, ("eth0",), state)
-        own = await leave_hosts(config, Access(f"https://{API_SERVER}:6443"), state, plane)
+        hosts = KnownHosts(state, config, Access(f"https://{API_SERVER}:6443"))
+        own = await leave_hosts(hosts, state, plane)
         assert reached(API_SERVER, listener)
         assert await localroutes.present() == {VIP}
     assert {OWN, ROUTER} <= set(own.addresses)
