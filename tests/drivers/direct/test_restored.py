@@ -32,8 +32,8 @@ from tests.drivers.direct.test_attach import in_site
 
 from fairlead.config import AttachKind
 from fairlead.drivers.direct import DirectDriver, remove_pins
-from fairlead.drivers.direct.driver import PROGRAM_REMOVED
-from fairlead.drivers.direct.host_network.attach import Attachments, Programs
+from fairlead.drivers.direct.driver import INTERFACE_NOT_FORWARDING, NOT_FORWARDING, PROGRAM_REMOVED
+from fairlead.drivers.direct.host_network.attach import Attachments, Problems, Programs
 from fairlead.drivers.direct.maps import pins
 from fairlead.drivers.direct.maps.pins import OBJECTS
 from fairlead.net import tc, xdp
@@ -97,6 +97,12 @@ def is_shown(made: DirectDriver, problem: str) -> bool:
     return problems(made) == ([problem] if problem else [])
 
 
+def is_told(made: DirectDriver, problem: str) -> bool:
+    """Return whether this problem is the only one of interfaces that the gateway can do without."""
+    others = [each.message for each in made.findings() if each.code == INTERFACE_NOT_FORWARDING]
+    return others == [f"{problem}, and the gateway forwards at other interfaces only"]
+
+
 def is_counted(made: DirectDriver, removals: int) -> bool:
     """Return whether the metric shows this number of removals at eth0."""
     return any(
@@ -154,24 +160,32 @@ def test_a_program_that_others_remove_is_attached_again(
     run(scenario)
 
 
-def test_an_interface_without_its_program_does_not_forward(run: Run) -> None:
+def test_an_interface_without_its_program_loses_what_arrives_there(run: Run) -> None:
+    """That another interface forwards does not help: the neighbours still send to this one, until
+    its link is down."""
+
     async def scenario() -> None:
+        add_cable("eth1", "198.51.100.10/24")
         opened = pins.open_pins(PINS, pins.Sizes())
         with closing(Routing()) as routing:
             present = {each.name: each for each in routing.interfaces().values()}
-        attachments = Attachments(("eth0",), "tc", PINS, 100)
+        attachments = Attachments(("eth0", "eth1"), "tc", PINS, 100)
         programs = Programs(opened.tc, opened.xdp, lambda: None)
         await attachments.attach(programs, opened.maps["tags"], present)
         why = "requested by gateway.attach"
-        assert attachments.shown == (InterfaceState("eth0", "tc", why),)
+        both = tuple(InterfaceState(name, "tc", why) for name in ("eth0", "eth1"))
+        assert attachments.shown == both
         await delete_qdisc()
         assert await attachments.look() == {"eth0"}
         problem = "another process has removed the gateway's program from interface eth0"
-        assert attachments.shown == (InterfaceState("eth0", "none", why, problem),)
-        assert attachments.problem == problem
+        assert attachments.shown == (InterfaceState("eth0", "none", why, problem), both[1])
+        assert attachments.problems == Problems({"eth0": problem}, {})
+        unplugged = present | {"eth0": present["eth0"]._replace(carrier=False)}
+        assert attachments.is_current(unplugged)
+        assert attachments.problems == Problems({}, {"eth0": problem})
         await attachments.attach(programs, opened.maps["tags"], present)
         assert await attachments.look() == set()
-        assert attachments.problem == ""
+        assert attachments.problems == Problems({}, {})
         attachments.close()
         opened.close()
         await remove_pins(PINS)
@@ -209,6 +223,38 @@ def test_an_interface_that_is_down_or_absent_does_not_forward(run: Run) -> None:
     run(scenario)
 
 
+def test_one_of_two_interfaces_may_be_down_or_absent(run: Run) -> None:
+    """The neighbours at the other interface still reach the gateway. Loopback is no such
+    interface."""
+
+    async def scenario() -> None:
+        add_cable("eth1", "198.51.100.10/24")
+        made = driver(interfaces=("eth0", "eth1", "lo"))
+        await made.open()
+        await reconcile(made, load_balancer(NODE1))
+        with following(made):
+            for words, problem in (
+                (("set", "eth1-end", "down"), "interface eth1 has no carrier"),
+                (("set", "eth1", "down"), "interface eth1 is down"),
+                (("delete", "eth1"), "there is no interface eth1"),
+            ):
+                ip("link", *words)
+                await until(partial(is_told, made, problem))
+                assert problems(made) == []
+                assert {each.problem for each in made.interfaces} == {"", problem}
+            ip("link", "set", "eth0", "down")
+            await until(
+                partial(is_shown, made, "interface eth0 is down; there is no interface eth1")
+            )
+            assert codes(made) == {NOT_FORWARDING}
+            ip("link", "set", "eth0", "up")
+            await until(partial(is_told, made, problem))
+            assert problems(made) == []
+        await made.close(remove=True)
+
+    run(scenario)
+
+
 def test_unused_interfaces_of_a_pattern_may_be_down(run: Run) -> None:
     async def scenario() -> None:
         add_cable("eth1", "198.51.100.10/24")
@@ -220,9 +266,11 @@ def test_unused_interfaces_of_a_pattern_may_be_down(run: Run) -> None:
         assert [each.problem for each in made.interfaces] == ["", "", "interface eth2 is down"]
         with following(made):
             ip("link", "set", "eth1", "down")
-            await until(partial(is_shown, made, "interface eth1 is down; interface eth2 is down"))
+            await until(partial(is_told, made, "interface eth1 is down"))
             ip("address", "flush", "dev", "eth1")
-            await until(partial(is_shown, made, ""))
+            await until(lambda: codes(made) == set())
+            ip("link", "set", "eth0", "down")
+            await until(partial(is_shown, made, "interface eth0 is down"))
             for each in ("eth0", "eth1", "eth2"):
                 ip("link", "delete", each)
             await until(partial(is_shown, made, "no interface matches eth?"))

@@ -33,7 +33,7 @@ from fairlead.drivers.direct import spec
 from fairlead.drivers.direct.change_run import ChangeRun
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.host_network import attach, blackhole, probe_paths
-from fairlead.drivers.direct.host_network.attach import Attachments, Programs
+from fairlead.drivers.direct.host_network.attach import Attachments, Problems, Programs
 from fairlead.drivers.direct.host_network.blackhole import BlackholeRoutes
 from fairlead.drivers.direct.host_network.host_network import Node
 from fairlead.drivers.direct.host_network.networks import Limits, Networks
@@ -78,6 +78,7 @@ network namespace some time after the namespace."""
 REMOVAL_SHOWN = timedelta(hours=1)
 """How long a Finding reports that another process removed a program."""
 NOT_FORWARDING, PROGRAM_REMOVED = "GatewayNotForwarding", "ProgramRemoved"
+INTERFACE_NOT_FORWARDING = "InterfaceNotForwarding"
 BATCH_SIZE = 50
 """How many Services are read, or changes applied, before other tasks of the process run. A batch
 takes some milliseconds. Smaller batches would not help: while events arrive fast, work that is
@@ -579,12 +580,23 @@ class DirectDriver(Component):
         )
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return what keeps the gateway from forwarding now, and what others have removed."""
+        """Return what keeps the gateway or one of its interfaces from forwarding now, and what
+        others have removed."""
         removals = self._networks.removals.copy() if self._networks is not None else {}
-        problem = self._attachments.problem if self._attached else ""
+        problems = self._attachments.problems if self._attached else Problems({}, {})
+        problem = str(problems)
         since = datetime.now(UTC) - REMOVAL_SHOWN
         return (
             *([Finding(NOT_FORWARDING, problem, "error", blocks="Ready")] if problem else []),
+            *(
+                Finding(
+                    INTERFACE_NOT_FORWARDING,
+                    f"{other}, and the gateway forwards at other interfaces only",
+                    subject=f"interface {name}",
+                    remedy="check its link, or remove it from gateway.interfaces",
+                )
+                for name, other in problems.others.items()
+            ),
             *(
                 Finding(
                     PROGRAM_REMOVED,

@@ -97,6 +97,20 @@ def accepted_frames(
     }
 
 
+class Problems(NamedTuple):
+    """The problems of the interfaces where packets for the gateway may arrive, by interface.
+
+    `blocking`: packets for listeners are lost, because an interface is up without the program, or
+    because no interface is left that forwards. `others`: interfaces that are absent, down or
+    without carrier, while others forward."""
+
+    blocking: Mapping[str, str]
+    others: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return "; ".join(self.blocking.values())
+
+
 class Attachments:
     """The programs at the interfaces of one driver.
 
@@ -175,30 +189,35 @@ class Attachments:
         )
 
     @property
-    def problem(self) -> str:
-        """Why packets for listeners are not forwarded now, at all interfaces or at some; empty if
-        they are.
+    def problems(self) -> Problems:
+        """What keeps interfaces from forwarding now.
 
         An interface that only a pattern selects, and that has no address, may be down: packets for
         this gateway do not arrive there, as at an unused port or a member of a bond."""
         shown = self.shown
-        if not shown:
-            return f"no interface matches {', '.join(self._selectors)}" if self._selectors else ""
-        wrong = {each.name: each.problem for each in shown if each.problem}
-        if len(wrong) < len(shown) and not any(map(self._is_needed, wrong)):
-            return ""
-        return "; ".join(wrong.values())
+        if not shown and self._selectors:
+            return Problems({"": f"no interface matches {', '.join(self._selectors)}"}, {})
+        needed = [each for each in shown if self._is_needed(each.name)] or shown
+        wrong = {each.name: each.problem for each in needed if each.problem}
+        # Packets still arrive at an interface that has lost only the program. From an interface
+        # without a link the neighbours turn away, to the other interfaces of this host.
+        blocking = {
+            name: problem
+            for name, problem in wrong.items()
+            if len(wrong) == len(needed)
+            or ((found := self._present.get(name)) is not None and found.carrier)
+        }
+        return Problems(blocking, {name: wrong[name] for name in wrong if name not in blocking})
 
     def _is_needed(self, name: str) -> bool:
-        """Return whether packets for the gateway may arrive at the interface."""
+        """Return whether packets for the gateway may arrive at the interface from other hosts."""
         by_pattern_only = all(
             is_pattern(selector)
             for selector, names in self._selection.chosen.items()
             if name in names or selector == name
         )
-        return not by_pattern_only or any(
-            each.addresses for each in self._selection.present if each.name == name
-        )
+        has_address = any(each.addresses for each in self._selection.present if each.name == name)
+        return name != "lo" and (not by_pattern_only or has_address)
 
     def check(self, present: Mapping[str, Interface]) -> None:
         """Raise Unavailable if an interface that is selected by name is missing, or no interface is

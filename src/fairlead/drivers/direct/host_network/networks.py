@@ -204,7 +204,7 @@ class Networks:
 
     def _log_problem(self) -> None:
         """Log when the gateway stops forwarding, and when it forwards again."""
-        before, self._problem = self._problem, self.attachments.problem
+        before, self._problem = self._problem, str(self.attachments.problems)
         if self._problem and self._problem != before:
             log.error("this gateway does not forward", problem=self._problem)
         elif before and not self._problem:
