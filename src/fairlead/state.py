@@ -323,12 +323,13 @@ class State:
 
     def update_gateways(self, gateways: Gateways) -> None:
         """Store the gateways that are alive. All Services of type LoadBalancer are marked if the
-        first gateway has appeared, or one is gone or has returned, or has got or solved a problem
-        of its host; otherwise the Services for which refusals of gateways have changed."""
+        first gateway that forwards has appeared, or the last one has ended, or if gateways are
+        gone or have returned, or other problems of their hosts count; otherwise the Services for
+        which refusals of gateways have changed."""
         before, self.gateways = self.gateways, gateways
         if (
             before is None
-            or bool(before.alive) != bool(gateways.alive)
+            or bool(before.forwarding) != bool(gateways.forwarding)
             or before.gone != gateways.gone
             or before.problems != gateways.problems
         ):

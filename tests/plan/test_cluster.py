@@ -1,6 +1,8 @@
 """The plan of each role for a state: which address each Service gets, and which Services are
 claimed, released or not planned at all."""
 
+from itertools import product
+
 import msgspec
 import pytest
 from tests.makers import plan_gateway
@@ -19,6 +21,7 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.roles.controller import Planner
 from fairlead.state import State
 
@@ -207,3 +210,31 @@ def test_if_two_services_show_one_port_gateways_serve_the_port_of_the_older_serv
     alone = planned[younger.key]
     assert isinstance(alone, LoadBalancer)
     assert [listener.port for listener in alone.listeners] == [80, 443]
+
+
+def gateways_of(key: ServiceKey, *states: str) -> Gateways:
+    """Return gateways gw0, gw1, ... in these states. One that refuses refuses this Service."""
+    named = [(f"gw{number}", state) for number, state in enumerate(states)]
+    refusals = {name: "no room" for name, state in named if state == "refuses"}
+    return Gateways(
+        frozenset(name for name, state in named if state in ("serves", "refuses", "down")),
+        {key: refusals} if refusals else {},
+        {name: "interface eth0 is down" for name, state in named if state == "down"},
+        frozenset(name for name, state in named if state == "gone"),
+    )
+
+
+def test_a_service_is_dirty_when_its_findings_about_gateways_change() -> None:
+    state = state_of(service("a"))
+    values = [
+        gateways_of(A, *states)
+        for states in product(("absent", "gone", "serves", "refuses", "down"), repeat=2)
+    ]
+    for before, after in product(values, repeat=2):
+        state.update_gateways(before)
+        with state.subscribers.subscription() as dirty:
+            state.update_gateways(after)
+            if gateway_notes(before, A) != gateway_notes(after, A):
+                assert A in dirty, (before, after)
+            if before == after:
+                assert A not in dirty

@@ -1,5 +1,7 @@
 """A gateway counts as gone only after a time in which its renewals could have been observed."""
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from fairlead.kube.lease_object import Lease, LeaseSpec
@@ -113,7 +115,68 @@ def test_a_gateway_that_reports_a_problem_of_its_host_is_not_gone() -> None:
         "gateway gw1 cannot serve it: interface eth0 is down"
     ]
     silences.update(lease("gw1"), first=False)
+    pass_time(silences, DURATION_S - 1)
+    assert silences.value().problems == {"gw1": down}
+    pass_time(silences, 1)
     assert silences.value() == Gateways(frozenset({"gw1"}))
+
+
+def changes(reports: Iterable[str]) -> list[Mapping[str, str]]:
+    """Return the problems that count, one value for each change, of a gateway that reports one of
+    these texts each second."""
+    silences = GatewayLeases(MOST_S)
+    seen: list[Mapping[str, str]] = [{}]
+    for problem in reports:
+        silences.update(lease("gw1", ready=not problem, problem=problem), first=False)
+        pass_time(silences, 1)
+        if silences.value().problems != seen[-1]:
+            seen.append(silences.value().problems)
+    return seen[1:]
+
+
+def test_a_problem_that_comes_and_goes_changes_little() -> None:
+    """Each change concerns all Services."""
+    minutes = 60 * DURATION_S
+    assert changes(["down", ""] * minutes) == [], "it has never lasted for two seconds"
+    assert changes(["down", "down", ""] * minutes) == [{"gw1": "down"}]
+    assert changes(["", "", "down", "down", *[""] * DURATION_S]) == [{"gw1": "down"}, {}]
+    assert changes(["down"] * 2 + [""] * (DURATION_S - 1) + ["down"] * 9) == [{"gw1": "down"}]
+
+
+def test_a_text_that_changes_counts_once_in_the_duration_of_a_lease() -> None:
+    texts = [f"down {second}" for second in range(3 * DURATION_S + 2)]
+    assert changes(texts) == [
+        {"gw1": f"down {second}"} for second in range(1, len(texts), DURATION_S)
+    ]
+
+
+def test_a_problem_that_exists_at_the_start_counts_at_once() -> None:
+    """Otherwise each restart of the controller would show the Services as ready for a moment."""
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1", ready=False, problem="down"), first=True)
+    assert silences.value().problems == {"gw1": "down"}
+
+
+def ready_or_not(gateways: Gateways) -> list[tuple[str, str]]:
+    return [(str(each), each.blocks) for each in gateway_notes(gateways, WEB)]
+
+
+def test_only_what_no_other_gateway_makes_good_keeps_a_service_from_being_ready() -> None:
+    """Routers send nothing to a gateway that is not ready, but still send to a gateway that refuses
+    only this Service."""
+    both = frozenset({"gw1", "gw2"})
+    down = "gateway gw1 cannot serve it: down"
+    assert ready_or_not(Gateways(both, problems={"gw1": "down"})) == [(down, "")]
+    assert ready_or_not(Gateways(both, problems={"gw1": "down", "gw2": "down"})) == [
+        (f"{down}; gateway gw2 cannot serve it: down", "Ready")
+    ]
+    no_room = {WEB: {"gw2": "no room"}}
+    assert ready_or_not(Gateways(both, no_room)) == [
+        ("gateway gw2 cannot serve it: no room", "Ready")
+    ]
+    assert ready_or_not(Gateways(both, no_room, problems={"gw1": "down"})) == [
+        (f"{down}; gateway gw2 cannot serve it: no room", "Ready")
+    ]
 
 
 def test_a_gateway_that_was_gone_counts_again_when_it_is_ready() -> None:

@@ -3,7 +3,8 @@ both API servers."""
 
 import asyncio
 import json
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -30,6 +31,19 @@ async def serve(cluster: Cluster) -> list[str]:
     await cluster.apply("web")
     await cluster.has("web", Ready="True/EndpointsReady")
     return await cluster.addresses("web")
+
+
+@asynccontextmanager
+async def announced_gateway(cluster: Cluster, name: str) -> AsyncIterator[None]:
+    """Announce one more gateway during the block. Its Lease stays."""
+    view = View("gateway", name)
+    view.standing_by = lambda: True
+    task = asyncio.ensure_future(Announcer(cluster.client, cluster.presence, view, name).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
@@ -79,9 +93,6 @@ async def test_a_gateway_that_cannot_serve_a_service_is_named(cluster: Cluster) 
 async def test_a_gateway_of_two_that_is_gone_is_named(cluster: Cluster) -> None:
     """The other gateway serves the Service, so it is Ready. The Event is written once."""
     await serve(cluster)
-    view = View("gateway", "gw2")
-    view.standing_by = lambda: True
-    second = asyncio.ensure_future(Announcer(cluster.client, cluster.presence, view, "gw2").run())
     leases = LEASES, ObjectKey(cluster.namespace, lease_name("gateway", "gw2"))
 
     async def is_announced() -> bool:
@@ -98,11 +109,8 @@ async def test_a_gateway_of_two_that_is_gone_is_named(cluster: Cluster) -> None:
     async def is_over() -> bool:
         return await accepted() == ""
 
-    try:
+    async with announced_gateway(cluster, "gw2"):
         await until(is_announced, "the announcement of gw2")
-    finally:
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
     await until(is_shown, "the message about gw2")
     await cluster.has("web", Accepted="True/Accepted", Ready="True/EndpointsReady")
     await cluster.described("web", "Warning", "GatewayGone", "no longer alive: gateway gw2")
@@ -128,9 +136,10 @@ def test_a_metric_shows_which_gateways_are_alive() -> None:
 class Interfaces(Component):
     """A part of a gateway whose interface is down."""
 
+    problem = "interface eth0 is down"
+
     def findings(self) -> tuple[Finding, ...]:
-        down = "interface eth0 is down"
-        return (Finding("GatewayNotForwarding", down, "error", blocks="Ready"),)
+        return (Finding("GatewayNotForwarding", self.problem, "error", blocks="Ready"),)
 
 
 async def test_a_gateway_that_does_not_forward_is_named(cluster: Cluster) -> None:
@@ -139,7 +148,23 @@ async def test_a_gateway_that_does_not_forward_is_named(cluster: Cluster) -> Non
         found = await cluster.has("web", Ready="False/GatewayNotServing")
         assert found["Ready"]["message"] == "gateway gw1 cannot serve it: interface eth0 is down"
         await cluster.described("web", "Warning", "GatewayNotServing", "interface eth0 is down")
+        # A second gateway serves the Service. The message stays.
+        async with announced_gateway(cluster, "gw2"):
+            after = await cluster.has("web", Accepted="True/Accepted", Ready="True/EndpointsReady")
+            assert after["Accepted"]["message"] == found["Ready"]["message"]
+        await cluster.has("web", Ready="False/GatewayNotServing")
     await cluster.has("web", Ready="True/EndpointsReady")
+
+
+async def test_only_the_text_of_a_problem_waits_for_the_next_renewal(cluster: Cluster) -> None:
+    announcer = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1")
+    forwards, interfaces = announcer._condition(), Interfaces()
+    with cluster.gateway.showing(interfaces):
+        down = announcer._condition()
+        assert down != forwards
+        interfaces.problem = "interface eth0 has no carrier"
+        assert announcer._condition() == down
+        assert announcer.record().problem == "interface eth0 has no carrier"
 
 
 @pytest.mark.root

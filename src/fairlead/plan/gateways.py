@@ -1,9 +1,10 @@
 """Findings about the gateways of a Service.
 
 In: the live gateways, those that are gone, and the Services that each live gateway cannot serve.
-Out: Findings. A Finding about a live gateway, or about the last one, prevents the condition Ready
-of the Service. A gateway that is gone does not, while another one is alive: routers that follow its
-health no longer send to it, and its kernel may still forward. Pure. Invariant: a Finding does not
+Out: Findings. A Finding prevents the condition Ready of the Service if a gateway that forwards
+cannot serve this Service, because routers still send packets of the Service there, or if no live
+gateway forwards. A gateway that is gone or does not forward does not prevent it while another one
+serves: routers that follow its health no longer send to it. Pure. Invariant: a Finding does not
 change while its cause lasts, so it names no time."""
 
 from collections.abc import Iterator, Mapping
@@ -24,13 +25,18 @@ SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that hos
 class Gateways(msgspec.Struct, frozen=True):
     """The gateways as the controller observes them. `refusals`: the Services that some live
     gateways cannot serve, with the message of each of these gateways. `problems`: why some live
-    gateways cannot serve any Service now. `gone`: gateways that have stopped renewing their
+    gateways do not forward now, for any Service. `gone`: gateways that have stopped renewing their
     Leases."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
     problems: Mapping[str, str] = msgspec.field(default_factory=dict)
     gone: frozenset[str] = frozenset()
+
+    @property
+    def forwarding(self) -> frozenset[str]:
+        """The live gateways that forward."""
+        return self.alive.difference(self.problems)
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
@@ -72,4 +78,7 @@ def _not_served(gateways: Gateways, key: ServiceKey) -> Iterator[Finding]:
     ]
     more = f"; and {len(reports) - MAX_NAMED} more gateways" if len(reports) > MAX_NAMED else ""
     message = "; ".join(reports[:MAX_NAMED]) + more
-    yield Finding(NOT_SERVED, message, severity="error", blocks="Ready")
+    if gateways.forwarding and refusals.keys() == gateways.problems.keys():
+        yield Finding(NOT_SERVED, message)
+    else:
+        yield Finding(NOT_SERVED, message, severity="error", blocks="Ready")

@@ -12,7 +12,9 @@ gateways have most of a duration to renew. An answer to another request proves n
 watch may hang at one API server while another API server answers. Therefore the watch includes the
 Leases of controllers, and the renewals of this process's own Lease prove that the watch delivers
 renewals. A Lease that exists at the start proves nothing: whether its gateway is alive is known
-once the Lease changes, or has not changed for its duration."""
+once the Lease changes, or has not changed for its duration. A gateway whose problem comes and goes
+changes `Gateways` at most twice in the duration of its Lease, because each change concerns all
+Services."""
 
 import asyncio
 import time
@@ -50,16 +52,41 @@ log = structlog.get_logger()
 COLLECT_S = 3600.0
 """A Lease that has not changed for this time is deleted."""
 COLLECT_LOOK_S = 600.0
+PROBLEM_S = 2.0
+"""A problem of a gateway counts when it has lasted for this time."""
+
+
+class Lasting(msgspec.Struct):
+    """The problem that a gateway has reported lastingly; its end counts after the duration of the
+    Lease. `unchanged_s`: for how long this text has counted. `other_s`: for how long the gateway
+    has reported the opposite, a problem or none."""
+
+    text: str = ""
+    unchanged_s: float = 0.0
+    other_s: float = 0.0
+
+    def advance(self, reported: str, passed_s: float, duration_s: float) -> None:
+        """Count a time in which the gateway reported this problem; empty: none."""
+        self.unchanged_s += passed_s
+        if bool(reported) != bool(self.text):
+            self.other_s += passed_s
+            changed = self.other_s >= (duration_s if self.text else PROBLEM_S)
+        else:
+            self.other_s = 0.0
+            changed = reported != self.text and self.unchanged_s >= duration_s
+        if changed:
+            self.text, self.unchanged_s, self.other_s = reported, 0.0, 0.0
 
 
 class Observed(msgspec.Struct):
     """One gateway. `silent_s`: how long its Lease has not changed while a renewal could be
     observed. `unready_s`: how long the gateway has not been ready. `renewed`: whether a renewal was
-    observed."""
+    observed. `problem`: the problem that counts."""
 
     presence: Presence
     duration_s: float
     renewed: bool
+    problem: Lasting
     silent_s: float = 0.0
     unready_s: float = 0.0
 
@@ -95,13 +122,22 @@ class GatewayLeases:
                 else float("inf")
             )
             duration_s = float(lease.spec.lease_duration_seconds or 1)
-            self.gateways[key] = Observed(presence, duration_s, not first, unready_s=unready_s)
+            # A problem that exists at the start counts at once: otherwise Services that an earlier
+            # controller has shown as not ready would be ready for a moment.
+            problem = (
+                before.problem if before is not None else Lasting(presence.problem if first else "")
+            )
+            self.gateways[key] = Observed(
+                presence, duration_s, not first, problem, unready_s=unready_s
+            )
 
     def advance(self, passed_s: float) -> None:
         """Count a time in which renewals could be observed."""
+        step_s = min(passed_s, self._max_step_s)
         for each in self.gateways.values():
-            each.silent_s += min(passed_s, self._max_step_s)
-            each.unready_s += min(passed_s, self._max_step_s)
+            each.silent_s += step_s
+            each.unready_s += step_s
+            each.problem.advance(each.presence.problem, step_s, each.duration_s)
 
     @property
     def decided(self) -> bool:
@@ -126,7 +162,8 @@ class GatewayLeases:
 
     def value(self) -> Gateways:
         """Return the gateways that are alive, and the Services that they cannot serve."""
-        alive = [each.presence for each in self.gateways.values() if not each.expired]
+        observed = [each for each in self.gateways.values() if not each.expired]
+        alive = [each.presence for each in observed]
         refusals: dict[ServiceKey, dict[str, str]] = {}
         for presence in alive:
             # A gateway keeps to these limits, but any client with its token can write more.
@@ -134,11 +171,11 @@ class GatewayLeases:
                 name, reason = presence.name[:MAX_REASON_LENGTH], each.message[:MAX_REASON_LENGTH]
                 refusals.setdefault(each.key, {})[name] = reason
         problems = {
-            presence.name[:MAX_REASON_LENGTH]: presence.problem[:MAX_REASON_LENGTH]
-            for presence in alive
-            if presence.problem
+            each.presence.name[:MAX_REASON_LENGTH]: each.problem.text[:MAX_REASON_LENGTH]
+            for each in observed
+            if each.problem.text
         }
-        names = frozenset(presence.name for presence in alive)
+        names = frozenset(presence.name[:MAX_REASON_LENGTH] for presence in alive)
         gone = frozenset(
             each.presence.name[:MAX_REASON_LENGTH]
             for each in self.gateways.values()

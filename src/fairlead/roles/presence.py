@@ -111,15 +111,15 @@ class Announcer:
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
                 # A change of readiness must not wait for the next renewal, because the conditions
-                # of Services depend on it.
+                # of Services depend on it. The text of a problem may change often, and can wait.
                 while time.monotonic() < until_s and self._condition() == announced:
                     await asyncio.sleep(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
 
-    def _condition(self) -> tuple[bool, bool, str]:
-        return self._view.synced, self._view.working, self._view.problem
+    def _condition(self) -> tuple[bool, bool, bool]:
+        return self._view.synced, self._view.working, bool(self._view.problem)
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
         """Read the record that an earlier process of this instance left. Take over its Warnings and
