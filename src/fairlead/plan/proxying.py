@@ -243,8 +243,9 @@ def reload_delayed(namespace: str, max_workers: int) -> Finding:
             f"may, with connections of others, and this gateway keeps at most {max_workers}"
         )
         remedy = (
-            "it is applied when the connections of such a worker have ended; change Services less "
-            "often, several at the same time, or raise gateway.proxyOldWorkers"
+            "it is applied when the connections of such a worker have ended, after a minute in any "
+            "case; change Services less often, several at the same time, or raise "
+            "gateway.proxyOldWorkers"
         )
     else:
         why = f"Services of namespace {namespace} change often, and each change reloads HAProxy"

@@ -1,6 +1,7 @@
 """Who may cause a reload, and whose connections end with a worker: by tables, and with a real
 HAProxy."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.drivers.proxy.site import (
 )
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
-from fairlead.drivers.proxy.reloads import BURST, OldWorker, Reloads
+from fairlead.drivers.proxy.reloads import BURST, MAX_WAIT_S, OldWorker, Reloads
 from fairlead.model import LoadBalancer, Outcome, ProxySettings, ServiceKey
 from fairlead.plan.proxying import RELOAD_DELAYED
 
@@ -49,17 +50,65 @@ def test_changes_that_join_a_reload_of_another_namespace_delay_later_ones_no_fur
 def test_a_namespace_gets_half_of_the_old_workers_that_others_leave(
     limit: int, held_by_others: int, allowed: int
 ) -> None:
-    """All these workers have a connection of a third namespace."""
+    """All these workers have a connection of another namespace."""
     reloads = Reloads(limit, 0.0)
-    old = [OldWorker(pid, 0, {"third": 1}) for pid in range(held_by_others)]
+    old = [OldWorker(pid, 0, {f"third{pid}": 1}) for pid in range(held_by_others)]
     for worker in old:
         reloads.record(worker.pid, {f"other{worker.pid}"}, 0.0)
     caused = 0
-    while caused < 100 and reloads.has_room("noisy", old):
+    while caused < 100 and reloads.has_room("noisy", old, 0.0):
         caused += 1
         reloads.record(1000 + caused, {"noisy"}, 0.0)
-        old.append(OldWorker(1000 + caused, 0, {"third": 1}))
+        old.append(OldWorker(1000 + caused, 0, {f"third{1000 + caused}": 1}))
     assert caused == allowed
+
+
+def grown(
+    reloads: Reloads, old: Sequence[OldWorker], pid: int, connections: Mapping[str, int]
+) -> tuple[list[OldWorker], list[OldWorker]]:
+    """Return the old workers after the reload that made this one old, and those that it ends."""
+    now = [each._replace(reloads=each.reloads + 1) for each in old]
+    now.append(OldWorker(pid, 1, connections))
+    ended = reloads.surplus(now)
+    return [each for each in now if each not in ended], ended
+
+
+def test_a_namespace_that_only_holds_connections_delays_no_change_for_longer_than_the_limit() -> (
+    None
+):
+    """The noisy namespace changes nothing and has a connection in every worker. The quiet one
+    changes as often as it may. A third one has a single connection, in the first worker."""
+    reloads, now_s = Reloads(20, 0.0), 0.0
+    old: list[OldWorker] = []
+    ended: list[OldWorker] = []
+    waits: list[float] = []
+    for pid in range(60):
+        waits.append(0.0 if reloads.has_room("quiet", old, now_s) else MAX_WAIT_S)
+        if waits[-1]:
+            assert not reloads.has_room("quiet", old, now_s + MAX_WAIT_S - 1)
+            now_s += MAX_WAIT_S
+            assert reloads.has_room("quiet", old, now_s)
+        reloads.record(pid, {"quiet"}, now_s)
+        third = {"third": 1} if pid == 0 else {}
+        old, more = grown(reloads, old, pid, {"noisy": 1, "quiet": 1} | third)
+        ended += more
+    assert waits == [0.0] * 10 + [MAX_WAIT_S] * 50
+    assert [each.pid for each in ended] == list(range(1, 41)), "none with others' connections"
+
+
+def test_connections_in_more_than_half_of_the_old_workers_take_no_room_from_others() -> None:
+    reloads = Reloads(20, 0.0)
+    old: list[OldWorker] = []
+    for pid in range(100):
+        namespace = "first" if pid < 10 else "second"
+        if not reloads.has_room(namespace, old, 0.0):
+            break
+        reloads.record(pid, {namespace}, 0.0)
+        old, _ = grown(reloads, old, pid, {"noisy": 2})
+    assert len(old) == 19, "it would be 15 if all of them counted"
+    assert reloads.has_room("first", old, 0.0)
+    full = [*old, OldWorker(200, 1, {"third": 1}), OldWorker(201, 1, {"third": 1})]
+    assert [each.pid for each in reloads.surplus(full)] == [0], "not one of the third"
 
 
 def test_only_the_cause_pays_however_often_it_changes() -> None:
@@ -67,7 +116,7 @@ def test_only_the_cause_pays_however_often_it_changes() -> None:
     connection in every worker."""
     reloads, old, ended = Reloads(20, 0.0), [OldWorker(0, 0, {"quiet": 10, "noisy": 1})], []
     for pid in range(1, 200):
-        assert reloads.has_room("noisy", old)
+        assert reloads.has_room("noisy", old, 0.0)
         reloads.record(pid - 1, {"noisy"}, 0.0)
         old = [each._replace(reloads=each.reloads + 1) for each in old]
         surplus = reloads.surplus(old)
@@ -86,17 +135,17 @@ def test_a_worker_that_two_namespaces_caused_is_not_at_the_mercy_of_one() -> Non
     reloads.record(2, {"noisy"}, 0.0)
     both = [OldWorker(1, 2, {"quiet": 1}), OldWorker(2, 1, {"noisy": 5})]
     assert reloads.surplus(both) == both[1:]
-    assert not reloads.has_room("noisy", both)
-    assert not reloads.has_room("quiet", both)
+    assert not reloads.has_room("noisy", both, 0.0)
+    assert not reloads.has_room("quiet", both, 0.0)
 
 
 def test_a_worker_of_an_earlier_process_counts_for_others() -> None:
     reloads = Reloads(4, 0.0)
     reloads.record(2, {"noisy"}, 0.0)
     old = [OldWorker(1, 2, {"noisy": 1}), OldWorker(2, 1, {"quiet": 1})]
-    assert not reloads.has_room("noisy", old)
+    assert not reloads.has_room("noisy", old, 0.0)
     reloads.keep({1})
-    assert reloads.has_room("noisy", [OldWorker(2, 1, {"quiet": 1})])
+    assert reloads.has_room("noisy", [OldWorker(2, 1, {"quiet": 1})], 0.0)
 
 
 def changed(key: ServiceKey, client_ms: int) -> LoadBalancer:

@@ -223,7 +223,7 @@ class ProxyDriver(Component):
         outcomes = {}
         for service in services:
             wait_s = self._reloads.wait_s(service.namespace, now_s)
-            has_room = self._reloads.has_room(service.namespace, old)
+            has_room = self._reloads.has_room(service.namespace, old, now_s)
             if not wait_s and has_room:
                 return {}
             note = reload_delayed(service.namespace, self._old_workers if not has_room else 0)

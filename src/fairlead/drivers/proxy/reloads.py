@@ -8,10 +8,16 @@ In: the reloads that took place, each with the namespaces whose Services needed 
 of the old workers. Out: how long a namespace has to wait, and the workers to end when there are too
 many. An old worker is *free* if one namespace alone caused it, and it has connections of this
 namespace only: to end it costs nobody else anything. Every other old worker counts for the
-namespaces that caused it. Invariants: a namespace for which a worker counts already causes no
-reload by which there could be more of these workers than the limit, so a single namespace never
-causes the end of connections of another; a free worker is ended before any other."""
+namespaces that caused it.
 
+A namespace that only keeps connections in old workers must not prevent the changes of others
+either. So its connections count in half of the old workers at most, and no change waits for
+connections longer than `MAX_WAIT_S`.
+
+Invariants: a namespace for which as many workers count as may needs `MAX_WAIT_S` for each further
+reload that it causes alone; a free worker is ended before any other."""
+
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,7 +25,11 @@ BURST = 10
 """The number of reloads that a namespace may cause one after the other. Later ones are spread over
 time, because the changes of other namespaces wait during each reload."""
 SHARE = 0.5
-"""The fraction of old workers that may count for one namespace, of those that others leave."""
+"""The fraction of old workers that may count for one namespace, of those that others leave; and the
+fraction of the limit in which connections of one namespace count."""
+MAX_WAIT_S = 60.0
+"""How long a namespace at most waits for the end of connections in old workers that count for it.
+"""
 
 
 class OldWorker(NamedTuple):
@@ -46,11 +56,18 @@ class Reloads:
         workers from before this process are not known: such workers count as caused by others."""
         self._paid_s: dict[str, float] = {}
         """When each namespace has its whole burst again."""
+        self._full_s: dict[str, float] = {}
+        """Since when each namespace has had no room for another old worker."""
 
     def record(self, worker: int, namespaces: Collection[str], now_s: float) -> None:
         """Record that changes of these namespaces have made this worker old."""
         self._causes[worker] = frozenset(namespaces)
         self._paid_s = {each: paid_s for each, paid_s in self._paid_s.items() if paid_s > now_s}
+        self._full_s = {
+            each: full_s
+            for each, full_s in self._full_s.items()
+            if each not in namespaces and full_s > now_s - 2 * MAX_WAIT_S
+        }
         for namespace in namespaces:
             paid_s = self._paid_s.get(namespace, now_s)
             self._paid_s[namespace] = min(paid_s, now_s + self._burst_s) + self._interval_s
@@ -63,31 +80,44 @@ class Reloads:
         """Return how long the namespace must wait because it has caused many reloads."""
         return max(0.0, self._paid_s.get(namespace, now_s) - now_s - self._burst_s)
 
-    def has_room(self, namespace: str, old: Sequence[OldWorker]) -> bool:
-        """Whether another old worker may count for the namespace. One always may."""
-        counted = [each.pid for each in old if self.others_in(each)]
+    def has_room(self, namespace: str, old: Sequence[OldWorker], now_s: float) -> bool:
+        """Whether another old worker may count for the namespace. One always may; and one more if
+        this was asked in vain `MAX_WAIT_S` ago, and the namespace has caused no reload since."""
+        counted = self.others_in(old)
         own = sum(namespace in self._causes.get(pid, ()) for pid in counted)
         others = len(counted) - own
-        return not self._limit or own < max(1, int(SHARE * (self._limit - others)))
+        if not self._limit or own < max(1, int(SHARE * (self._limit - others))):
+            self._full_s.pop(namespace, None)
+            return True
+        return now_s - self._full_s.setdefault(namespace, now_s) >= MAX_WAIT_S
 
     def surplus(self, old: Sequence[OldWorker]) -> list[OldWorker]:
         """Return the workers to end: free workers first, then those with the fewest connections of
         others; of equal ones the oldest."""
         if not self._limit:
             return []
-        ranked = sorted(old, key=lambda each: (self.others_in(each), -each.reloads))
+        others = self.others_in(old)
+        ranked = sorted(old, key=lambda each: (others[each.pid], -each.reloads))
         return ranked[: max(0, len(old) - self._limit)]
 
-    def others_in(self, worker: OldWorker) -> int:
-        """Return the number of connections in the worker that are not of the namespace which alone
-        caused it. If several caused it together, all are: a single change of a namespace must not
-        put its connections at the mercy of another one's changes."""
-        causes = self._causes.get(worker.pid, frozenset())
-        return sum(
-            count
-            for namespace, count in worker.connections.items()
-            if causes != frozenset((namespace,))
-        )
+    def others_in(self, old: Sequence[OldWorker]) -> Counter[int]:
+        """Return the number of connections of others in each worker, without zeros: those that are
+        not of the namespace which alone caused it. If several caused it together, all are: a single
+        change of a namespace must not put its connections at the mercy of another one's changes.
+
+        Connections of a namespace count in its share of the workers only: in those with most of
+        them, of equal ones in the newest."""
+        held: dict[str, list[OldWorker]] = {}
+        for worker in old:
+            for namespace in worker.connections:
+                if self._causes.get(worker.pid) != frozenset((namespace,)):
+                    held.setdefault(namespace, []).append(worker)
+        found: Counter[int] = Counter()
+        for namespace, workers in held.items():
+            workers.sort(key=lambda each: (-each.connections[namespace], each.reloads))
+            for worker in workers[: max(1, int(SHARE * self._limit))]:
+                found[worker.pid] += worker.connections[namespace]
+        return found
 
     @property
     def _burst_s(self) -> float:
