@@ -711,12 +711,17 @@ async def test_connections_outlive_their_port(folder: Path) -> None:
 
 
 async def test_two_services_never_share_a_listener(folder: Path) -> None:
+    """The Service that must wait causes no reload. Changes of others are applied nevertheless."""
     other = ServiceKey("a-first", "other")
     async with nodes("node1", "node2"), opened(folder) as driver:
         await reconcile(driver, balancer({"node1": 1}))
-        outcomes = await reconcile(driver, balancer({"node2": 1}, key=other))
-        assert outcomes[other].state == "unavailable"
-        assert {node for node, _, _ in await new_answers(4)} == {"node1"}
+        pid = await worker(driver)
+        outcomes = await reconcile(
+            driver, balancer({"node2": 1}), balancer({"node1": 1}, key=other)
+        )
+        assert {key: each.state for key, each in outcomes.items()} == {other: "unavailable"}
+        assert {node for node, _, _ in await new_answers(4)} == {"node2"}
+        assert (await worker(driver), driver.reloads) == (pid, 1)
 
 
 async def test_a_missing_haproxy_is_reported(folder: Path) -> None:

@@ -157,6 +157,10 @@ def changed(key: ServiceKey, client_ms: int) -> LoadBalancer:
     )
 
 
+def at(key: ServiceKey, port: int) -> LoadBalancer:
+    return balancer({"node1": 1}, key=key, port=port)
+
+
 async def has_old_workers(driver: ProxyDriver, count: int) -> bool:
     found, _ = await runtime.workers(driver.haproxy.master)
     return sum(each.old for each in found) == count
@@ -217,3 +221,40 @@ async def test_changes_of_one_namespace_close_no_connection_of_another(folder: P
         assert await new_answers() == [["node1", "-", "x"]]
         for talk in own:
             talk.end()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("inside")
+async def test_a_port_that_a_delayed_service_gives_up_is_free_at_once(folder: Path) -> None:
+    async with nodes("node1"), opened(folder, old_workers=1) as driver:
+        await reconcile(driver, at(OWN, 80), at(OTHER, 81))
+        talk = await ClientConnection.start(port=81)
+        assert await talk.request()
+        assert (await attempt(driver, changed(OWN, 1))).state == "done"
+        waiting = await attempt(driver, at(OWN, 82))
+        assert (waiting.state, [note.code for note in waiting.notes]) == (
+            "waiting",
+            [RELOAD_DELAYED],
+        )
+        assert (await attempt(driver, at(OTHER, 80))).state == "done"
+        assert await new_answers() == [["node1", "-", "x"]]
+        talk.end()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("inside")
+async def test_a_port_ends_together_with_the_pause_for_the_one_that_replaces_it(
+    folder: Path,
+) -> None:
+    async with nodes("node1"):
+        driver = ProxyDriver(folder, reload_pause_s=600.0)
+        await driver.read(None)
+        try:
+            for wanted in (at(OWN, 80), changed(OWN, 1)):
+                assert (await attempt(driver, wanted)).state == "done"
+            moved = driver.render({OWN: at(OWN, 82)})
+            outcomes = await driver.apply(driver.diff(moved, await driver.read([OWN])))
+            assert outcomes[OWN].message == "HAProxy has just been reloaded"
+            assert await new_answers() == [["node1", "-", "x"]]
+        finally:
+            await driver.remove()

@@ -201,22 +201,33 @@ class ProxyDriver(Component):
 
     async def _apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         reloading = spec.needing_reload(changes, self._specs)
-        waiting = await self._waiting({change.service for change in reloading})
-        if reloading and not waiting:
-            return await self._reload(changes, {change.service for change in reloading})
-        return waiting | await self._apply_live(
-            [change for change in changes if change not in reloading]
-        )
+        services = {change.service for change in reloading}
+        live = [change for change in changes if change not in reloading]
+        waiting: dict[ServiceKey, Outcome] = {}
+        if services and not (waiting := self._paused(services)):
+            if not (waiting := await self._delayed_outcomes(services)):
+                return await self._reload(changes, services)
+            # The wait is longer than the pause, and the plan may already have given the address and
+            # port of a removed listener to another Service. HAProxy keeps its last listener.
+            removals = [each for each in reloading if isinstance(each, RemoveListener)]
+            if spec.after(self._specs, [*live, *removals]):
+                live += removals
+        return waiting | await self._apply_live(live)
 
-    async def _waiting(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
-        """Return the outcomes of these Services, which need a reload, if it cannot take place now.
-        It takes place, with the changes of all of them, if the namespace of one may cause it."""
-        if not services:
+    def _paused(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
+        """Return the outcomes of these Services, which need a reload, during the pause after the
+        last one."""
+        if (left_s := self._reloaded_s + self._reload_pause_s - self._now_s()) <= 0:
             return {}
+        why = Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
+        return dict.fromkeys(services, why)
+
+    async def _delayed_outcomes(
+        self, services: Collection[ServiceKey]
+    ) -> dict[ServiceKey, Outcome]:
+        """Return the outcomes of these Services, which need a reload, if none of their namespaces
+        may cause it now. Otherwise it takes place with the changes of all of them."""
         now_s = self._now_s()
-        if (left_s := self._reloaded_s + self._reload_pause_s - now_s) > 0:
-            why = Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
-            return dict.fromkeys(services, why)
         old = []
         with suppress(Unavailable):
             old = workers.by_namespace(await workers.connections(self.haproxy))
@@ -378,12 +389,21 @@ class ProxyDriver(Component):
     async def _reload(
         self, changes: Sequence[ProxyChange], causes: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, Outcome]:
+        self._delayed -= set(causes)
         wanted = spec.after(self._specs, changes)
         rivals = spec.rivals(wanted, self._specs)
-        if rivals:
-            wanted = spec.after(
-                self._specs, [change for change in changes if change.service not in rivals]
+        outcomes = {
+            service: Outcome(
+                "unavailable", f"Service {owner} listens on one of its addresses and ports"
             )
+            for service, owner in rivals.items()
+        }
+        if rivals:
+            causes = set(causes) - rivals.keys()
+            changes = [change for change in changes if change.service not in rivals]
+            if not causes:
+                return outcomes | await self._apply_live(changes)
+            wanted = spec.after(self._specs, changes)
         self.haproxy.make_folder()
         for service, one in wanted.items():
             if any(
@@ -403,7 +423,6 @@ class ProxyDriver(Component):
                 self._reloads.record(replaced, namespaces, self._now_s())
         else:
             await self.haproxy.stop()
-        self._delayed -= set(causes)
         if before:
             # After the first configuration no pause is needed: there is no old worker that a reload
             # would add to, and more Services are about to be set up.
@@ -412,12 +431,6 @@ class ProxyDriver(Component):
         switched = spec.switches(self._specs, wanted)
         await self._drop_removed(wanted)
         self._leaving = set()
-        outcomes = {
-            service: Outcome(
-                "unavailable", f"Service {owner} listens on one of its addresses and ports"
-            )
-            for service, owner in rivals.items()
-        }
         for service, headers in switched.items():
             outcomes = _with_note(outcomes, service, switched_note(*headers))
         largest = self._shares.largest(sum(len(each.listeners) for each in wanted.values()))

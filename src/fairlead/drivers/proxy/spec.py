@@ -385,9 +385,9 @@ def needing_reload(
     changes: Sequence[ProxyChange], actual: Mapping[ServiceKey, ProxySpec]
 ) -> list[SetListener | RemoveListener]:
     """Return the changes for which HAProxy must be reloaded. A removal needs no reload of its own.
-    It waits for the reload of its Service if that also gets a listener, so that a port that
-    replaces another one begins when the other one ends. With its last listener HAProxy is
-    stopped, which counts as a reload."""
+    It shares the reload of its Service if that also gets a listener, so that a port that replaces
+    another one begins when the other one ends. With its last listener HAProxy is stopped, which
+    counts as a reload."""
     listeners = [each for each in changes if isinstance(each, SetListener | RemoveListener)]
     if listeners and not after(actual, changes):
         return listeners
