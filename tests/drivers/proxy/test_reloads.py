@@ -43,6 +43,15 @@ def test_changes_that_join_a_reload_of_another_namespace_delay_later_ones_no_fur
     assert reloads.wait_s("noisy", 0.0) == 10
 
 
+def test_a_wait_is_new_once_until_it_ends_or_nobody_asks_for_it_any_more() -> None:
+    reloads = Reloads(0, 10.0)
+    assert reloads.begin_waits([OWN, OTHER], 0.0) == {OWN, OTHER}
+    assert reloads.begin_waits([OWN], MAX_WAIT_S - 1) == set()
+    assert reloads.begin_waits([OWN, OTHER], MAX_WAIT_S) == {OTHER}
+    reloads.end_waits([OWN])
+    assert reloads.begin_waits([OWN, OTHER], MAX_WAIT_S) == {OWN}
+
+
 @pytest.mark.parametrize(
     ("limit", "held_by_others", "allowed"),
     [(20, 0, 10), (20, 10, 5), (20, 18, 1), (20, 20, 1), (1, 0, 1), (0, 50, 100)],

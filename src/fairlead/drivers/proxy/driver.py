@@ -111,8 +111,6 @@ class ProxyDriver(Component):
         self._old_workers = old_workers
         self._belongs_to_host = belongs_to_host
         self._reloads = Reloads(old_workers, PAUSES_AFTER_BURST * reload_pause_s)
-        self._delayed: set[ServiceKey] = set()
-        """The Services about which it was reported that their changes wait for a reload."""
         self._drains = Drains()
         self._reload_pause_s = reload_pause_s
         self.haproxy = Haproxy(folder)
@@ -228,23 +226,23 @@ class ProxyDriver(Component):
         """Return the outcomes of these Services, which need a reload, if none of their namespaces
         may cause it now. Otherwise it takes place with the changes of all of them."""
         now_s = self._now_s()
-        old = []
-        with suppress(Unavailable):
-            old = workers.by_namespace(await workers.connections(self.haproxy))
-        outcomes = {}
-        for service in services:
-            wait_s = self._reloads.wait_s(service.namespace, now_s)
-            has_room = self._reloads.has_room(service.namespace, old, now_s)
-            if not wait_s and has_room:
+        waits = {each: self._reloads.wait_s(each.namespace, now_s) for each in services}
+        if ready := {each.namespace for each, wait_s in waits.items() if not wait_s}:
+            old = []
+            with suppress(Unavailable):
+                old = workers.by_namespace(await workers.connections(self.haproxy))
+            if any(self._reloads.has_room(each, old, now_s) for each in ready):
                 return {}
-            note = reload_delayed(service.namespace, self._old_workers if not has_room else 0)
+        new = self._reloads.begin_waits(services, now_s)
+        outcomes = {}
+        for service, wait_s in waits.items():
+            note = reload_delayed(service.namespace, 0 if wait_s else self._old_workers)
             outcomes[service] = Outcome(
                 "waiting",
                 str(note),
                 again_s=wait_s or POLL_INTERVAL_S,
-                notes=() if service in self._delayed else (note,),
+                notes=(note,) if service in new else (),
             )
-        self._delayed |= outcomes.keys()
         return outcomes
 
     async def run(self) -> None:
@@ -389,7 +387,7 @@ class ProxyDriver(Component):
     async def _reload(
         self, changes: Sequence[ProxyChange], causes: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, Outcome]:
-        self._delayed -= set(causes)
+        self._reloads.end_waits(causes)
         wanted = spec.after(self._specs, changes)
         rivals = spec.rivals(wanted, self._specs)
         outcomes = {

@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from fairlead.model import ServiceKey
+
 BURST = 10
 """The number of reloads that a namespace may cause one after the other. Later ones are spread over
 time, because the changes of other namespaces wait during each reload."""
@@ -58,6 +60,8 @@ class Reloads:
         """When each namespace has its whole burst again."""
         self._full_s: dict[str, float] = {}
         """Since when each namespace has had no room for another old worker."""
+        self._waits_s: dict[ServiceKey, float] = {}
+        """When a change of each Service was last found to wait."""
 
     def record(self, worker: int, namespaces: Collection[str], now_s: float) -> None:
         """Record that changes of these namespaces have made this worker old."""
@@ -79,6 +83,22 @@ class Reloads:
     def wait_s(self, namespace: str, now_s: float) -> float:
         """Return how long the namespace must wait because it has caused many reloads."""
         return max(0.0, self._paid_s.get(namespace, now_s) - now_s - self._burst_s)
+
+    def begin_waits(self, services: Collection[ServiceKey], now_s: float) -> set[ServiceKey]:
+        """Record that changes of these Services wait now. Return the Services whose change did not
+        wait before. A Service that does not ask again within `MAX_WAIT_S` is forgotten: it was
+        deleted, or its change was withdrawn."""
+        self._waits_s = {
+            each: last_s for each, last_s in self._waits_s.items() if last_s > now_s - MAX_WAIT_S
+        }
+        new = set(services) - self._waits_s.keys()
+        self._waits_s |= dict.fromkeys(services, now_s)
+        return new
+
+    def end_waits(self, services: Collection[ServiceKey]) -> None:
+        """Record that no change of these Services waits any more."""
+        for each in services:
+            self._waits_s.pop(each, None)
 
     def has_room(self, namespace: str, old: Sequence[OldWorker], now_s: float) -> bool:
         """Whether another old worker may count for the namespace. One always may; and one more if
