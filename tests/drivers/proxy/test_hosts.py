@@ -15,7 +15,7 @@ from fairlead.config import Config, GatewayConfig
 from fairlead.drivers.proxy import ProxyDriver, shield
 from fairlead.kube.access import Access
 from fairlead.lab import namespace
-from fairlead.model import ProxySettings
+from fairlead.model import ProxySettings, ServiceKey
 from fairlead.net import localroutes
 from fairlead.roles.gateway import data_plane, leave_hosts
 from fairlead.roles.process import KnownHosts
@@ -52,6 +52,27 @@ async def test_the_address_of_a_host_is_not_local_even_while_haproxy_has_a_liste
             await reconcile(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
             assert await localroutes.present() == {VIP6}
             assert VIP not in shield.listing()
+        finally:
+            await driver.remove()
+
+
+async def test_the_shield_has_no_rules_for_removed_listeners_after_leaving_hosts(
+    folder: Path,
+) -> None:
+    removed = "203.0.113.8"
+    other = ServiceKey("default", "other")
+    async with nodes("node1"):
+        earlier = ProxyDriver(folder)
+        await earlier.read(None)
+        first = balancer({"node1": 1}, addresses=(VIP, VIP6))
+        await reconcile(earlier, first, balancer({"node1": 1}, key=other, addresses=(removed,)))
+        await reconcile(earlier, first, gone=[other])
+        driver = ProxyDriver(folder, belongs_to_host={VIP}.__contains__)
+        try:
+            await driver.leave_hosts()
+            assert VIP6 in shield.listing()
+            assert VIP not in shield.listing()
+            assert removed not in shield.listing()
         finally:
             await driver.remove()
 

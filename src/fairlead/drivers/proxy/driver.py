@@ -45,6 +45,7 @@ from fairlead.drivers.proxy.shares import NO_SHARES, Shares
 from fairlead.drivers.proxy.spec import (
     FullBy,
     ProxyChange,
+    ProxyKey,
     ProxyListener,
     ProxySpec,
     RemoveListener,
@@ -317,11 +318,21 @@ class ProxyDriver(Component):
     async def leave_hosts(self) -> None:
         """Remove the routes and the rules of the shield for addresses of hosts. An earlier process
         may have left them, and this host may not reach its API server before they are gone."""
-        shielded = filter(None, map(read_address, re.split(r"[\s,{}]+", shield.listing())))
+        listing = shield.listing()
+        shielded = filter(None, map(read_address, re.split(r"[\s,{}]+", listing)))
         hosts = set(filter(self._belongs_to_host, {*shielded, *await localroutes.present()}))
         if hosts:
             await localroutes.delete(hosts)
-            self._shield_listeners(each.listener for each in sections_of(self.haproxy.text()))
+            # The configuration still has the listeners that have been removed since.
+            present = {
+                ProxyKey(address, int(port))
+                for address, port in re.findall(r"([0-9a-f.:]+) \. ([0-9]+)", listing)
+            }
+            self._shield_listeners(
+                each.listener
+                for each in sections_of(self.haproxy.text())
+                if each.listener.key in present
+            )
             log.warning("left addresses of Services to their hosts", addresses=sorted(hosts))
 
     def _local(self, specs: Mapping[ServiceKey, ProxySpec]) -> set[str]:
