@@ -415,11 +415,9 @@ def test_a_node_whose_pod_becomes_unready_keeps_its_tcp_and_sctp_connections(mak
         assert len(listener.members) == members
 
 
-@pytest.mark.parametrize(
-    ("text", "limit_s"), [("300", 300.0), ("5m", 300.0), ("0", 0.0), ("", None)]
-)
+@pytest.mark.parametrize(("text", "limit_s"), [("300", 300.0), ("5m", 300.0), ("0", 0.0)])
 def test_the_drain_timeout_of_a_service_is_read_from_its_annotation(
-    make: Makers, text: str, limit_s: float | None
+    make: Makers, text: str, limit_s: float
 ) -> None:
     make_service, make_slice, nodes = make
     service = make_service()

@@ -60,6 +60,8 @@ VALID = {
     "load-balancer-id": ID,
 }
 """By short name, a value that is understood. Every other annotation takes any short text."""
+OTHER = {"v2": "false", "true": "false"}
+"""By value, another value of the same annotations."""
 CASES = [
     pytest.param(class_, values, id=f"{class_.name} {values.names[0]}")
     for class_ in CLASSES.values()
@@ -127,6 +129,31 @@ def test_a_live_service_stays_without_an_annotation_that_was_never_understood(
     assert served(wrong, class_) == served(service({}), class_)
     assert record_of(wrong, class_.values) == ""
     assert any("served as before" in each.message for each in plan(wrong, class_).notes)
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+@pytest.mark.parametrize(("class_", "values"), CASES)
+def test_a_blank_value_is_not_understood_unless_the_annotation_takes_any_text_or_a_list(
+    class_: ServiceClass, values: Values[object], blank: str
+) -> None:
+    good = service({values.names[0]: valid(values)})
+    record = record_of(good, class_.values)
+    may_be_blank = values.parse("?!") is not None or values.names[0] == "fairlead.io/addresses"
+    for number, spelled in enumerate(values.names):
+        empty = service({spelled: blank, RECORD: record})
+        if may_be_blank:
+            assert served(empty, class_) == served(service({}), class_)
+            assert record_of(empty, class_.values) == ""
+            continue
+        # Equivalent annotations of other systems do not count beside it.
+        others = dict.fromkeys(values.names[number + 1 :], OTHER.get(valid(values), "1"))
+        empty = service({**others, spelled: blank, RECORD: record})
+        assert served(empty, class_) == served(good, class_)
+        assert record_of(empty, class_.values) == record, "the record lasts"
+        (note,) = [n for n in plan(empty, class_).notes if n.code == "AnnotationNotUnderstood"]
+        assert f"{spelled} is ''" in note.message
+        with pytest.raises(Refused, match=spelled):
+            plan(service({spelled: blank}, claimed=False), class_)
 
 
 @pytest.mark.parametrize(("class_", "values"), CASES)

@@ -137,11 +137,13 @@ READ = frozenset(
 of its own (`plan.service`)."""
 
 
-def found(annotations: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
-    """Return name and value of the first of these annotations that is set and not empty; two empty
-    strings if there is none."""
+def found(
+    annotations: Mapping[str, str], names: Sequence[str], *, blank: bool = False
+) -> tuple[str, str]:
+    """Return name and value of the first of these annotations that is set and not blank; two empty
+    strings if there is none. `blank`: also return an annotation that is blank."""
     for name in names:
-        if value := annotations.get(name, "").strip():
+        if (value := annotations.get(name, "").strip()) or (blank and name in annotations):
             return name, value
     return "", ""
 

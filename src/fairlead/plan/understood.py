@@ -3,12 +3,14 @@
 In: a Service, and the `Values` of the annotations that are read of it. Out: the Service with the
 values that are in force, and a Finding for each value that is not understood. The last value that
 was understood stays in force, so a typing error does not switch off a PROXY header under traffic. A
-Service of which nothing was understood yet is refused, which leaves it without an address.
+Service of which nothing was understood yet is refused, which leaves it without an address. A blank
+value, which a template writes whose variable is empty, is not understood either, unless the
+annotation takes any text or a list: there it requests nothing, as if the annotation were absent.
 
 Every role must find the same last value, also a gateway that has just started and has never seen
 it. So it is in the object itself: the controller records the values in force in the annotation
 `fairlead.io/understood`, in the write with which it claims the Service, before an address is
-published. A claimed Service without the record had none of these annotations. A value that is
+published. A claimed Service without a record had none of these annotations. A value that is
 changed and then misspelled while no controller runs is not recorded: then the value before both
 changes is in force. A user who writes the record requests nothing that the annotations themselves
 could not request. Pure."""
@@ -37,7 +39,7 @@ def in_force(
         return service, ()  # nearly every Service
     wrong = []
     for values in table:
-        name, text = found(annotations, values.names)
+        name, text = found(annotations, values.names, blank=values.read("") is None)
         if name and values.read(text) is None:
             wrong.append((values, name, text))
     if not wrong:
