@@ -359,7 +359,20 @@ async def test_the_values_in_force_are_recorded_with_the_claim_and_removed_with_
     await bench.client.patch(SERVICES, NAME, {"metadata": {"annotations": {record: None}}})
     await bench.reconcile(balancer(await bench.update_state()))
     assert (await bench.update_state()).metadata.annotations[record] == f'{{"{wish}":"7m"}}'
-    assert await recorded(None) is None
+    assert await recorded(None) == "{}"
     assert await recorded("9m") == f'{{"{wish}":"9m"}}'
     await bench.reconcile()
     assert dict((await bench.update_state()).metadata.annotations) == {wish: "9m"}
+
+
+async def test_a_record_that_a_user_wrote_is_corrected_once(bench: Bench) -> None:
+    """A restored manifest contains the record of its time."""
+    name = "fairlead.io/understood"
+    await bench.create()
+    for former in ('{"fairlead.io/drain-timeout":"5m"}', "text", "{}", ""):
+        change = {"metadata": {"annotations": {name: former}}}
+        await bench.client.patch(SERVICES, NAME, change)
+        await bench.reconcile(balancer(await bench.update_state()))
+        service = await bench.update_state()
+        assert service.metadata.annotations[name] == ("{}" if former else "")
+        assert await bench.reconcile(balancer(service)) == [], "nothing is written again"

@@ -33,6 +33,9 @@ from fairlead.plan.service import (
 )
 from fairlead.plan.understood import record_of
 
+EMPTY = "{}"
+"""The record of a Service that has a record, but no value in force."""
+
 
 class Claimed(msgspec.Struct, frozen=True):
     """The class that has claimed the Service of this uid. `class_name` is empty while the claim
@@ -116,14 +119,17 @@ class ClaimDriver(Component):
 
     def _record(self, key: ServiceKey, class_name: str) -> str:
         """Return the record of the newest version of the Service, which may be newer than its plan.
-        If that version is refused, the record stays."""
+        If that version is refused, the record stays. A record that is no longer needed becomes
+        empty instead of being removed: if a user wrote it (a restored manifest contains it), the
+        annotation belongs to the user's field manager, and applying without it leaves it there."""
         service = self._services.of([key]).get(key)
         if service is None or class_name not in CLASSES:
             return ""
+        former = service.metadata.annotations.get(RECORD, "")
         try:
-            return record_of(service, CLASSES[class_name].values)
+            return record_of(service, CLASSES[class_name].values) or (EMPTY if former else "")
         except Refused:
-            return service.metadata.annotations.get(RECORD, "")
+            return former
 
     async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Claimed]:
         """Return the known claims. The watch reports every change, so no request is made."""
