@@ -13,6 +13,7 @@ import msgspec
 from tests.makers import plan_gateway
 
 from fairlead.config import Config, PoolConfig
+from fairlead.drivers.nodeproxy.elements import difference, elements_of
 from fairlead.errors import Refused
 from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION, EndpointSlice, Node, ObjectKey, Service
@@ -151,6 +152,14 @@ def hostile_services(class_: str) -> Iterator[tuple[str, Objects]]:
         yield f"{count} ranges", (with_spec(class_, loadBalancerSourceRanges=ranges), few)
     ips = [f"192.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(80_000)]
     yield "external IPs", (with_spec(class_, externalIPs=ips), few)
+    for count, ips_count, endpoint_count in ((100, 1_900, 1), (10, 2_000, 1_000), (10, 1_999, 9)):
+        made = many_ports(class_, count)
+        made["spec"]["externalIPs"] = ips[:ips_count]
+        found = [endpoints("a", endpoint_count, count)]
+        yield f"{count} ports, {ips_count} IPs, {endpoint_count} endpoints", (made, found)
+    made = many_ports(class_, 2_000)
+    made["spec"]["loadBalancerSourceRanges"] = ranges[:10_000]
+    yield "2000 ports with ranges", (made, few)
     for count in (2_000, 20_000):
         yield f"{count} ports", (many_ports(class_, count), [endpoints("p", 1, min(count, 20_000))])
     slices = [endpoints(f"s{i}", 1000) for i in range(100)]
@@ -213,7 +222,14 @@ def plan(state: State) -> None:
             assert len(condition.message) <= MAX_MESSAGE_LENGTH
     at_gateway = plan_gateway(state, CONFIG, state.services)
     assert isinstance(at_gateway[VALID], LoadBalancer)
-    assert not isinstance(plan_node(state, "node1", state.services)[VALID], Refused)
+    at_node = plan_node(state, "node1", state.services)
+    specs = {
+        key: elements_of(each, ["198.18.0.1"])
+        for key, each in at_node.items()
+        if not isinstance(each, Refused)
+    }
+    assert VALID in specs
+    assert difference(specs, {})
 
 
 def main() -> None:

@@ -9,12 +9,22 @@ from tests.makers import make_service, make_slice
 from tests.plan import hostile
 
 from fairlead.errors import Refused
-from fairlead.kube.objects import EndpointSlice, Service, ServicePort
+from fairlead.kube.objects import (
+    EndpointSlice,
+    LoadBalancerIngress,
+    LoadBalancerStatus,
+    ObjectKey,
+    Service,
+    ServicePort,
+    ServiceStatus,
+)
 from fairlead.plan.annotations import MAX_VALUE_LENGTH
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import CLASSES, DIRECT
 from fairlead.plan.node import plan_node_service
 from fairlead.plan.service import MAX_SOURCE_RANGES
+from fairlead.roles.node import is_large
+from fairlead.state import State
 
 READY = [("10.0.1.1", "node1", "ready")]
 
@@ -89,6 +99,37 @@ def test_a_node_serves_a_service_with_a_thousand_ports_and_endpoints() -> None:
     assert plan_node_service(make_service(ports=ports(1000)), slices(10, 1000), "node1")
     with pytest.raises(Refused, match="combinations"):
         plan_node_service(make_service(ports=ports(1000)), slices(30, 1000), "node1")
+
+
+@pytest.mark.parametrize(
+    ("count", "ips", "ranges", "found", "why"),
+    [
+        (100, 250, 0, slices(1, 1), "100 ports and 251 external IPs"),
+        (10, 1900, 0, slices(2, 1), "1,901 external IPs .* 200 endpoints"),
+        (1000, 0, 2000, slices(1, 1), "1,000 ports.* 2,000 source ranges"),
+    ],
+    ids=["addresses", "endpoints of addresses", "ranges of addresses"],
+)
+def test_a_node_refuses_a_service_with_too_many_elements(
+    count: int, ips: int, ranges: int, found: list[EndpointSlice], why: str
+) -> None:
+    def planned(count: int) -> object:
+        service = make_service(
+            ports=ports(count),
+            external_ips=("192.0.2.1",) * ips,
+            load_balancer_source_ranges=("198.51.100.0/24",) * ranges,
+        )
+        shown = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.10"),)))
+        service = msgspec.structs.replace(service, status=shown)
+        state = State(())
+        state.update_services({ObjectKey(*service.key): service})
+        state.update_slices({ObjectKey("default", each.metadata.name): each for each in found})
+        assert is_large(state, service.key), "other Services do not wait for it"
+        return plan_node_service(service, found, "node1")
+
+    assert planned(count // 2)
+    with pytest.raises(Refused, match=why):
+        planned(count)
 
 
 def test_a_value_of_the_longest_length_is_read() -> None:

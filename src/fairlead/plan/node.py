@@ -56,6 +56,7 @@ def plan_node_service(
     if spec.type == "ExternalName" or SERVICE_PROXY_NAME_LABEL in labels:
         return None
     budget.check(service, slices, budget.NODE_STEPS)
+    budget.check_elements(service, slices)
     notes: list[Finding] = []
     named = spec.cluster_ips or (spec.cluster_ip,)
     cluster_ips = _read(

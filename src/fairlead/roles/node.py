@@ -34,6 +34,7 @@ from fairlead.net.address import family_of
 from fairlead.net.listening import EVERYWHERE
 from fairlead.net.localroutes import assigned_addresses
 from fairlead.net.selection import of_host
+from fairlead.plan.budget import elements_of
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
@@ -57,8 +58,8 @@ PLAN_SLICE = 20
 """The number of Services that are planned, or compared by an audit, before a change is processed;
 it takes some milliseconds."""
 LARGE = 5_000
-"""The number of ports times endpoints above which a Service is large: it takes a tenth of a second
-or more, and other Services do not wait for it."""
+"""The number of elements (`budget.elements_of`) above which a Service is large: it takes a tenth of
+a second or more, and other Services do not wait for it."""
 CHECK_INTERVAL_S = 2.0
 """The interval at which the host's addresses are read, if `node.nodePortAddresses` selects among
 them."""
@@ -131,8 +132,7 @@ def is_large(state: State, key: ServiceKey) -> bool:
     """Return whether planning and applying the Service takes so long that other Services must not
     wait for it."""
     service = state.services.get(key)
-    endpoints = sum(len(each.endpoints or ()) for each in state.slices_of(key))
-    return service is not None and len(service.spec.ports) * endpoints > LARGE
+    return service is not None and elements_of(service, state.slices_of(key)) > LARGE
 
 
 async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
