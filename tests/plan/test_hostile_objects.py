@@ -62,11 +62,11 @@ def slices(count: int, named: int) -> list[EndpointSlice]:
             [],
             "metallb.io/allow-shared-ip has 2,000 characters",
         ),
-        (make_service(ports=ports(3000)), [], "3,000 ports, and its EndpointSlices have 0"),
+        (make_service(ports=ports(5000)), [], "5,000 ports, and its EndpointSlices have 0"),
         (
             make_service(ports=ports(100)),
-            slices(30, 100),
-            "100 ports, and its EndpointSlices have 3,000 endpoints with 3,000 ports",
+            slices(60, 100),
+            "100 ports, and its EndpointSlices have 6,000 endpoints with 6,000 ports",
         ),
         (
             make_service(load_balancer_source_ranges=("10.0.0.0/8",) * (MAX_SOURCE_RANGES + 1)),
@@ -93,6 +93,15 @@ def test_a_service_that_is_too_big_is_refused_with_the_part_that_is(
 def test_the_annotations_of_others_may_be_long() -> None:
     service = make_service(annotations={"example.com/anything": "x" * 100_000})
     assert plan_load_balancer(service, [make_slice(READY)], {}, ["203.0.113.10"], DIRECT)
+
+
+def test_a_load_balancer_with_a_thousand_ports_and_250_endpoints_is_planned() -> None:
+    service = make_service(ports=ports(1000))
+    rows = [(f"10.0.1.{i}", "node1", "ready") for i in range(250)]
+    names = [(f"p{i}", 8000 + i) for i in range(1000)]
+    found = [make_slice(rows[at : at + 100], name=f"s{at}", ports=names) for at in (0, 100, 200)]
+    planned = plan_load_balancer(service, found, {}, ["203.0.113.10"], DIRECT)
+    assert len(planned.listeners) == 1000
 
 
 def test_a_node_serves_a_service_with_a_thousand_ports_and_endpoints() -> None:
