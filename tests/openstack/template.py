@@ -72,7 +72,8 @@ def check(data: Path) -> None:
     Keystone's administrator, or would have to recover them."""
     if (data / PID_FILE).exists():
         raise Unavailable(f"MariaDB was not shut down cleanly: {PID_FILE} is left")
-    with tempfile.TemporaryDirectory(dir=data.parent, prefix=".check") as name:
+    # Not beside the data: the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="fairlead-") as name:
         copy, processes = Database(Path(name)), Processes(Path(name))
         copy.copy(data)
         try:

@@ -25,7 +25,7 @@ from fairlead.roles.presence import Announcer
 from fairlead.sections import OctaviaConfig
 from fairlead.web import View
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 GRACE_PERIOD_S = 0.5
 """The time for which a problem must last before the controller reports it. It is shorter than in
 production, because the problems that tests create are lasting ones."""
