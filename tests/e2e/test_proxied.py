@@ -82,10 +82,13 @@ def named(site: Site, period: Period) -> None:
 async def test_every_client_is_identified_in_the_header_and_edits_break_no_connection(
     site: Site, client: Client, kubectl: Kubectl
 ) -> None:
-    header = {OPENSTACK_HEADER: "v2", "fairlead.io/timeout-client-data": "soon"}
+    header = {OPENSTACK_HEADER: "v2"}
     await kubectl.apply("web", loadBalancerClass=PROXY, annotations=header)
     address = (await ingress(kubectl, "web", lambda entry: entry["ipMode"] == "Proxy"))["ip"]
     await until(site, "client1", address, lambda answer: answer.get("proxy") == "v2")
+    # A value that is not understood changes nothing. Of a new Service it would be refused.
+    header |= {"fairlead.io/timeout-client-data": "soon", OPENSTACK_HEADER: "v22"}
+    await kubectl.apply("web", loadBalancerClass=PROXY, annotations=header)
     await await_described(
         kubectl, "web", "fairlead.io/timeout-client-data is 'soon'; allowed: milliseconds"
     )
