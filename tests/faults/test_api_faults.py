@@ -268,6 +268,8 @@ WALL_CLOCK = {"time", "time_ns", "now", "utcnow", "today", "fromtimestamp"}
 SHOWS_THE_TIME = {
     "drivers/conditions.py": "lastTransitionTime",
     "drivers/kept_addresses.py": "keptSince, and whether a kept address has expired",
+    "drivers/direct/driver.py": "whether the removal of a program is still shown",
+    "drivers/direct/host_network/networks.py": "when a program was last removed",
     "drivers/health_answers.py": "the times in the answer of the health port, as in kube-proxy",
     "kube/access.py": (
         "the expiry of a credential of an exec plug-in, which is converted to a duration at once"
@@ -275,11 +277,13 @@ SHOWS_THE_TIME = {
     "kube/events.py": (
         "firstTimestamp and lastTimestamp; whether an existing Event is old, once per process"
     ),
+    "kube/instances.py": "for how long a process is silent, which `fairlead status` shows",
     "kube/lease.py": "acquireTime and renewTime, on which no decision depends",
     "net/httpport.py": "the header Date",
     "drivers/pools.py": "lastTransitionTime",
     "roles/presence.py": (
-        "renewTime, and when the process started: no process compares them with its clock"
+        "renewTime, and when the process started: only `fairlead status` compares them with its "
+        "clock, to show a duration"
     ),
     "roles/returned.py": "the time for which packets were returned",
     "roles/report.py": (
