@@ -13,13 +13,15 @@
 #                 and helm (built once from their Go modules, minutes), Debian's older etcd, the
 #                 official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy and iperf3
 #                 from Debian
-# make histories  run 200 random histories of class octavia at a real Octavia and of a node, and
-#                 3,000 random changes to a lab, of which `make test` runs a few; takes hours
+# make histories  run 200 random histories of class octavia at a real Octavia and of a node, kill the
+#                 leader of an OVSDB cluster 200 times, and make 3,000 random changes to a lab, of
+#                 which `make test` runs a few; takes hours
 # make mutations  change the product in 40 small ways, and check that the tests detect each change
 # make manifests  render deploy/manifests from the chart
 # make bench      packets, a lab with other load balancers, HAProxy, a live gateway, a large
-#                 cluster, floods of health ports, Octavia; prints tables, writes plots to
-#                 docs/performance; 58 minutes, 2 GB of disk
+#                 cluster, floods of health ports, Octavia, OVSDB, OVN, announcements beside
+#                 MetalLB; prints tables, writes plots to docs/performance; over an hour, 2 GB of
+#                 disk
 # make lock       resolve the dependencies again and write requirements.lock
 .DEFAULT_GOAL := help
 .PHONY: help setup base tools root demo check test histories mutations lint manifests bench lock
@@ -73,9 +75,10 @@ test: root lint tools
 	$(VENV)/bin/pytest -n $(WORKERS) --durations 40 --durations-min 3
 
 histories: root tools
-	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 $(VENV)/bin/pytest \
+	FAIRLEAD_HISTORIES=200 FAIRLEAD_CHANGES=3000 FAIRLEAD_FLOWS=10000 $(VENV)/bin/pytest \
 	tests/drivers/octavia/test_histories.py tests/drivers/nodeproxy/test_any_history.py \
-	tests/e2e/test_random_changes.py
+	tests/net/test_ovsdb_cluster.py \
+	tests/drivers/ovn/test_histories.py tests/e2e/test_many_flows.py tests/e2e/test_random_changes.py
 
 mutations: root base
 	$(VENV)/bin/python -m tests.mutations
@@ -86,6 +89,8 @@ manifests: tools
 bench: root tools
 	@$(STEP) occm sh tools/build.sh occm || \
 		echo "setup: no cloud-provider-openstack to compare with: see above" >&2
+	@$(STEP) metallb sh tools/build.sh metallb || \
+		echo "setup: no MetalLB to compare with: see above" >&2
 	$(VENV)/bin/python -m bench.packets --plots docs/performance
 	$(VENV)/bin/python -m bench.lab --plots docs/performance
 	$(VENV)/bin/python -m bench.proxy --plots docs/performance
@@ -94,6 +99,10 @@ bench: root tools
 	$(VENV)/bin/python -m bench.nodes
 	$(VENV)/bin/python -m bench.health_flood
 	$(VENV)/bin/python -m bench.octavia --services 10
+	$(VENV)/bin/python -m bench.ovsdb
+	$(VENV)/bin/python -m bench.ovn
+	$(VENV)/bin/python -m bench.announce --rounds 1 --systems direct announce metallb \
+		--parts idle created shares rates events changes
 
 lock: base
 	$(COMPILE) pyproject.toml --extra octavia --group dev -o requirements.lock

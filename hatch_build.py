@@ -44,6 +44,7 @@ def _commands() -> dict[Path, list[str]]:
         OBJECTS / "direct_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "direct.bpf.c"), "-o"],
         OBJECTS / "direct_xdp.o": [*bpf, "-DXDP", "-c", str(ROOT / "bpf" / "direct.bpf.c"), "-o"],
         OBJECTS / "node_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "node.bpf.c"), "-o"],
+        OBJECTS / "neighbors_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "neighbors.bpf.c"), "-o"],
         OBJECTS / "probe_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "probe.bpf.c"), "-o"],
         OBJECTS / "maglev.so": [
             *shared,

@@ -29,7 +29,8 @@ for tool in clang gcc; do
 done
 # package:command
 for pair in nftables:nft iproute2:ip curl:curl kubernetes-client:kubectl openssl:openssl \
-    ethtool:ethtool conntrack:conntrack haproxy:haproxy; do
+    ethtool:ethtool conntrack:conntrack iptables:iptables haproxy:haproxy bird2:bird frr:vtysh \
+    gobgpd:gobgpd; do
     command -v "${pair#*:}" >/dev/null 2>&1 || more="$more ${pair%%:*}"
 done
 [ -e "/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1" ] || more="$more libfaketime"

@@ -132,10 +132,9 @@ class Bench:
             "client1", argv, timeout_s=self._seconds + 30
         )
         used_s = busy_s() - begun_s
-        rate = _RATE.search(output)
-        if code or rate is None or "Non-2xx" in output or not float(rate[1]):
+        if code:
             raise Unavailable(f"{path}: wrk ended with {code}: {errors or output}")
-        per_s = float(rate[1])
+        per_s = rate_of(path, output)
         return Figure(
             per_s,
             used_s / (per_s * self._seconds) * 1e6,
@@ -168,6 +167,14 @@ class Bench:
                 f"{path}: iperf3 ended with {code}: {report.get('error') or errors or output}"
             )
         return Figure(received["bytes"] / received["seconds"], used_s / received["bytes"] * 1e6)
+
+
+def rate_of(path: str, output: str) -> float:
+    """Return the requests per second that wrk reports. Raise Unavailable if any failed."""
+    rate = _RATE.search(output)
+    if rate is None or "Non-2xx" in output or not float(rate[1]):
+        raise Unavailable(f"{path}: wrk reports: {output}")
+    return float(rate[1])
 
 
 def _within_ms(output: str, percent: int) -> float:

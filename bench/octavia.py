@@ -14,8 +14,6 @@ amphorae of a real cloud do.
 """
 
 import asyncio
-import logging
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -24,10 +22,9 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import structlog
 from bench.cost import Cost, Figures, Size
 from bench.occm import Occm, empty_neutron, find
-from bench.options import options, progress, run_benchmark
+from bench.options import log_to_stderr, options, progress, run_benchmark
 from tests.drivers.octavia.site import listener, service, settings
 from tests.openstack import places
 from tests.openstack.fault_proxy import FaultProxy
@@ -342,11 +339,7 @@ def main() -> None:
             )
             return run(bench.run())
 
-    # Logs go to standard error, so that they do not mix with the tables.
-    warnings = structlog.make_filtering_bound_logger(logging.WARNING)
-    structlog.configure(
-        wrapper_class=warnings, logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )
+    log_to_stderr()
     run_benchmark(arguments, measure, show)
 
 

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import structlog
 from bench.subject import ROOT
 
 from fairlead.errors import FairleadError
@@ -46,6 +48,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 def progress(what: str) -> None:
     """Print progress on standard error, so that it does not mix with the tables."""
     print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+def log_to_stderr() -> None:
+    """Write warnings to standard error, so that they do not mix with the report."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def run_benchmark(

@@ -109,6 +109,15 @@ CLUSTER = """table ip bench {{
   }}
 }}
 """
+NGINX_SYSCTLS = {
+    # By default a closed connection holds its port for a minute, and a client that has opened many
+    # spends its time searching for a free port.
+    "net/ipv4/tcp_max_tw_buckets": 1024,
+    "net/core/somaxconn": 8192,
+    "net/ipv4/tcp_max_syn_backlog": 8192,
+    "net/ipv4/ip_local_port_range": "1024 65535",
+}
+"""Settings of the client and the server."""
 WITHOUT_LIMITS = {
     "net/netfilter/nf_conntrack_tcp_timeout_time_wait": 1,
     "net/netfilter/nf_conntrack_tcp_timeout_close": 1,
@@ -208,15 +217,7 @@ async def _serve(site: Site, folder: Path, pod: str) -> None:
     for host in ("node1", "node2"):
         namespace.set_sysctls(site.namespace(host), WITHOUT_LIMITS)
     for host in ("client1", POD, "control", ROUTES["proxy"]):
-        values = {
-            # By default a closed connection holds its port for a minute, and a client that has
-            # opened many spends its time searching for a free port.
-            "net/ipv4/tcp_max_tw_buckets": 1024,
-            "net/core/somaxconn": 8192,
-            "net/ipv4/tcp_max_syn_backlog": 8192,
-            "net/ipv4/ip_local_port_range": "1024 65535",
-        }
-        namespace.set_sysctls(site.namespace(host), values)
+        namespace.set_sysctls(site.namespace(host), NGINX_SYSCTLS)
     nginx, haproxy, by_hand = folder / "nginx.conf", folder / "haproxy.cfg", folder / "by-hand.cfg"
     nginx.write_text(NGINX)
     node = site.topology.host("node1").addresses[0]

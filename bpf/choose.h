@@ -229,7 +229,7 @@ static __always_inline void choose_stream(const struct packet *packet,
 {
 	__u32 untracked = previous == NONE || previous == TRACKED ? choice->current : previous;
 	struct flow *flow, *tentative = 0;
-	bool established, ending = false;
+	bool established, ending = false, half_open = false;
 
 	choice->node = choice->current;
 	if (packet->opening) {
@@ -245,8 +245,14 @@ static __always_inline void choose_stream(const struct packet *packet,
 	 * connection shows which of the two has sent this packet. */
 	if (!flow || (flow->challenged && !packet->error))
 		tentative = bpf_map_lookup_elem(&new_connections, &packet->flow);
-	if (tentative && matches_tentative(tentative, packet))
-		flow = tentative;
+	if (tentative) {
+		/* The node that has got the SYN may still have an older connection with the same
+		 * ports, which the client has given up. Its answer makes the client reset the
+		 * older connection before it sends the SYN again (RFC 9293, 3.5.1). */
+		half_open = packet->refusing && !matches_tentative(tentative, packet);
+		if (half_open || matches_tentative(tentative, packet))
+			flow = tentative;
+	}
 	if (!flow) {
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 		ending = flow;
@@ -256,7 +262,7 @@ static __always_inline void choose_stream(const struct packet *packet,
 	if (!flow || !is_retained(flow->node, previous, choice, listener->statistics))
 		return;
 	choice->node = flow->node;
-	if (packet->error)
+	if (packet->error || half_open)
 		return;
 	if (packet->closing) {
 		/* A forged SYN and a forged FIN or RST must not remove an older established

@@ -72,6 +72,7 @@ struct packet {
 	bool ipv6;
 	bool closing;    /* a FIN or RST, or an SCTP chunk that ends an association */
 	bool opening;    /* a SYN without ACK, or an SCTP INIT */
+	bool refusing;   /* a RST without ACK: the answer to a segment that the client rejects */
 	bool continuing; /* a QUIC datagram that cannot open a connection */
 	bool error;      /* an ICMP error about the flow */
 	bool fragment;   /* a fragment */
@@ -124,6 +125,7 @@ static __always_inline enum reading read_tcp(struct tcphdr *tcp, void *end, stru
 		return packet->fragment ? FLOW : TRUNCATED;
 	packet->opening = tcp->syn && !tcp->ack;
 	packet->closing = tcp->fin || tcp->rst;
+	packet->refusing = tcp->rst && !tcp->ack;
 	packet->sequence = bpf_ntohl(tcp->seq);
 	packet->headers += tcp->doff * 4;
 	return FLOW;

@@ -21,15 +21,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 import pytest
-from tests import needs
+from tests import machine, needs, priority
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -39,20 +40,41 @@ from fairlead.lab.kubeapiserver import find_program
 pytest_plugins = ["tests.programs", "tests.openstack.fixtures"]
 
 CLOUD = (
+    "tests/drivers/octavia/test_histories.py::test_every_step_with_floating_ips",
     *(
         f"tests/drivers/octavia/test_{each}"
-        for each in ("both_families", "controller_dies", "floating", "network_leftovers", "ovn")
+        for each in ("security", "floating", "sharing_network", "network_leftovers")
     ),
-    *(f"tests/drivers/octavia/test_{each}" for each in ("packets", "provider_refuses", "security")),
+    *(f"tests/drivers/octavia/test_{each}" for each in ("controller_dies", "ovn")),
+    *(
+        f"tests/drivers/octavia/test_{each}"
+        for each in ("provider_refuses", "both_families", "packets")
+    ),
     "tests/openstack/test_cloud",
 )
+"""Files that need Neutron. The files that send packets come last, because the tests that flood labs
+run at the beginning."""
 OPENSTACK = (*CLOUD, "tests/openstack/", "tests/drivers/octavia/", "tests/roles/test_octavia")
-"""Files that need the servers of OpenStack, which each process starts once. So one process runs all
-tests that need Neutron, and another one the tests that need only Octavia."""
-GROUPS = ("Neutron", "Octavia")
+"""Files that need the servers of OpenStack, which each process starts once. So one quiet process
+runs all tests that need Neutron, and another one the tests that need only Octavia."""
+NEUTRON, OCTAVIA = "Neutron", "Octavia"
+GROUPS = (NEUTRON, OCTAVIA)
+ALONE = (
+    "tests/e2e/test_many_flows.py",
+    "tests/e2e/test_floods.py",
+    "tests/e2e/test_health_flood.py",
+    "tests/e2e/test_announcing_nodes_life.py",
+    "tests/e2e/test_announcing_nodes_l2.py",
+)
+"""Tests that load the whole machine, or in which a pod must start and a node be programmed while
+others still serve, within seconds. While one of them runs, the other processes run tests without a
+lab: a processor's queue of packets is shared by all labs, so a flood in one lab loses packets of
+another one, and the tests of that lab fail. They run in this order, because the servers of
+OpenStack start at the same time as the first of them."""
 LAST = (
     *OPENSTACK,
-    "tests/e2e/test_ten_thousand.py",
+    *ALONE,
+    "tests/drivers/ovn/",
     "tests/e2e/test_random_changes.py",
     "tests/faults/test_crash_at_every_kernel_call.py",
     "tests/faults/test_crash_at_every_call.py",
@@ -62,6 +84,14 @@ LAST = (
 )
 """Tests that start whole labs and take minutes. The longest tests come first, so that no process
 runs one of them at the end while the other processes are idle."""
+WITH_PACKETS = (
+    *needs.LABS,
+    *needs.LONG,
+    "tests/drivers/ovn/test_packets",
+    "tests/roles/test_announcers",
+)
+"""Tests that send packets through networks of several hosts, or have deadlines of less than a
+second, as sessions with BFD have."""
 RETRIED: dict[str, str] = {}
 """The only tests that have a second attempt: the start of the test's id, and the cause of its
 failures, which lies outside of Fairlead."""
@@ -69,27 +99,35 @@ ROWS = {
     "tests/e2e/test_leadership.py": ("embedded", "real"),
     "tests/e2e/test_random_changes.py": ("embedded", "real"),
     "tests/e2e/test_service_life.py": ("embedded", "real"),
-    "tests/e2e/test_ten_thousand.py": ("ten thousand", "l2 and vxlan"),
+    "tests/e2e/test_many_flows.py": ("l2 and ipip", "l2 and vxlan"),
 }
 """Files with a lab for each of these parameter values, whose tests may run in parallel."""
 NICE = 5
+"""The addition to the nice value of a quiet process; see also `priority`."""
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
 MAX_CHECK_PROCESSES = 12
 MAX_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
-HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
+MACHINE = "machine during the test"
+"""The title of the section of a failed test's report that describes the machine."""
+
+HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 2)
 """The number of random histories at Octavia; each takes 15 seconds on a busy machine."""
 
 _failed = pytest.StashKey[bool]()
 _excluded = pytest.StashKey[dict[str, int]]()
 """The needs of the tests that --check excludes, with the number of tests."""
 _guard = needs.Guard()
-_quiet = pytest.StashKey[str]()
-"""The id of the process with low priority."""
+_quiet = pytest.StashKey[tuple[str, ...]]()
+"""The ids of the processes with low priority."""
 _stacks = pytest.StashKey[Path]()
 """The directory in which a process that is killed by a signal leaves its stack traces."""
+_machine = ExitStack()
+"""The changes of the machine for the duration of the run."""
+_before = pytest.StashKey[machine.Usage]()
+"""The counters of the machine when a test started."""
 _processes: dict[WorkerController, int] = {}
 """The processes that run tests for this one, by their process ids."""
 
@@ -134,9 +172,12 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """A scheduler that keeps the tests of one lab together and in order. In addition to one process
-    for each processor, there is a process `quiet` with low priority (NICE). It takes only files
-    that need no more than `make base`, and ends when there are no more. The other processes take
-    labs first: a lab mostly waits, and meanwhile the tests without a lab use the processors."""
+    for each processor, there are two quiet processes with low priority (NICE). Each first runs one
+    of GROUPS, whose tests mostly compute, have long deadlines and flood no network; then files that
+    need no more than `make base`; and ends when there are no more, so that later labs have the
+    processors for themselves. The other processes take labs first: a lab mostly waits, and
+    meanwhile the quiet processes use the processors. The first labs are in ALONE, because the tests
+    without a lab that run beside them do not last until the end."""
 
     def mark_test_pending(self, item: str) -> None:
         """Do nothing. The unfinished tests of a process that died, including the test during which
@@ -144,27 +185,40 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OPENSTACK):
-            return GROUPS[0] if nodeid.startswith(CLOUD) else GROUPS[1]
+            return NEUTRON if nodeid.startswith(CLOUD) else OCTAVIA
         file, _, test = nodeid.partition("::")
         # Each of these rows has a lab of its own.
         row = next((row for row in ROWS.get(file, ()) if row in test.partition("[")[2]), "")
         return f"{file} {row}" if row else file
 
-    @property
-    def _quiet(self) -> WorkerController | None:
-        return next((each for each in self.assigned_work if is_quiet(each)), None)
-
     def _assign_work_unit(self, node: WorkerController) -> None:
-        quiet = self._quiet
-        if quiet is not None:
-            light = [each for each in self.workqueue if each not in self._with_needs]
-            heavy = sorted(set(self.workqueue) & self._with_needs, key=self._place)
-            chosen = next(iter(light if node is quiet else heavy or light), None)
+        if _quiet in self.config.stash:
+            groups = [each for each in GROUPS if each in self.workqueue]
+            files = [each for each in self.workqueue if each not in GROUPS]
+            light = [each for each in files if each not in self._with_needs]
+            heavy = sorted(self._with_needs.intersection(files), key=self._place)
+            if is_quiet(node):
+                chosen = next(iter(groups + light), None)
+            elif self._alone_elsewhere(node):
+                without_packets = [each for each in heavy if not each.startswith(WITH_PACKETS)]
+                labs = [each for each in heavy if not each.startswith(ALONE)]
+                chosen = next(iter(light + without_packets + labs + heavy + groups), None)
+            else:
+                chosen = next(iter(heavy + light + groups), None)
             if chosen is None:
                 node.shutdown()
                 return
             self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
+
+    def _alone_elsewhere(self, node: WorkerController) -> bool:
+        """Return whether a process other than this one runs tests that load the whole machine."""
+        return any(
+            scope.startswith(ALONE) and not all(tests.values())
+            for other, scopes in self.assigned_work.items()
+            if other is not node
+            for scope, tests in scopes.items()
+        )
 
     def _reschedule(self, node: WorkerController) -> None:
         # A process needs only one further test: a test that is assigned to it cannot be moved to
@@ -174,10 +228,11 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         super()._reschedule(node)
 
     def _place(self, scope: str) -> tuple[int, str]:
-        """Return the sort key of a file. The longest files come first, so that no process runs one
-        of them while the others are idle."""
-        found = (number for number, each in enumerate(LAST) if scope.startswith(each))
-        return (-1 if scope in GROUPS else next(found, len(LAST))), scope
+        """Return the sort key of a file. First come the files in ALONE, then the longest files, so
+        that no process runs one of them while the others are idle."""
+        order = (*ALONE, *LAST)
+        found = (at for at, each in enumerate(order) if scope.startswith(each))
+        return next(found, len(order)), scope
 
     @cached_property
     def _with_needs(self) -> set[str]:
@@ -205,8 +260,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if config.getoption("check"):
         # Tests without a lab wait for half of their time: for a time-out, a process, a kernel.
         return min(MAX_CHECK_PROCESSES, 3 * len(os.sched_getaffinity(0)))
-    config.stash[_quiet] = f"gw{processes}"
-    return processes + 1
+    config.stash[_quiet] = tuple(f"gw{processes + number}" for number in range(len(GROUPS)))
+    return processes + len(GROUPS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -215,14 +270,17 @@ def pytest_configure_node(node: WorkerController) -> None:
         node.config.stash[_stacks] = Path(tempfile.mkdtemp(prefix="fairlead-tests-"))
     node.workerinput["stacks"] = str(node.config.stash[_stacks] / node.gateway.id)
     node.workerinput["needs"] = str(node.config.stash[_stacks] / f"needs-{node.gateway.id}")
-    node.workerinput["quiet"] = node.gateway.id == node.config.stash.get(_quiet, "")
+    node.workerinput["quiet"] = node.gateway.id in node.config.stash.get(_quiet, ())
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if hasattr(session.config, "workerinput"):
+    if not hasattr(session.config, "workerinput"):
+        _machine.enter_context(machine.lengthen_queue())
+    else:
         faulthandler.enable(open(session.config.workerinput["stacks"], "w"))  # noqa: SIM115
         if session.config.workerinput["quiet"]:
             os.nice(NICE)
+            priority.lower()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -231,6 +289,8 @@ def pytest_testnodeready(node: WorkerController) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    priority.restore()
+    _machine.close()
     excluded = session.config.stash.get(_excluded, None)
     if excluded is not None and hasattr(session.config, "workeroutput"):
         session.config.workeroutput["excluded"] = dict(excluded)
@@ -239,7 +299,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
     # This function is called twice for an interrupted process.
-    _processes.pop(node, None)
+    if (process := _processes.pop(node, None)) is not None:
+        priority.remove(process)
     if excluded := getattr(node, "workeroutput", {}).get("excluded"):
         # Every process has collected all tests, so one report is enough.
         node.config.stash[_excluded] = dict(excluded)
@@ -296,6 +357,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Attribute processes that start during this test to the test."""
     _guard.test = item
+    item.stash[_before] = machine.measure(time.monotonic_ns())
     try:
         return (yield)
     finally:
@@ -309,6 +371,8 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         item.stash[_failed] = True
+        usage = item.stash[_before].describe_until(machine.measure(time.monotonic_ns()))
+        report.sections.append((MACHINE, f"{usage}; load averages {machine.load()}"))
     return report
 
 
@@ -326,7 +390,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     _report_excluded(terminalreporter)
     _report_skipped(terminalreporter)
     _report_second_attempts(terminalreporter)
+    _report_machine(terminalreporter)
     _report_stacks(terminalreporter)
+
+
+def _report_machine(terminalreporter: pytest.TerminalReporter) -> None:
+    """Report the state of the machine during the failed tests."""
+    for kind in ("failed", "error"):
+        for report in terminalreporter.getreports(kind):
+            for title, text in report.sections:
+                if title == MACHINE:
+                    terminalreporter.write_line(f"{report.nodeid}, {report.when}: {text}")
 
 
 def _report_stacks(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,6 +17,7 @@ from fairlead.kube.objects import (
     ServiceSpec,
 )
 from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.announce import AnnouncePlan
 from fairlead.plan.balancer import confirmed, plan_unconfirmed
 from fairlead.plan.classes import ServiceClass
 from fairlead.plan.cluster import plan_gateway_unconfirmed
@@ -73,13 +74,14 @@ def make_slice(
 
 
 def plan_gateway(
-    cluster: Cluster, config: Config, keys: Collection[ServiceKey]
+    cluster: Cluster, config: Config, keys: Collection[ServiceKey], host: str = ""
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-    """Return the plan of a gateway, computed from scratch, with members confirmed by the cluster's
-    verdicts."""
+    """Return the plan of a gateway on this host, computed from scratch, with members confirmed by
+    the cluster's verdicts."""
+    announcing = AnnouncePlan(config, host)
     return {
         key: each if isinstance(each, Refused) else confirmed(each, cluster.verdict_of)
-        for key, each in plan_gateway_unconfirmed(cluster, config, keys).items()
+        for key, each in plan_gateway_unconfirmed(cluster, config, keys, announcing).items()
     }
 
 

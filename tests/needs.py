@@ -23,6 +23,8 @@ MISSING = "needs a program that is not there"
 """The start of the reason for which a test is skipped or fails if its program is missing."""
 FIXTURES = {
     "openstack_programs": "OpenStack",
+    "ovn_programs": "OVN",
+    "ovsdb_programs": "ovsdb-server",
     "kube_proxy": "kube-proxy",
     "older_etcd": "kube-apiserver",
     "real_programs": "kube-apiserver",
@@ -34,19 +36,34 @@ FIXTURES = {
 REAL = ("real", "older-etcd")
 """Values of parameters for which a fixture uses kube-apiserver instead of the embedded server."""
 LABS = (
-    *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia", "proxy")),
-    "tests/bench/test_scale.py",
+    *(f"tests/bench/test_{each}.py" for each in ("announce", "lab", "live", "nodes", "octavia")),
+    *(f"tests/bench/test_{each}.py" for each in ("ovn", "proxy", "scale")),
     "tests/cli/test_lab.py",
     *(f"tests/deploy/test_{each}.py" for each in ("capabilities", "rights", "uninstall")),
     "tests/e2e/",
     "tests/faults/",
     *(f"tests/lab/test_{each}.py" for each in ("demo", "networks", "requirements", "roles")),
-    *(f"tests/lab/test_{each}.py" for each in ("site", "teardown")),
+    *(f"tests/lab/test_{each}.py" for each in ("routing", "site", "teardown")),
 )
 """Folders and files whose tests start labs."""
 WITHOUT = ("tests/e2e/test_oracle.py",)
 """Files of LABS whose tests need no lab."""
-LONG: tuple[str, ...] = ()
+LONG: tuple[str, ...] = (
+    "tests/doctor/test_command.py",
+    "tests/doctor/test_gather.py",
+    *(
+        f"tests/drivers/bgp/test_{each}.py"
+        for each in (
+            "next_hops",
+            "options",
+            "other_daemons",
+            "peers_change",
+            "restarts",
+            "routes",
+            "session",
+        )
+    ),
+)
 """Tests that need no more than `make base`, but take long."""
 REFUSED_COMMANDS = (
     "tests/cli/test_cli.py::test_without_root_the_error_names_commands_that_work",
@@ -60,7 +77,7 @@ PROGRAMS = {
     "kube-apiserver": "kube-apiserver",
     "kube-proxy": "kube-proxy",
     "mariadbd": "OpenStack",
-    "ovsdb-server": "OpenStack",
+    "ovsdb-server": "ovsdb-server",
     "systemd-analyze": "systemd-analyze",
 }
 """Names of programs, and the need of a test that starts them."""

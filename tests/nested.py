@@ -27,8 +27,9 @@ def start(
     # The nested run does not load the plugins with fixtures.
     conftest = (ROOT / "tests/conftest.py").read_text().replace("pytest_plugins = ", "unused = ")
     conftest += f"\nRETRIED.clear()\nRETRIED.update({dict(retried or {})!r})\n"
-    needs = (ROOT / "tests/needs.py").read_text()
-    for path, text in {"conftest.py": conftest, "needs.py": needs, **tests}.items():
+    names = ("machine.py", "needs.py", "priority.py")
+    modules = {name: (ROOT / "tests" / name).read_text() for name in names}
+    for path, text in {"conftest.py": conftest, **modules, **tests}.items():
         file = folder / "tests" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

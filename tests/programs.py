@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.needs import MISSING
+from tests.openstack import places
 
 from bench import scale
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import KubeApiServer, find_program
+from fairlead.lab.ovn.programs import require_all
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")  # on a busy machine, the duration of an example has no meaning
@@ -35,6 +37,12 @@ def older_etcd() -> Path:
 
 
 @pytest.fixture(scope="session")
+def ovn_programs() -> None:
+    """Require OVN and Open vSwitch."""
+    needed(require_all)
+
+
+@pytest.fixture(scope="session")
 def kube_proxy() -> Path:
     """Require kube-proxy, and return its path."""
     return needed(partial(find_program, "kube-proxy"))
@@ -50,6 +58,13 @@ def helm() -> Path:
 def systemd_analyze() -> Path:
     """Require systemd-analyze, and return its path."""
     return needed(partial(find_program, "systemd-analyze"))
+
+
+@pytest.fixture(scope="session")
+def ovsdb_programs() -> None:
+    """Require ovsdb-server and ovsdb-tool."""
+    for name in ("ovsdb-server", "ovsdb-tool"):
+        needed(partial(places.program, name))
 
 
 @pytest.fixture(scope="session")

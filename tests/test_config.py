@@ -22,6 +22,19 @@ tunnel: {kind: ipip, gateways: [192.0.2.0/28]}
 """
 
 
+def ovn(fields: str) -> str:
+    """Return a section `ovn` with these fields."""
+    return f"ovn: {{northbound: ['tcp:192.0.2.9:6641'], clusterId: c, {fields}}}"
+
+
+def peers(*entries: str, own: str = "asn: 64513, ", name: str = "") -> str:
+    """Return a configuration with these BGP peers. `own`: further fields of `announce.bgp`."""
+    listed = ", ".join(
+        f"{{name: {name or f'peer{number}'}, {entry}}}" for number, entry in enumerate(entries)
+    )
+    return f"announce: {{bgp: {{{own}peers: [{listed}]}}}}"
+
+
 def test_a_valid_file_is_read(tmp_path: Path) -> None:
     (path := tmp_path / "fairlead.yaml").write_text(VALID)
     config = load(path, CLASSES)
@@ -56,7 +69,7 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
             "$.pools[1].name",
         ),
         ("pools: [{name: a, addresses: []}]", "$.pools[0].addresses"),
-        ("defaultClass: fairlead.io/dirct", "known: fairlead.io/direct"),
+        ("defaultClass: fairlead.io/dirct", "known: fairlead.io/announce, fairlead.io/direct"),
         ("web: {listen: nonsense}", "$.web.listen"),
         ("web: {metricsFrom: [everybody]}", "$.web.metricsFrom[0]"),
         ("gateway: {peerTLS: {certificate: a.crt, key: a.key}}", "ca"),
@@ -134,6 +147,95 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
             "gateway.forwarding is vxlan, but tunnel.kind is ipip - at $.gateway.forwarding",
         ),
         ("tunnel: {kind: vxlan}", "no host may send through the tunnel - at $.tunnel.gateways"),
+        ("announce: {method: arp}", "$.announce.method"),
+        ("announce: {withdrawWithoutApiS: 1}", "$.announce.withdrawWithoutApiS"),
+        ("announce: {l2: {interfaces: [192.0.2.1]}}", "$.announce.l2.interfaces[0]; give the name"),
+        (
+            "announce: {l2: {interfacesByNode: {edge-*: [a b]}}}",
+            "$.announce.l2.interfacesByNode.edge-*[0]",
+        ),
+        (
+            "pools: [{name: a, addresses: [203.0.113.1], announce: {method: l2}}]",
+            "pool 'a' is to be announced, but there is no section announce - at "
+            "$.pools[0].announce.method",
+        ),
+        (
+            "{announce: {}, pools: [{name: a, addresses: [203.0.113.1], announce: "
+            "{communities: ['64512:100', '64512:70000']}}]}",
+            "'64512:70000' has a number above 65535 - at $.pools[0].announce.communities[1]",
+        ),
+        (
+            "{announce: {}, pools: [{name: a, addresses: [203.0.113.1], announce: "
+            "{nodeSelectors: [{matchExpressions: [{key: a, operator: In}]}]}}]}",
+            "operator In needs values - at "
+            "$.pools[0].announce.nodeSelectors[0].matchExpressions[0].values",
+        ),
+        ("announce: {bgp: {asn: 0}}", "$.announce.bgp.asn"),
+        ("announce: {bgp: {routerId: 300.1.1.1}}", "$.announce.bgp.routerId"),
+        (peers("asn: 64512, address: 192.0.2.1", own=""), "is missing - at $.announce.bgp.peers"),
+        (peers("asn: 64512"), "address is missing - at $.announce.bgp.peers[0].address"),
+        (
+            peers("asn: 64512, address: 192.0.2.1, interface: eth0"),
+            "both address and interface are set - at $.announce.bgp.peers[0].address",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1, holdTimeS: 10, keepaliveTimeS: 4"),
+            "$.announce.bgp.peers[0].keepaliveTimeS; set it to at most 3",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1, ttlSecurity: true, multihop: 2"),
+            "directly connected - at $.announce.bgp.peers[0].ttlSecurity",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1, gracefulRestart: true"),
+            "graceful restart without BFD: the neighbor keeps the routes of a dead host",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1, nextHops: [192.0.2.1/24]"),
+            "$.announce.bgp.peers[0].nextHops[0]; write a network such as 192.0.2.128/25",
+        ),
+        (
+            peers("asn: 64512, interface: eth0, nextHops: [192.0.2.0/24]"),
+            "$.announce.bgp.peers[0].nextHops; set address instead of interface",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1", "asn: 64512, address: 192.0.2.2", name="a"),
+            "two peers are named 'a' - at $.announce.bgp.peers[1].name",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1", name="Router 1"),
+            "'Router 1' is not the name of an object - at $.announce.bgp.peers[0].name",
+        ),
+        (
+            peers("asn: 64512, address: 192.0.2.1, passwordFile: /a, passwordSecret: {name: b}"),
+            "$.announce.bgp.peers[0].passwordSecret; set one of the two",
+        ),
+        (
+            ovn(""),
+            "topology `router` needs the name of a router - at $.ovn.router",
+        ),
+        (
+            ovn("router: r, routers: 'GR_{node}'"),
+            "only topology `gateways` has several routers - at $.ovn.routers",
+        ),
+        (
+            ovn("topology: gateways, router: r"),
+            "which `routers` names - at $.ovn.router",
+        ),
+        (
+            ovn("topology: gateways, routers: GR"),
+            "'GR' does not name the gateway router of a node - at $.ovn.routers",
+        ),
+        (
+            ovn("topology: gateways, routers: 'GR_{node}', backends: nodePorts"),
+            "gateway routers send to pods only - at $.ovn.backends",
+        ),
+        (
+            "ovn: {northbound: ['tcp:192.0.2.9:6641'], router: r, clusterId: c}\n"
+            "pools: [{name: a, addresses: [192.0.2.0/28]}]",
+            "192.0.2.1 is in 192.0.2.0/28 of a pool, so a Service may get it - at "
+            "$.ovn.drainAddress",
+        ),
         ("gateway: {probeTimeoutS: 0}", "$.gateway.probeTimeoutS"),
         ("pools: [{name: a, adresses: []}]", "adresses"),
         ("defaultclass: x", "defaultclass"),

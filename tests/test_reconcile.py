@@ -10,7 +10,7 @@ import pytest
 from fairlead.drivers import Component
 from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.objects import ObjectKey, Service, ServiceMeta, ServiceSpec
-from fairlead.model import Outcome, ServiceKey
+from fairlead.model import Finding, Outcome, ServiceKey
 from fairlead.reconcile import Loop, Pace
 from fairlead.state import State
 
@@ -162,7 +162,7 @@ class Setup:
         )
         task = asyncio.ensure_future(loop.run())
         self.state.mark_synced("services")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await loop.settled.wait()
         try:
             yield
@@ -278,7 +278,7 @@ async def test_an_audit_in_slices_equals_a_whole_audit() -> None:
             store.held[ServiceKey("default", "stray")] = "x"
             await setup.until(store, **{f"s{number}": "x" for number in range(10)})
             setup.outcomes.clear()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while len(setup.outcomes.keys() & setup.state.services.keys()) < 10:
                     await asyncio.sleep(0.001)
         assert setup.loop.drift >= 3
@@ -408,6 +408,21 @@ async def test_a_refused_service_keeps_its_previous_state() -> None:
         assert setup.outcomes[ServiceKey("default", "web")] == Outcome(
             "refused", "the annotation is nonsense"
         )
+
+
+async def test_services_that_are_not_served_as_planned_are_known_from_the_first_pass_on() -> None:
+    """Drivers that adopt what a previous process left ask for them."""
+    setup = Setup(rules := Store(), announcement := Store())
+    rules.failing_reads = 1
+    setup.put(web="nonsense", api="bad", other="a")
+    async with setup.running():
+        web, api = ServiceKey("default", "web"), ServiceKey("default", "api")
+        assert setup.loop.undone == {web, api}
+        setup.put(web="a", api=None)
+        await setup.until(announcement, web="a", other="a")
+        await setup.outcome("web", "done")
+        await setup.outcome("api", "done")
+        assert setup.loop.undone == set()
 
 
 async def test_a_service_that_fails_in_one_driver_is_withheld_from_the_next() -> None:
@@ -591,6 +606,17 @@ async def test_changes_in_progress_do_not_count_as_drift() -> None:
         assert setup.loop.drift == 0
 
 
+async def test_a_refused_service_does_not_count_as_drift() -> None:
+    setup = Setup(store := Store())
+    setup.put(web="bad", other="a")
+    async with setup.running(audit_interval_s=0.02):
+        for _ in range(3):
+            store.held.pop(ServiceKey("default", "other"), None)
+            await setup.until(store, other="a")
+        assert setup.outcomes[ServiceKey("default", "web")].state == "refused"
+        assert setup.loop.drift == 3
+
+
 async def test_deleted_services_are_removed() -> None:
     setup = Setup(store := Store())
     setup.put(web="a")
@@ -608,6 +634,159 @@ async def test_removals_run_in_the_opposite_order() -> None:
         setup.put(web=None)
         await setup.until(setup.stores[0])
     assert log == ["rules web a", "announcement web a", "announcement web None", "rules web None"]
+
+
+NOTE = Finding("Moved", "the address has moved")
+
+
+class AnnouncingStore(Store):
+    """A store whose texts are lists of addresses. It takes an address back before the other stores
+    change."""
+
+    withdraws_first = True
+
+    def withdrawals(
+        self, intents: Mapping[ServiceKey, str], actual: Mapping[ServiceKey, str]
+    ) -> Sequence[Put]:
+        kept = {
+            key: ",".join(
+                each for each in actual[key].split(",") if each in intents[key].split(",")
+            )
+            for key in intents
+            if key in actual
+        }
+        return [Put(key, text) for key, text in kept.items() if text != actual[key]]
+
+
+async def test_what_a_service_loses_is_withdrawn_before_the_previous_drivers_change() -> None:
+    log: list[str] = []
+    setup = Setup(Store(log=log, title="rules"), last := AnnouncingStore(log=log, title="routes"))
+    async with setup.running():
+        setup.put(web="a,b")
+        await setup.until(last, web="a,b")
+        log.clear()
+        setup.put(web="b,c")
+        await setup.until(last, web="b,c")
+    assert log == ["routes web b", "rules web b,c", "routes web b,c"]
+
+
+class TellingStore(AnnouncingStore):
+    """An announcing store that has something to report about its first change of a Service."""
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await super().apply(changes)
+        new = len(self.log) == 1
+        return {each.service: Outcome("done", notes=(NOTE,)) for each in changes if new}
+
+
+async def test_what_a_withdrawal_reports_is_not_lost() -> None:
+    setup = Setup(Store(), last := TellingStore(log=(log := ["before"]), title="routes"))
+    async with setup.running():
+        setup.put(web="a,b")
+        await setup.until(last, web="a,b")
+        log.clear()
+        setup.put(web="b,c")
+        await setup.until(last, web="b,c")
+        async with asyncio.timeout(10):
+            while setup.history["web"][-1].notes != (NOTE,):
+                await asyncio.sleep(0.005)
+
+
+async def test_a_withdrawal_that_fails_holds_up_no_other_driver() -> None:
+    log: list[str] = []
+    setup = Setup(Store(log=log, title="rules"), last := AnnouncingStore(log=log, title="routes"))
+    async with setup.running():
+        setup.put(web="a,b")
+        await setup.until(last, web="a,b")
+        log.clear()
+        last.failures = 1
+        setup.put(web="a")
+        await setup.until(last, web="a")
+    assert log == ["rules web a", "routes web a"]
+
+
+class HangingStore(AnnouncingStore):
+    """An announcing store that does not answer while `answers` is not set, and for which a pass
+    waits for a moment only. `notes`: those of the next call."""
+
+    patience_s = 0.05
+
+    def __init__(self, log: list[str] | None = None, title: str = "") -> None:
+        super().__init__(log=log, title=title)
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.notes: tuple[Finding, ...] = ()
+
+    async def apply(self, changes: Sequence[Put]) -> Mapping[ServiceKey, Outcome]:
+        await self.answers.wait()
+        notes, self.notes = self.notes, ()
+        return {
+            **dict.fromkeys((each.service for each in changes), Outcome("done", notes=notes)),
+            **await super().apply(changes),
+        }
+
+
+async def test_a_driver_that_hangs_holds_up_no_table_and_withdraws_later() -> None:
+    setup = Setup(rules := Store(), last := HangingStore())
+    setup.put(web="a,b", other="a", more="a")
+    async with setup.running():
+        last.answers.clear()
+        setup.put(web="a")
+        await setup.until(rules, web="a", other="a", more="a")
+        late = await setup.outcome("web", "unavailable")
+        assert late.in_part
+        assert late.coarse
+        assert "has not ended yet" in late.message
+        # The withdrawal goes on. Nothing else waits for it, and nothing else begins.
+        for number in range(20):
+            setup.put(other=str(number))
+            await setup.until(rules, web="a", other=str(number), more="a")
+        calls = len(last.calls)
+        last.answers.set()
+        await setup.until(last, web="a", other="19", more="a")
+        await setup.until(rules, web="a", other="19", more="a")
+        assert last.calls[calls] == (ServiceKey("default", "web"),)
+        # A Service is removed only after its withdrawal, others go on.
+        last.answers.clear()
+        setup.put(more=None, other="b")
+        await setup.until(rules, web="a", other="b", more="a")
+        last.answers.set()
+        await setup.until(rules, web="a", other="b")
+
+
+async def test_what_a_call_reports_for_which_no_pass_has_waited_is_not_lost() -> None:
+    setup = Setup(Store(), last := HangingStore())
+    setup.put(web="a")
+    async with setup.running():
+        last.answers.clear()
+        last.notes = (NOTE,)
+        setup.put(web="b")
+        await setup.outcome("web", "unavailable")
+        last.answers.set()
+        async with asyncio.timeout(10):
+            while setup.history["web"][-1].state != "done":
+                await asyncio.sleep(0.005)
+        told = [note for each in setup.history["web"] for note in each.notes]
+        assert told == [NOTE]
+
+
+async def test_why_a_call_has_failed_for_which_no_pass_has_waited_is_reported() -> None:
+    """The driver hangs again when it is asked again, so no call ends in time."""
+    setup = Setup(Store(), last := HangingStore())
+    setup.put(web="a")
+    async with setup.running():
+        last.answers.clear()
+        last.failures = 1
+        setup.put(web="b")
+        await setup.outcome("web", "unavailable")
+        last.answers.set()
+        async with asyncio.timeout(10):
+            while last.failures:
+                await asyncio.sleep(0)
+        last.answers.clear()
+        async with asyncio.timeout(10):
+            while setup.history["web"][-1].message != "the store is away":
+                await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("kind", [Store, SlowRemovalStore], ids=["failed", "incomplete"])

@@ -26,18 +26,27 @@ from fairlead.role_state import (
     PART_FIELDS,
     STATES,
     VERSION,
+    AddressConflict,
+    AnnouncedAddress,
+    AnnouncerMember,
     ApiServerContact,
     ApiServersState,
     ApiServerState,
+    BgpSession,
+    BgpState,
     ControllerState,
     DrainState,
     GatewayState,
     InterfaceState,
+    L2State,
     LoadBalancerHealth,
     MemberHealth,
     NodeState,
     NodeTraffic,
     OctaviaState,
+    OvnDatabaseState,
+    OvnLoadBalancer,
+    OvnState,
     Part,
     PeersState,
     PeerState,
@@ -95,6 +104,7 @@ NODE_SERVICE = NodeService(
 HARMFUL_SETTING = Finding(
     "HostSettingHarmful", "x is 1", subject="sysctl x", remedy="sysctl -w x=2"
 )
+SINCE = "2026-11-01T10:00:00Z"
 COMMON: dict[str, Any] = {
     "version": VERSION,
     "ready": True,
@@ -103,6 +113,32 @@ COMMON: dict[str, Any] = {
     "api_server": ApiServerContact(41.5),
     "watches": {"services": WatchState(3.0, stale=False), "nodes": WatchState(43.0, stale=True)},
 }
+L2 = L2State(
+    interfaces=("eth0",),
+    addresses=(
+        AnnouncedAddress(
+            "203.0.113.1",
+            ("default/web",),
+            SINCE,
+            interfaces=("eth0",),
+            cause="because gw2 is gone",
+        ),
+    ),
+    members=(AnnouncerMember("gw2", "eth0", "gone", SINCE),),
+    conflicts=(
+        AddressConflict("203.0.113.1", "eth0", "02:00:00:00:00:09", ("default/web",), SINCE, SINCE),
+    ),
+    moves=1,
+    findings=(Finding("NotOnInterface", "no interface"),),
+)
+BGP = BgpState(
+    addresses=(AnnouncedAddress("203.0.113.1", ("default/web",), SINCE, peers=("tor1",)),),
+    sessions=(
+        BgpSession("tor1", "192.0.2.1", "established", SINCE, "hold timer expired", 1, 1, "up"),
+    ),
+    problem="the control socket does not answer",
+    findings=(Finding("PeerRefused", "wrong AS"),),
+)
 GATEWAY = GatewayState(
     **COMMON,
     node="gw1",
@@ -127,12 +163,16 @@ GATEWAY = GatewayState(
     ),
     peers=PeersState((PeerState("192.0.2.12:7946", False, "refused"),), 1),
     probes=ProbesState((ProbedNode("node1", "192.0.2.21", "route", "up"),)),
+    l2=L2,
+    bgp=BGP,
 )
 NODE = NodeState(
     **COMMON,
     node="node1",
     services={"default/web": ServiceState(NODE_SERVICE, Outcome("done"))},
     tunnel=TunnelState("ipip", {"decapsulated": 5}),
+    l2=L2,
+    bgp=BGP,
 )
 CONTROLLER = ControllerState(
     **COMMON,
@@ -151,6 +191,25 @@ CONTROLLER = ControllerState(
                 1.5,
             ),
         )
+    ),
+    ovn=OvnState(
+        "edge",
+        (OvnDatabaseState("OVN_Northbound", False, 12.5, "no server answers"),),
+        (
+            OvnLoadBalancer(
+                "default/web",
+                "5f2e",
+                "198.51.100.1:80",
+                "TCP",
+                {"10.244.1.10:8080": 32, "10.244.2.10:8080": 32},
+                ("10.244.3.10:8080",),
+                ("edge", "pods"),
+                False,
+                True,
+                "node-1",
+            ),
+        ),
+        ("chassis-2",),
     ),
 )
 

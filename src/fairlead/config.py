@@ -13,10 +13,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fairlead.announce_checks import Problem, bgp_problems, l2_problems, pool_problems
+from fairlead.announce_sections import (
+    AnnounceConfig,
+    LabelSelector,
+    PoolAnnounce,
+    Selectors,
+)
 from fairlead.errors import Refused
 from fairlead.net import selection
 from fairlead.net.address import numeric_host, split_host_port
-from fairlead.sections import OctaviaConfig, Section
+from fairlead.sections import NODE_PLACEHOLDER, OctaviaConfig, OvnConfig, Section
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_SUFFIX_LENGTH = 253 - 40
@@ -28,20 +35,6 @@ RENAMED = {"gateway.way": "gateway.forwarding"}
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
 ForwardingMethod = Literal["auto", "l2", "ipip", "vxlan"]
 TunnelKind = Literal["none", "ipip", "vxlan"]
-
-
-class LabelRequirement(Section, frozen=True):
-    key: Annotated[str, msgspec.Meta(min_length=1)]
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    values: tuple[str, ...] = ()
-
-
-class LabelSelector(Section, frozen=True):
-    """A label selector with the semantics of Kubernetes: an object must match all requirements, and
-    an empty selector matches every object."""
-
-    match_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    match_expressions: tuple[LabelRequirement, ...] = ()
 
 
 class ServiceAllocation(Section, frozen=True):
@@ -71,6 +64,7 @@ class PoolConfig(Section, frozen=True):
     service_allocation: ServiceAllocation | None = None
     """Absent: the pool is for every Service, and is tried after the pools that are restricted to
     some Services."""
+    announce: PoolAnnounce = msgspec.field(default_factory=PoolAnnounce)
 
 
 class ClusterConfig(Section, frozen=True):
@@ -94,10 +88,6 @@ class ApiServerConfig(Section, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 6443
     source_ranges: tuple[str, ...] = ()
     """CIDRs of the clients that may connect. Empty: every client may connect."""
-
-
-Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
-"""Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
 
 
 class PeerTLSConfig(Section, frozen=True):
@@ -159,19 +149,30 @@ class GatewayConfig(Section, frozen=True):
     """Maximum number of old HAProxy workers that are kept after reloads until their connections
     end. If there are more, the oldest worker is stopped and its connections are closed. 0: there is
     no limit."""
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] | Literal["auto"] = ()
     """`address:port` of the other gateways that serve the same addresses (their `peer_listen`). The
     address is numeric; an IPv6 address is in brackets. Gateways read new flow entries of slots in
     transition from their peers, so that a connection may move from one gateway to another. The list
-    may include this gateway."""
+    may include this gateway. `auto`: the gateways that have a Lease, at the addresses of their
+    Nodes and the port of `peer_listen`."""
     peer_listen: str = ""
-    """`address:port` where peers read the entries of this gateway. Empty: they cannot. Only
-    gateways in `peers` are answered."""
+    """`address:port` where peers read the entries of this gateway. Empty: they cannot; with `peers:
+    auto` it is `*:9445`. Only gateways in `peers` are answered."""
     peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
     """Mutual TLS for all connections between gateways. Absent: a peer is identified by its address
     alone, and connections are not encrypted."""
     api_server: ApiServerConfig | None = None
     """Absent: this gateway does not balance the API servers."""
+
+    @property
+    def listed_peers(self) -> tuple[str, ...]:
+        """The peers that the configuration lists."""
+        return () if self.peers == "auto" else self.peers
+
+    @property
+    def peer_address(self) -> str:
+        """Where peers read the entries of this gateway; empty: nowhere."""
+        return self.peer_listen or ("*:9445" if self.peers == "auto" else "")
 
 
 class ProxyConfig(Section, frozen=True):
@@ -216,6 +217,11 @@ class NodeConfig(Section, frozen=True):
     """NodePorts and health ports listen on those addresses of the host that are in one of these
     CIDRs. Absent: NodePorts listen on the node's first InternalIP of each family, and health ports
     on all addresses."""
+    announce: bool = False
+    """Whether nodes announce the addresses of Services of class fairlead.io/announce. It needs the
+    section `announce`."""
+    pin_path: str = "/sys/fs/bpf/fairlead-node"
+    """Directory on a bpffs for the program that announces addresses by L2."""
     adjust_system: bool = False
     """Whether kernel settings with harmful values are changed. Otherwise they are only reported."""
 
@@ -262,9 +268,12 @@ class Config(Section, frozen=True):
     pools: tuple[PoolConfig, ...] = ()
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     controller: ControllerConfig = msgspec.field(default_factory=ControllerConfig)
+    announce: AnnounceConfig | None = None
+    """Absent: no host announces addresses, whatever pools and Services request."""
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     proxy: ProxyConfig = msgspec.field(default_factory=ProxyConfig)
     octavia: OctaviaConfig | None = None
+    ovn: OvnConfig | None = None
     tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
     node: NodeConfig = msgspec.field(default_factory=NodeConfig)
     presence: PresenceConfig = msgspec.field(default_factory=PresenceConfig)
@@ -320,6 +329,8 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
     _check_ports(config, source)
     _check_tunnel(config, source)
     _check_interfaces(config, source)
+    _check_announce(config, source)
+    _check_ovn(config, source)
     if config.proxy.hostname_suffix and read_suffix(config.proxy.hostname_suffix) is None:
         raise Refused(
             f"{source}: {config.proxy.hostname_suffix!r} is not a valid DNS zone name - at "
@@ -338,6 +349,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
                 if version == other_version and first <= other_last and other_first <= last:
                     raise Refused(f"{source}: {text} overlaps {other} - at {where}")
             seen.append((version, first, last, text))
+    _check_drain_addresses(config, seen, source)
     api = config.gateway.api_server
     if api is not None:
         _check_api_server(api, seen, source)
@@ -358,20 +370,90 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
 
 def _check_ports(config: Config, source: str) -> None:
     listens = {"web.listen": config.web.listen, "gateway.peerListen": config.gateway.peer_listen}
-    listens |= {f"gateway.peers[{at}]": peer for at, peer in enumerate(config.gateway.peers)}
+    listens |= {f"gateway.peers[{at}]": peer for at, peer in enumerate(config.gateway.listed_peers)}
     for where, listen in listens.items():
         try:
             if listen:
                 split_host_port(listen)
         except ValueError as error:
             raise Refused(f"{source}: {error} - at $.{where}") from error
-    for at, peer in enumerate(config.gateway.peers):
+    for at, peer in enumerate(config.gateway.listed_peers):
         # A peer that connects is identified by its address, so a hostname is not sufficient.
         if numeric_host(peer) is None:
             raise Refused(
                 f"{source}: {peer!r} has no numeric address - at $.gateway.peers[{at}]",
                 fix='write 192.0.2.1:9445 or "[2001:db8::1]:9445"',
             )
+
+
+def _check_ovn(config: Config, source: str) -> None:
+    if config.ovn is None:
+        return
+    _check_ovn_topology(config.ovn, source)
+    for name, text, version in (
+        ("drainAddress", config.ovn.drain_address, 4),
+        ("drainAddressV6", config.ovn.drain_address_v6, 6),
+    ):
+        try:
+            valid = ipaddress.ip_address(text).version == version
+        except ValueError:
+            valid = False
+        if not valid:
+            raise Refused(f"{source}: {text!r} is no IPv{version} address - at $.ovn.{name}")
+    for text in config.ovn.hairpin_address.split():
+        try:
+            ipaddress.ip_address(text)
+        except ValueError as error:
+            raise Refused(f"{source}: {error} - at $.ovn.hairpinAddress") from error
+
+
+def _check_ovn_topology(section: OvnConfig, source: str) -> None:
+    if section.topology == "router":
+        if not section.router:
+            raise Refused(
+                f"{source}: topology `router` needs the name of a router - at $.ovn.router"
+            )
+        if section.routers:
+            raise Refused(
+                f"{source}: only topology `gateways` has several routers - at $.ovn.routers"
+            )
+        return
+    if section.router:
+        raise Refused(
+            f"{source}: topology `gateways` has a router for each node, which `routers` names - at "
+            "$.ovn.router"
+        )
+    if section.routers.count(NODE_PLACEHOLDER) != 1:
+        raise Refused(
+            f"{source}: {section.routers!r} does not name the gateway router of a node - at "
+            "$.ovn.routers",
+            fix=f"write {NODE_PLACEHOLDER} for the name of the node, as in GR_{NODE_PLACEHOLDER}",
+        )
+    if section.backends != "pods":
+        raise Refused(
+            f"{source}: with topology `gateways`, gateway routers send to pods only - at "
+            "$.ovn.backends"
+        )
+
+
+def _check_drain_addresses(
+    config: Config, pools: Iterable[tuple[int, int, int, str]], source: str
+) -> None:
+    """Raise Refused if a Service may get an address under which backends that drain are listed."""
+    if config.ovn is None:
+        return
+    for name, text in (
+        ("drainAddress", config.ovn.drain_address),
+        ("drainAddressV6", config.ovn.drain_address_v6),
+    ):
+        address = ipaddress.ip_address(text)
+        for version, first, last, pool in pools:
+            if address.version == version and first <= int(address) <= last:
+                raise Refused(
+                    f"{source}: {text} is in {pool} of a pool, so a Service may get it - at "
+                    f"$.ovn.{name}",
+                    fix="set an address to which nothing is routed",
+                )
 
 
 def _check_api_server(
@@ -448,6 +530,28 @@ def _check_interfaces(config: Config, source: str) -> None:
                         fix="give the name of an interface, a pattern (eth*), a CIDR, or "
                         "default-route",
                     ) from error
+
+
+def _check_announce(config: Config, source: str) -> None:
+    for at, pool in enumerate(config.pools):
+        where = f"$.pools[{at}].announce"
+        _refuse(pool_problems(pool.announce), source, where)
+        if config.announce is None and pool.announce.method in ("l2", "bgp"):
+            raise Refused(
+                f"{source}: pool {pool.name!r} is to be announced, but there is no section "
+                f"announce - at {where}.method",
+                fix="add `announce: {}`, with the options of l2 or bgp if they differ from the "
+                "defaults",
+            )
+    if config.announce is not None:
+        _refuse(l2_problems(config.announce.l2), source, "$.announce.l2")
+        _refuse(bgp_problems(config.announce.bgp), source, "$.announce.bgp")
+
+
+def _refuse(problems: Iterable[Problem], source: str, where: str) -> None:
+    """Raise Refused for the first problem of the section at `where`."""
+    for each in problems:
+        raise Refused(f"{source}: {each.message} - at {where}.{each.path}", fix=each.fix)
 
 
 def read_suffix(text: str) -> str | None:

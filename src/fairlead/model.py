@@ -63,6 +63,18 @@ class Member(Value, frozen=True):
     state: MemberState = "active"
 
 
+class PodMember(Value, frozen=True):
+    """A pod as the target of a listener, for a load balancer that sends to pods and not to nodes.
+    `node`: empty if its EndpointSlice names none. `still_serves`: the pod drains, but would answer
+    new connections, because it is ready or serves while it terminates."""
+
+    address: str
+    port: int
+    node: str
+    state: Literal["active", "draining"] = "active"
+    still_serves: bool = False
+
+
 class Listener(Value, frozen=True):
     """One port and protocol on which a load balancer takes traffic, on all its addresses of one
     family. Members are sorted by node; their addresses are of the same family."""
@@ -76,6 +88,8 @@ class Listener(Value, frozen=True):
     has_endpoints: bool = True
     """Whether any endpoint, on any node, may get traffic. If not, the load balancer refuses new
     connections, as the service proxy of a node does."""
+    pods: tuple[PodMember, ...] = ()
+    """The pods of the listener, sorted, if the load balancer sends to pods itself."""
 
 
 class HealthMonitor(Value, frozen=True):
@@ -329,9 +343,53 @@ class OctaviaSettings(Value, frozen=True, tag="octavia"):
     """Whether a security group on the nodes' ports admits the traffic of the load balancer."""
 
 
-Settings = DirectSettings | ProxySettings | OctaviaSettings
+class AnnounceSettings(Value, frozen=True, tag="announce"):
+    """The settings of a Service of class fairlead.io/announce, whose addresses nodes announce
+    themselves. It has none: no load balancer is in front of the nodes."""
+
+
+class OvnSettings(Value, frozen=True, tag="ovn"):
+    """The settings of a Service of class fairlead.io/ovn, whose packets an OVN router translates.
+    `backends`: whether the router sends to pods, or to the node ports of nodes. `drain_timeout_s`:
+    for how long a backend that no longer exists for the API keeps its connections."""
+
+    backends: Literal["pods", "nodePorts"] = "pods"
+    drain_timeout_s: float = 300.0
+
+
+Settings = DirectSettings | ProxySettings | OctaviaSettings | AnnounceSettings | OvnSettings
 """The settings that are specific to one type of load balancer. A driver selects the Services that
 it serves by the type of their settings."""
+
+
+class Announcement(Value, frozen=True):
+    """How one host announces addresses of a Service to the network. A host announces them only
+    after everything that serves the Service on this host is in place."""
+
+    addresses: tuple[str, ...]
+    """In the order of the Service."""
+    method: Literal["l2", "bgp"]
+    leaving: bool = False
+    """The host is about to stop serving, or shall not get traffic from outside of the cluster. It
+    takes over no address, and hands over its own addresses: it continues until another host
+    has taken over (`l2`), or until routers have moved to other routes (`bgp`)."""
+    candidates: tuple[str, ...] | None = None
+    """Method `l2`: the names of the hosts that may announce the addresses, sorted. None: every host
+    of the same role in the same network."""
+    interfaces: tuple[str, ...] = ()
+    """Method `l2`: selectors of the interfaces; empty: the default of the host."""
+    peers: tuple[str, ...] | None = None
+    """Method `bgp`: the names of the peers that get the routes, sorted. None: every peer."""
+    communities: tuple[str, ...] = ()
+    """Standard and large communities in the notation of the configuration, sorted."""
+    local_preference: int | None = None
+    aggregation_length: int = 32
+    aggregation_length_v6: int = 128
+    weight: int = 0
+    """The number of ready pods on this host, which routers that know link bandwidth use as the
+    weight of the host. 0: hosts have no weights, because each host can serve every connection."""
+    most: int = 0
+    """The highest weight among the hosts that announce the addresses. 0: hosts have no weights."""
 
 
 class LoadBalancer(Value, frozen=True):
@@ -367,6 +425,10 @@ class LoadBalancer(Value, frozen=True):
     grants: tuple[Grant, ...] = ()
     """The grants by which the Service holds the addresses, in their order. Only in the plan of the
     controller."""
+    announcements: tuple[Announcement, ...] = ()
+    """How a gateway announces the addresses: one value for the addresses that are announced in the
+    same way, sorted. Addresses in none of them are not announced. In the plan of the controller:
+    how all gateways announce them, as far as it does not depend on the gateway."""
 
     @property
     def terminates_connections(self) -> bool:
@@ -435,6 +497,8 @@ class NodeService(Value, frozen=True):
     source_ranges: tuple[str, ...] = ()
     health_check: HealthCheck | None = None
     notes: tuple[Finding, ...] = ()
+    announcements: tuple[Announcement, ...] = ()
+    """How the node announces the load-balancer addresses, as in LoadBalancer."""
 
 
 OutcomeState = Literal["done", "waiting", "refused", "unavailable"]
@@ -449,8 +513,9 @@ class Outcome(Value, frozen=True):
     until the driver has work to do for it again. `in_part`: although the Service is not done, the
     driver serves it in part or in its previous form. Only a Service that is not served at all is
     withheld from the drivers that follow. `missing`: the listeners (`address:port/protocol`) that
-    the driver should serve and does not serve. `coarse`: the state is unavailable, but everything
-    is served, only less exactly than the Service requests. `notes`: what happened to the Service in
+    the driver should serve and does not serve. `coarse`: the state is not done, but
+    everything is served: only less exactly than the Service requests, or this host does not
+    announce it to the network. `notes`: what happened to the Service in
     this pass; each is reported once."""
 
     state: OutcomeState

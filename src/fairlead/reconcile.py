@@ -9,7 +9,8 @@ Service.
 The loop is level-triggered: a key names a Service, but not what happened to it, and every step may
 run twice. Failures of different Services are kept apart: a batch that a driver refuses is split in
 halves until the faulty Service is alone, and a Service that is unavailable is retried with
-back-off.
+back-off. A pass waits only for a moment for a driver that may hang (`Driver.patience_s`): its call
+goes on, the other drivers go on, and its Services are reconciled again when it ends.
 
 At its start and every `audit_interval_s` the loop plans and reads everything again, and applies the
 differences. So it repairs what others have changed, and finds objects that no Service needs any
@@ -21,15 +22,18 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from fairlead.backoff import Backoff
 from fairlead.drivers import Change, Component, Driver, Key
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
-from fairlead.model import DONE, Outcome
+from fairlead.model import DONE, Finding, Outcome
+from fairlead.patience import Patience
 from fairlead.state import DirtyKeys, Subscribers
 from fairlead.turns import in_background, in_turns, parts
 
@@ -51,6 +55,8 @@ Turns = Callable[[Iterable[Sequence[KeyT]]], AsyncIterator[Sequence[KeyT]]]
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 60.0
+PATIENCE_EACH_S = 0.001
+"""How much longer a pass waits for each Service for a driver that may hang."""
 THREAD_THRESHOLD = 100
 """The changes of more Services than this are computed in a thread, because other tasks would wait
 for 10 ms or more."""
@@ -123,10 +129,13 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self.failing: dict[KeyT, tuple[str, str]] = {}
         """The Services for which a driver failed, with the name of the driver and the state of the
         outcome."""
+        self.undone: set[KeyT] = set()
+        """The Services whose last reported outcome is not `done`, refused ones included. A driver
+        may not know what it serves for them."""
         self._state = state
         self._plan = plan
         self._drivers = drivers
-        self._report = report
+        self._report_outcomes = report
         self._pace = pace
         batches = [driver.batch for driver in drivers]
         self._batch = max(batches) if batches and all(batches) else 0
@@ -149,12 +158,21 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._requeues: dict[KeyT, asyncio.TimerHandle] = {}
         """Timers of Services that are done, but for which a driver has work to do at a later time.
         """
+        self._patience: dict[str, Patience[KeyT, Outcome]] = {}
+        """The calls of the drivers that may hang, by name."""
+        self._unreported: dict[KeyT, tuple[Finding, ...]] = {}
+        """The notes of calls that no pass has waited for."""
 
     async def run(self) -> None:
         await self._state.has_synced.wait()
         try:
             with self._state.subscribers.subscription() as dirty:
                 async with asyncio.TaskGroup() as group:
+                    self._patience = {
+                        driver.name: self._patience_for(driver.name, group, dirty)
+                        for driver in self._drivers
+                        if driver.patience_s
+                    }
                     group.create_task(self._audit_forever(dirty), name=f"{self.name} audit")
                     group.create_task(self._plan_forever(dirty), name=f"{self.name} plan")
                     for number in range(self._pace.parallel):
@@ -300,10 +318,10 @@ class Loop(Component, Generic[KeyT, IntentT]):
         self._queue_alone(sorted(alone))
         self._ready |= {key: planned.get(key) for key in unchanged - alone}
         # A Service that has changed meanwhile, or whose last pass failed, differs as well, but in
-        # neither case have others changed the data plane.
-        drifted = {
-            key for key in differ - self._planned_since - self._retries.keys() if key not in dirty
-        }
+        # neither case have others changed the data plane. A Service that a driver refuses fails
+        # without a retry.
+        failed = self._retries.keys() | self.failing.keys()
+        drifted = {key for key in differ - self._planned_since - failed if key not in dirty}
         if not self._compared.is_set():
             self._add_changed(dirty, differ)
         self._some_ready.set()
@@ -322,6 +340,15 @@ class Loop(Component, Generic[KeyT, IntentT]):
                 services=len(drifted),
                 first=str(min(drifted)),
             )
+
+    def _report(self, intents: Mapping[KeyT, IntentT], outcomes: Mapping[KeyT, Outcome]) -> None:
+        """Report the outcomes of these Services."""
+        for key, outcome in outcomes.items():
+            if outcome.state == "done":
+                self.undone.discard(key)
+            else:
+                self.undone.add(key)
+        self._report_outcomes(intents, outcomes)
 
     def _in_passes(self) -> set[KeyT]:
         """Return the Services that were planned since the last audit began, or that wait for their
@@ -402,15 +429,44 @@ class Loop(Component, Generic[KeyT, IntentT]):
             if each is not None and not isinstance(each, Refused)
         }
         gone = {key for key, each in batch.items() if each is None}
+        for key in self._unreported.keys() & batch.keys():
+            _join(outcomes, {key: Outcome("done", notes=self._unreported.pop(key))})
         # Removals come first, because another Service may need what they release (an address, a
         # port).
         for driver in reversed(self._drivers):
             await self._apply_driver(driver, gone, {}, outcomes, dirty)
+        await self._withdraw(intents, outcomes, dirty)
         for driver in self._drivers:
             await self._apply_driver(driver, intents.keys(), intents, outcomes, dirty)
         self._report(intents, {key: outcomes.get(key, DONE) for key in batch})
         self._schedule(batch, outcomes, dirty)
         self._record_start(batch.keys())
+
+    async def _withdraw(
+        self,
+        intents: Mapping[KeyT, IntentT],
+        outcomes: dict[KeyT, Outcome],
+        dirty: DirtyKeys[KeyT],
+    ) -> None:
+        """Take back what these Services no longer need, before anything that serves it changes. An
+        address must not be announced any more when the tables for it are removed. Of the outcomes
+        only the notes count, which a driver returns once: a failure, or a driver that takes too
+        long, is reported when the driver is applied."""
+        for driver in reversed(self._drivers):
+            if not driver.withdraws_first:
+                continue
+            for some in parts(list(intents), driver.batch or len(intents) or 1):
+                try:
+                    actual = await driver.read(some)
+                except FairleadError:
+                    continue
+                changes = driver.withdrawals({key: intents[key] for key in some}, actual)
+                if changes:
+                    reported = await self._apply(driver, changes, dirty)
+                    notes = {key: each.notes for key, each in reported.items() if each.notes}
+                    _join(
+                        outcomes, {key: Outcome("done", notes=each) for key, each in notes.items()}
+                    )
 
     async def _apply_driver(
         self,
@@ -465,9 +521,55 @@ class Loop(Component, Generic[KeyT, IntentT]):
         changes: Sequence[Change[KeyT]],
         dirty: DirtyKeys[KeyT],
     ) -> dict[KeyT, Outcome]:
-        """Apply the changes. If they fail together, split them in halves and retry. Return the
-        outcomes of the Services that are not done, or about which the driver has something to
-        report."""
+        """Apply the changes. Return the outcomes of the Services that are not done, or about which
+        the driver has something to report. If a driver that may hang takes too long, return for
+        each Service the error of its previous call that took too long, or else an outcome which
+        says that the change has not ended yet."""
+        if not driver.patience_s:
+            return await self._apply_now(driver, changes, dirty)
+        patience = self._patience[driver.name]
+        services = {change.service for change in changes}
+        wait_s = driver.patience_s + PATIENCE_EACH_S * len(services)
+        work = partial(self._apply_now, driver, changes, dirty)
+        if (found := await patience.call(services, work, wait_s)) is not None:
+            return dict(found)
+        late = Outcome(
+            "unavailable",
+            f"the change of its announcement ({driver.name}) has begun and has not ended yet",
+            in_part=True,
+            coarse=True,
+        )
+        failed = {
+            key: msgspec.structs.replace(each, notes=())
+            for key, each in patience.unread.items()
+            if each.state != "done"
+        }
+        outcomes = {key: failed.get(key, late) for key in services}
+        self._log_failures(driver.name, outcomes)
+        return outcomes
+
+    def _patience_for(
+        self, name: str, group: asyncio.TaskGroup, dirty: DirtyKeys[KeyT]
+    ) -> Patience[KeyT, Outcome]:
+        """Return the calls of a driver that may hang. The Services of a call for which no pass has
+        waited are reconciled again."""
+
+        def late(keys: Collection[KeyT]) -> None:
+            for key, outcome in patience.unread.items():
+                if outcome.notes:
+                    self._unreported[key] = self._unreported.get(key, ()) + outcome.notes
+            dirty.mark(keys)
+
+        patience = Patience[KeyT, Outcome](name, group, late)
+        return patience
+
+    async def _apply_now(
+        self,
+        driver: Driver[KeyT, IntentT, Any, Any, Any],
+        changes: Sequence[Change[KeyT]],
+        dirty: DirtyKeys[KeyT],
+    ) -> dict[KeyT, Outcome]:
+        """Apply the changes. If they fail together, split them in halves and retry."""
         outcomes: dict[KeyT, Outcome] = {}
         groups = deque([changes])
         splits = 0

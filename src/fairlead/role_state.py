@@ -10,6 +10,7 @@ version. A field that is only added has a default, so a state of the same versio
 still valid. Unknown fields are ignored."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -21,6 +22,11 @@ VERSION = 1
 
 Role = Literal["controller", "gateway", "node"]
 PlanT = TypeVar("PlanT", LoadBalancer, NodeService)
+
+
+def timestamp(moment: datetime) -> str:
+    """Return a time as RFC 3339 text in UTC, in whole seconds, as the Kubernetes API writes it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ServiceTraffic(Value, frozen=True):
@@ -143,10 +149,11 @@ class PeerState(Value, frozen=True):
 
 class PeersState(Value, frozen=True):
     """The part of `/state` about the exchange with other gateways. `followers`: the number of
-    gateways that read the flow entries of this one."""
+    gateways that read the flow entries of this one. `findings`: why others cannot connect."""
 
     gateways: tuple[PeerState, ...] = ()
     followers: int = 0
+    findings: tuple[Finding, ...] = ()
 
 
 class ProbedNode(Value, frozen=True):
@@ -205,6 +212,165 @@ class OctaviaState(Value, frozen=True):
     load_balancers: tuple[LoadBalancerHealth, ...] = ()
 
 
+class OvnDatabaseState(Value, frozen=True):
+    """A database of OVN. `connected`: what the role shows of it is up to date. `stale_s`: for how
+    many seconds it has not been. `problem`: why; empty before the first failure."""
+
+    name: str
+    connected: bool
+    stale_s: float = 0.0
+    problem: str = ""
+
+
+class OvnLoadBalancer(Value, frozen=True):
+    """A row of table Load_Balancer of OVN. `address`: address and port. `positions`: the number of
+    positions of each backend in the list of backends. `draining`: the backends that only keep their
+    connections. `attached`: the routers and switches that have the row. `installed`: whether every
+    chassis has the row, as far as they have confirmed it. `removed`: the Service needs the row no
+    longer, and it is deleted when the time for its open connections is over. `node`: the node whose
+    pods the row has; empty: the row has the backends of all nodes."""
+
+    service: str
+    id: str
+    address: str
+    protocol: str
+    positions: Mapping[str, int]
+    draining: tuple[str, ...] = ()
+    attached: tuple[str, ...] = ()
+    installed: bool = True
+    removed: bool = False
+    node: str = ""
+
+
+class OvnState(Value, frozen=True):
+    """The part of `/state` about load balancers in OVN. `router`: the router of the configuration;
+    with topology `gateways`, the pattern of the names of the routers. `chassis_behind`: the chassis
+    that have not confirmed the last change, as far as the southbound database is configured. While
+    a database is not connected, everything is as of its last contact."""
+
+    router: str
+    databases: tuple[OvnDatabaseState, ...] = ()
+    load_balancers: tuple[OvnLoadBalancer, ...] = ()
+    chassis_behind: tuple[str, ...] = ()
+
+
+class AnnouncedAddress(Value, frozen=True):
+    """An address that this host announces. `services`: the Services that have the address, sorted.
+    `interfaces`: method `l2`, the interfaces on which this host answers for the address. `peers`:
+    method `bgp`, the peers to which the route is exported now, sorted; a peer whose session is down
+    or whose router answers that it has no route is not among them. `since`: the time since which
+    this host announces it without interruption.
+    `cause`: why this host began to announce it, as the end of a sentence such as `because gw-2 is
+    gone`; empty if no other host announced it before."""
+
+    address: str
+    services: tuple[str, ...] = ()
+    since: str = ""
+    interfaces: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    cause: str = ""
+
+
+MemberState = Literal["ready", "leaving", "stale", "gone"]
+"""`ready`: it may own addresses. `leaving`: it hands its addresses over. `stale`: its kernel
+answers, but its process has not confirmed that for a while. `gone`: it does not answer."""
+
+
+class AnnouncerMember(Value, frozen=True):
+    """Another announcer of the same network, as this host observes it on one interface. `since`:
+    the time since which it has this state."""
+
+    name: str
+    interface: str
+    state: MemberState
+    since: str = ""
+
+
+class AddressConflict(Value, frozen=True):
+    """An address that a host outside of Fairlead claims too. `mac`: the MAC address of that host.
+    `since`: when the claim was heard first; `seen`: when it was heard last."""
+
+    address: str
+    interface: str
+    mac: str
+    services: tuple[str, ...] = ()
+    since: str = ""
+    seen: str = ""
+
+
+class L2State(Value, frozen=True):
+    """The part of `/state` about the announcement of addresses by ARP and neighbor discovery.
+    `interfaces`: where addresses are announced. `members`: without this host. `moves`: how often
+    this process began to announce an address that another announcer had announced before. Times are
+    RFC 3339 in UTC. Values change only when something has happened."""
+
+    interfaces: tuple[str, ...] = ()
+    addresses: tuple[AnnouncedAddress, ...] = ()
+    members: tuple[AnnouncerMember, ...] = ()
+    conflicts: tuple[AddressConflict, ...] = ()
+    moves: int = 0
+    findings: tuple[Finding, ...] = ()
+
+
+BgpSessionState = Literal["established", "connecting", "down", "disabled"]
+"""`connecting`: attempts to open the session go on. `down`: it was refused, or its neighbor is not
+reachable."""
+BfdState = Literal["", "up", "down"]
+
+
+class BgpSession(Value, frozen=True):
+    """A BGP session of this host. `peer`: the name of the peer in the configuration, or of its
+    BGPPeer. `address`: of the neighbor, or the interface of an unnumbered session. `since`: the
+    time since which it has this state. `last_error`: why the session was closed or refused last;
+    it stays after the session is established again. `announced`: the number of exported prefixes;
+    `accepted`: how many of them the neighbor has accepted, or None if the protocol does not tell.
+    `bfd`: empty without BFD."""
+
+    peer: str
+    address: str
+    state: BgpSessionState
+    since: str = ""
+    last_error: str = ""
+    announced: int = 0
+    accepted: int | None = None
+    bfd: BfdState = ""
+
+
+PEER_REFUSED = "PeerRefused"
+"""The code of the Finding about a peer that cannot be used."""
+PEER_SUBJECT = "BGPPeer "
+"""The subject of such a Finding, before the name of the peer."""
+
+
+class RouteCheck(Value, frozen=True):
+    """The route of an announced address that a directly connected router is not known to have.
+    `state`: `refused` if the router answers that it has no route, `missing` if the router brings
+    back packets to other addresses but not to this one, `unknown` if nothing shows that it has a
+    route, `unchecked` if no probes are sent; then `address` is empty. `since`: the time since
+    which this is so."""
+
+    peer: str
+    address: str
+    state: Literal["refused", "missing", "unknown", "unchecked"]
+    since: str
+    reason: str
+
+
+class BgpState(Value, frozen=True):
+    """The part of `/state` about the announcement of addresses by BGP. `speaker`: `bird`, or
+    `routes` if another routing daemon of the host has the sessions, which are then unknown.
+    `sessions`: sorted by peer. `problem`: why the speaker does not work; empty if it works.
+    `routes`: the routes that routers are not known to have, as far as they are checked. Times are
+    RFC 3339 in UTC. Values change only when something has happened."""
+
+    speaker: str = "bird"
+    addresses: tuple[AnnouncedAddress, ...] = ()
+    sessions: tuple[BgpSession, ...] = ()
+    problem: str = ""
+    findings: tuple[Finding, ...] = ()
+    routes: tuple[RouteCheck, ...] = ()
+
+
 Part = (
     TrafficState
     | ProxyState
@@ -213,6 +379,9 @@ Part = (
     | ProbesState
     | TunnelState
     | OctaviaState
+    | OvnState
+    | L2State
+    | BgpState
 )
 """The part of `/state` that one component provides."""
 
@@ -224,6 +393,9 @@ PART_FIELDS: Mapping[type[Part], str] = {
     ProbesState: "probes",
     TunnelState: "tunnel",
     OctaviaState: "octavia",
+    OvnState: "ovn",
+    L2State: "l2",
+    BgpState: "bgp",
 }
 """The field of a role's state that contains each part."""
 
@@ -264,6 +436,7 @@ class StateOfAnyRole(msgspec.Struct, frozen=True, kw_only=True, tag_field="role"
 class ControllerState(StateOfAnyRole, frozen=True, kw_only=True, tag="controller"):
     services: Mapping[str, ServiceState[LoadBalancer]] = {}
     octavia: OctaviaState | None = None
+    ovn: OvnState | None = None
 
 
 class GatewayState(StateOfAnyRole, frozen=True, kw_only=True, tag="gateway"):
@@ -273,11 +446,15 @@ class GatewayState(StateOfAnyRole, frozen=True, kw_only=True, tag="gateway"):
     api_servers: ApiServersState | None = None
     peers: PeersState | None = None
     probes: ProbesState | None = None
+    l2: L2State | None = None
+    bgp: BgpState | None = None
 
 
 class NodeState(StateOfAnyRole, frozen=True, kw_only=True, tag="node"):
     services: Mapping[str, ServiceState[NodeService]] = {}
     tunnel: TunnelState | None = None
+    l2: L2State | None = None
+    bgp: BgpState | None = None
 
 
 RoleState = ControllerState | GatewayState | NodeState

@@ -101,3 +101,64 @@ class OctaviaConfig(Section, frozen=True):
         return bool(self.floating_network_id) or any(
             each.floating_network_id for each in self.classes.values()
         )
+
+
+class OvnTLSConfig(Section, frozen=True):
+    """Paths of PEM files for connections to the databases of OVN (`ssl:` addresses)."""
+
+    ca: Annotated[str, msgspec.Meta(min_length=1)]
+    """The CA by which the certificates of the servers are verified."""
+    certificate: Annotated[str, msgspec.Meta(min_length=1)]
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    check_names: bool = False
+    """Whether the certificate of a server must be valid for the host in its address. Certificates
+    of OVN usually name no host."""
+
+
+NODE_PLACEHOLDER = "{node}"
+"""Stands for the name of a node in the names of gateway routers."""
+OvsdbAddress = Annotated[str, msgspec.Meta(pattern=r"^(unix:.+|(tcp|ssl):.+:[0-9]+)$")]
+
+
+class OvnConfig(Section, frozen=True, kw_only=True):
+    """The OVN that serves class fairlead.io/ovn. Absent: the class is not served."""
+
+    northbound: Annotated[tuple[OvsdbAddress, ...], msgspec.Meta(min_length=1)]
+    """The addresses of the servers of the northbound database, as in OVN's tools:
+    `ssl:192.0.2.1:6641`, `tcp:...`, `unix:PATH`."""
+    cluster_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    """Marks the load balancers of this cluster. It must be unique among the clusters that use the
+    database, and must not change."""
+    southbound: tuple[OvsdbAddress, ...] = ()
+    """The addresses of the servers of the southbound database. Empty: messages do not name a
+    chassis that does not answer, and the gateway chassis are not checked."""
+    tls: OvnTLSConfig | None = None
+    topology: Literal["router", "gateways"] = "router"
+    """`router`: one router, on which all backends of a Service are reached. `gateways`: each node
+    has a gateway router, which sends to the pods of this node only."""
+    router: str = ""
+    """With topology `router`: the name of the logical router to which load balancers are attached.
+    Packets for the addresses of Services must arrive there, and it must be the way out of the
+    backends."""
+    routers: str = ""
+    """With topology `gateways`: the name of the gateway router of a node, where `{node}` stands for
+    the name of the node, as in `GR_{node}`."""
+    switches: tuple[str, ...] = ()
+    """The names of logical switches with clients inside of OVN, such as pods. Load balancers are
+    attached to them as well."""
+    backends: Literal["pods", "nodePorts"] = "pods"
+    """Whether the router sends to pods, or to node ports because it has no route to pods."""
+    slots: Literal[16, 32, 64, 128, 256] = 64
+    """The length of the list of backends that OVN hashes to. It is doubled, up to 256, for more
+    equal shares."""
+    drain_address: str = "192.0.2.1"
+    drain_address_v6: str = "100::1"
+    """Addresses to which nothing is routed, under which backends that drain are listed."""
+    drain_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """How long a backend that no longer exists in the Kubernetes API keeps its connections."""
+    neighbor_responder: Literal["reachable", "none"] = "reachable"
+    """Whether the router answers ARP and neighbor discovery for addresses that are in a network of
+    the router."""
+    hairpin_address: str = ""
+    """The source address, of one or both families, of connections from a pod to itself. Empty: the
+    address of the Service."""

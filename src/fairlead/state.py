@@ -14,10 +14,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from fairlead.kube.crds import AddressGrant, AddressPool
+from fairlead.kube.crds import AddressGrant, AddressPool, BGPPeer
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
+from fairlead.plan.announcers import Announcers, changed_addresses
 from fairlead.plan.gateways import Gateways
 
 KeyT = TypeVar("KeyT")
@@ -122,6 +123,17 @@ class State:
     def __init__(self, sources: Collection[str]) -> None:
         self.services: dict[ServiceKey, Service] = {}
         self.nodes: dict[str, Node] = {}
+        self.node_changes = 0
+        """The number of changes of nodes, of `yields` and of `takers` so far that plans can depend
+        on."""
+        self.yields = False
+        """Whether this host hands all its addresses over although its Node may serve."""
+        self.takers: frozenset[str] | None = None
+        """If this host hands over the addresses that others can take: the names of the Nodes of the
+        other hosts that can. None: it keeps its addresses, or the others are not known."""
+        self.bgp_peers: dict[str, BGPPeer] | None = None
+        """The BGPPeer objects; None while they are unknown. Replaced by a new mapping whenever the
+        spec of a BGPPeer changes."""
         self.pools: dict[str, AddressPool] = {}
         """Replaced by a new dictionary whenever a field of a pool changes that plans read
         (`_offers`)."""
@@ -131,6 +143,8 @@ class State:
         self.grants: dict[str, AddressGrant] = {}
         self.gateways: Gateways | None = None
         """The gateways that are alive; None: not known yet."""
+        self.announcers: Announcers | None = None
+        """The announcers that are alive; None: not known, or not used."""
         self.absent: set[str] = set()
         """Sources whose resource type the API server does not serve."""
         self._grants_of: dict[ServiceKey, set[str]] = {}
@@ -139,6 +153,9 @@ class State:
         self._slices: dict[ServiceKey, dict[ObjectKey, EndpointSlice]] = defaultdict(dict)
         self._service_of_slice: dict[ObjectKey, ServiceKey] = {}
         self._verdicts: dict[tuple[str, int, bool], Verdict] = {}
+        self.excused: Collection[str] = ()
+        """The addresses of nodes whose recent failures were those of this host, which was cut off:
+        they are `up` where their verdict would be `flapping`."""
         self.load_balancers: dict[ServiceKey, ExistingLoadBalancer] = {}
         """The load balancers in the cloud, as the driver of class octavia last saw them."""
         self.tunnels: dict[str, str] = {}
@@ -263,6 +280,26 @@ class State:
         else:
             self.pools.update(pools)
 
+    def update_bgp_peers(self, changed: Mapping[ObjectKey, BGPPeer | None]) -> None:
+        """Store changed BGPPeers. Every Service may be announced to a changed peer, so all Services
+        are marked, unless only metadata has changed."""
+        before = self.bgp_peers or {}
+        peers = {
+            **before,
+            **{name.name: peer for name, peer in changed.items() if peer is not None},
+        }
+        for name, peer in changed.items():
+            if peer is None:
+                peers.pop(name.name, None)
+        differ = {name: each.spec for name, each in peers.items()} != {
+            name: each.spec for name, each in before.items()
+        }
+        if differ or self.bgp_peers is None:
+            self.bgp_peers = peers
+            self._mark(self._balanced())
+        else:
+            self.bgp_peers.update(peers)
+
     def update_grants(self, changed: Mapping[ObjectKey, AddressGrant | None]) -> None:
         """Store changed AddressGrants, and mark their present and previous holders. A grant whose
         name does not match its address is ignored."""
@@ -291,6 +328,20 @@ class State:
             return
         old, new = before.refusals, gateways.refusals
         self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
+
+    def update_announcers(self, announcers: Announcers | None) -> None:
+        """Store what the announcers that are alive announce. The Services at addresses whose
+        announcement has changed are marked; all Services of type LoadBalancer if it has become
+        known or unknown who announces at all."""
+        before, self.announcers = self.announcers, announcers
+        if before is None or announcers is None:
+            if before is not announcers:
+                self._mark(self._balanced())
+        elif before.hidden != announcers.hidden:
+            self._mark(self._balanced())
+        else:
+            changed = changed_addresses(before, announcers)
+            self._mark({key for address in changed for key in self._showing.get(address, ())})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
         """Store changed namespaces. Mark the Services of a namespace whose labels have changed,
@@ -342,13 +393,23 @@ class State:
                 self.nodes[name.name] = node
             differs |= before is None or node is None or _matters(before) != _matters(node)
         if differs:
-            self._mark(
-                {
-                    key
-                    for key, service in self.services.items()
-                    if service.spec.type in ("LoadBalancer", "NodePort")
-                }
-            )
+            self._mark_for_nodes()
+
+    def update_yields(self, yields: bool, takers: frozenset[str] | None = None) -> None:
+        """Set `yields` and `takers`, and mark the Services if they have changed."""
+        if (yields, takers) != (self.yields, self.takers):
+            self.yields, self.takers = yields, takers
+            self._mark_for_nodes()
+
+    def _mark_for_nodes(self) -> None:
+        self.node_changes += 1
+        self._mark(
+            {
+                key
+                for key, service in self.services.items()
+                if service.spec.type in ("LoadBalancer", "NodePort")
+            }
+        )
 
     def observe(
         self,
@@ -361,6 +422,8 @@ class State:
         """Store the verdict about a node's health port and mark these Services. None: the port is
         not probed any more."""
         before = self.routed_verdict_of(address, port) if routed else self.verdict_of(address, port)
+        if verdict == "flapping" and address in self.excused:
+            verdict = "up"
         if verdict is None:
             self._verdicts.pop((address, port, routed), None)
         else:
@@ -369,6 +432,10 @@ class State:
         # be a hundred thousand such changes.
         if (before, verdict) != ("assumed_up", "up"):
             self.subscribers.mark(tuple(services))
+
+    def probed_addresses(self) -> Iterator[tuple[str, Verdict]]:
+        """Yield the address and the verdict of each health port that has a verdict."""
+        return ((address, verdict) for (address, _, _), verdict in self._verdicts.items())
 
     def observe_load_balancer(
         self, service: ServiceKey, existing: ExistingLoadBalancer | None
@@ -397,7 +464,8 @@ class State:
 def _matters(node: Node) -> tuple[object, ...]:
     """Return the fields of a node that plans read. Heartbeats and versions are not among them."""
     meta = node.metadata
-    return meta.labels, meta.deletion_timestamp, node.spec.taints, node.status.addresses
+    spec = node.spec
+    return meta.labels, meta.deletion_timestamp, spec.taints, spec.unschedulable, node.status
 
 
 def _shown(service: Service | None) -> set[str]:

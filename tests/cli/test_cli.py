@@ -152,6 +152,30 @@ def test_plan_as_json_and_yaml(form: str) -> None:
     assert "in no pool" in by_name["default/voice"]["refused"]
 
 
+def test_plan_shows_how_addresses_are_announced(tmp_path: Path) -> None:
+    config = tmp_path / "fairlead.yaml"
+    config.write_text(
+        """
+defaultClass: fairlead.io/direct
+pools:
+  - name: main
+    addresses: [203.0.113.0/28]
+    announce: {method: bgp, peers: [tor], communities: [no-export], aggregationLength: 28}
+announce: {bgp: {asn: 64513, peers: [{name: tor, asn: 64512, address: 192.0.2.1}]}}
+"""
+    )
+    done = fairlead("plan", "-f", str(EXAMPLE), "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    assert (
+        "default/ingress-controller: 203.0.113.0 announced by BGP to tor (no-export, prefixes of "
+        "length 28)" in done.stdout.splitlines()
+    )
+    done = fairlead("plan", "-f", str(EXAMPLE), "--config", str(config), "-o", "json")
+    by_name = {each["service"]: each for each in json.loads(done.stdout)}
+    (announcement,) = by_name["default/ingress-controller"]["load_balancer"]["announcements"]
+    assert (announcement["method"], announcement["peers"]) == ("bgp", ["tor"])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

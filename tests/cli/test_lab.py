@@ -114,7 +114,19 @@ def test_lab_commands_from_up_to_down(name: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("step", ["node2", "API server", "control plane"])
 def test_an_interrupted_up_leaves_nothing(name: str, number: signal.Signals, step: str) -> None:
-    command = [FAIRLEAD, "lab", "up", "--name", name, "--nodes", "3", "--no-roles"]
+    interrupt(name, number, step, "--nodes", "3")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_up_leaves_nothing_of_ovn(
+    ovn_programs: None, name: str, number: signal.Signals
+) -> None:
+    interrupt(name, number, "OVN: waiting", "--nodes", "1", "--ovn", "router", "--chassis", "1")
+
+
+def interrupt(name: str, number: signal.Signals, step: str, *options: str) -> None:
+    """Interrupt the creation of a lab at this step, and check that nothing is left."""
+    command = [FAIRLEAD, "lab", "up", "--name", name, "--no-roles", *options]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as up:
@@ -155,6 +167,25 @@ def test_without_root_that_is_reported_first(name: str) -> None:
 
 def test_far_nodes_need_a_tunnel(name: str) -> None:
     assert "give --tunnel ipip" in lab("up", "--name", name, "--far-nodes", "1", status=1)
+    assert traces(name) == []
+
+
+def test_options_of_the_announcement_that_do_not_fit_are_refused(name: str) -> None:
+    for options, fix in (
+        (("--bfd",), "add --announce bgp"),
+        (("--router", "frr", "--announce", "l2"), "add --announce bgp"),
+        (("--second-lan",), "add --announce l2"),
+        (("--router=gobgp", "--announce=bgp", "--bfd"), "choose --router bird or --router frr"),
+        (
+            ("--announce=bgp", "--far-nodes=1", "--gateways-on-nodes", "--tunnel=ipip"),
+            "leave out --far-nodes or --gateways-on-nodes",
+        ),
+        (("--announce", "l2", "--lan-clients", "10"), "choose 0 to 9"),
+        (("--chassis", "2"), "add --ovn router"),
+        (("--chassis", "2", "--ovn", "gateways"), "add --ovn router, or leave them out"),
+        (("--ovn", "router", "--gateways", "1"), "leave out --gateways"),
+    ):
+        assert fix in lab("up", "--name", name, *options, status=1)
     assert traces(name) == []
 
 

@@ -18,13 +18,19 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
 from fairlead.drivers.sysctl_requirement import SysctlRequirement
-from fairlead.model import DONE, DirectSettings, Member, ServiceKey
+from fairlead.model import DONE, DirectSettings, Finding, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
 from fairlead.role_state import (
+    AddressConflict,
+    AnnouncedAddress,
+    AnnouncerMember,
     ApiServersState,
     ApiServerState,
+    BgpSession,
+    BgpState,
     GatewayState,
+    L2State,
     Part,
     RoleState,
     TunnelState,
@@ -163,5 +169,52 @@ def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # no
             f"{where} is 1, should be 2: {why}; sysctl -w net/ipv4/conf/eth0/rp_filter=2" in lines
         )
         assert f"{where} was 1, set to 2: {why}" in lines
+
+    run(scenario)
+
+
+def test_status_shows_what_a_host_announces(run: Run) -> None:  # noqa: F811
+    since = "2026-11-01T10:00:00Z"
+    l2 = L2State(
+        ("eth0",),
+        (AnnouncedAddress("203.0.113.10", ("default/web",), since, ("eth0",)),),
+        (AnnouncerMember("gw2", "eth0", "gone", since),),
+        (AddressConflict("203.0.113.10", "eth0", "02:00:00:00:00:09", (), since, since),),
+    )
+    bgp = BgpState(
+        "bird",
+        (
+            AnnouncedAddress("203.0.113.10", ("default/web",), since, peers=("tor1",)),
+            AnnouncedAddress("203.0.113.11", ("default/other",), since),
+        ),
+        (
+            BgpSession("tor1", "192.0.2.1", "established", since, "", 1, 1, "up"),
+            BgpSession("tor2", "192.0.2.2", "down", since, "Hold timer expired", 0),
+        ),
+        "the control socket does not answer",
+        (Finding("PeerRefused", "peer tor3: AS 0 is reserved"),),
+    )
+
+    async def scenario() -> None:
+        view = View("gateway", "gw1")
+        with view.showing(ComponentWithStatus(l2)), view.showing(ComponentWithStatus(bgp)):
+            async with serve(view, "127.0.0.1:9441"):
+                shown = await status()
+                (state,) = msgspec.json.decode(await status("-o", "json"), type=list[RoleState])
+        assert isinstance(state, GatewayState)
+        assert (state.l2, state.bgp) == (l2, bgp)
+        lines = {" ".join(line.split()) for line in shown.splitlines()}
+        assert lines >= {
+            "ANNOUNCED SERVICES METHOD ON / TO SINCE",
+            f"203.0.113.10 default/web l2 eth0 {since}",
+            f"203.0.113.10 default/web bgp tor1 {since}",
+            f"203.0.113.11 default/other bgp no peer {since}",
+            f"tor1 192.0.2.1 established {since} 1 1 up",
+            f"tor2 192.0.2.2 down {since} 0 - - Hold timer expired",
+            f"gw2 eth0 gone {since}",
+            f"203.0.113.10 eth0 02:00:00:00:00:09 {since} {since}",
+            "bgp: the control socket does not answer",
+            "announce: peer tor3: AS 0 is reserved",
+        }
 
     run(scenario)

@@ -35,10 +35,10 @@ HARMLESS_FIELDS = {"group_version", "kind", "plural", "namespaced", "type"}
 """Fields of a Resource that make no call. `path` is not among them."""
 HARMLESS_CALLS = {"event_about"}
 """An Event's subject is not read."""
-FOLLOWERS = {"_follow", "Reflector"}
+FOLLOWERS = {"follow", "Reflector"}
 """Functions that hand a Resource, their second argument, to a reflector."""
 TAKES_A_RESOURCE = {
-    ("fairlead.roles.process", "_follow"),
+    ("fairlead.roles.process", "follow"),
     ("fairlead.kube.reflector", "Reflector"),
     ("fairlead.kube.events", "EventRecorder"),
     ("fairlead.kube.client", "Client"),
@@ -46,8 +46,12 @@ TAKES_A_RESOURCE = {
 }
 """All code with a parameter of type Resource. Its use of the parameter is declared above, or in the
 table of `Client`'s methods."""
-RAW_CALLS = {"fairlead.kube.client", "fairlead.kube.connection", "fairlead.drivers.octavia.cloud"}
-"""Modules that may call with a raw path: the client itself, and the module for OpenStack."""
+RAW_CALLS = {
+    *("fairlead.kube.client", "fairlead.kube.connection", "fairlead.drivers.octavia.cloud"),
+    *(f"fairlead.net.ovsdb.{each}" for each in ("database", "monitor", "transaction")),
+}
+"""Modules that may call with a raw path: the client itself, and the modules that make requests to
+other servers: OpenStack and the databases of OVN."""
 
 
 class Unreadable(Exception):
@@ -169,7 +173,8 @@ class Source:
                     value=ast.Call(func=ast.Name(id="Resource"), args=[version, _, plural, *_])
                 ):
                     if isinstance(version, ast.Name):
-                        (assigned,) = self._module(unit.module).units[version.id]
+                        (constant,) = self._resolve(unit, version.id)
+                        (assigned,) = self._module(constant.module).units[constant.name]
                         assert isinstance(assigned, ast.Assign)
                         version = assigned.value
                     group, slash, _ = ast.literal_eval(version).partition("/")

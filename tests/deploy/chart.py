@@ -16,16 +16,19 @@ NAMESPACE = "fairlead-system"
 Manifest = dict[str, Any]
 
 
-def run(helm: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run helm with its own home directory, so that settings of this machine have no effect."""
-    home = {f"HELM_{name}_HOME": "/nonexistent" for name in ("CONFIG", "CACHE", "DATA")}
+def run(
+    helm: Path, *arguments: str | Path, home: Path = Path("/nonexistent")
+) -> subprocess.CompletedProcess[str]:
+    """Run helm with its own home directory, so that settings of this machine have no effect. A
+    command that asks an API server writes its cache there."""
+    own = {f"HELM_{name}_HOME": "/nonexistent" for name in ("CONFIG", "CACHE", "DATA")}
     return subprocess.run(
         [helm, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={"PATH": "/usr/bin:/bin", **home},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), **own},
     )
 
 
@@ -61,9 +64,15 @@ def pod_spec(objects: Sequence[Manifest], role: str) -> Manifest:
     return spec
 
 
-def capabilities(objects: Sequence[Manifest], role: str) -> list[str]:
-    """Return the capabilities that a role's container adds, such as `NET_ADMIN`."""
-    (container,) = pod_spec(objects, role)["containers"]
-    given = container["securityContext"]["capabilities"]
+def container(objects: Sequence[Manifest], role: str, name: str = "fairlead") -> Manifest:
+    """Return a container of the pods that run a role."""
+    found: Manifest
+    (found,) = (each for each in pod_spec(objects, role)["containers"] if each["name"] == name)
+    return found
+
+
+def capabilities(objects: Sequence[Manifest], role: str, name: str = "fairlead") -> list[str]:
+    """Return the capabilities that a container of a role adds, such as `NET_ADMIN`."""
+    given = container(objects, role, name)["securityContext"]["capabilities"]
     assert given["drop"] == ["ALL"]
     return list(given.get("add", []))

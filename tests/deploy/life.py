@@ -6,6 +6,7 @@ according to the audit log.
 """
 
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ from fairlead.lab.site import Site
 ROLES = ("controller", "gateway", "node")
 DEADLINE_S = 60.0
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:fairlead-"
+PEERS_SECRET = "fairlead-gateway-peers"
+"""The Secret with the certificate of the gateways, which the chart generates."""
+PEERS_MOUNT = "/etc/fairlead-peers"
 POD = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -82,7 +86,10 @@ class Life:
 
     async def kubectl(self, *arguments: str, objects: object = None) -> str:
         """Run kubectl as the administrator."""
-        command = ("kubectl", "--kubeconfig", str(self.site.directory.kubeconfig), *arguments)
+        # Without a home directory the cache would be in the working directory.
+        cache = ("--cache-dir", str(self._folder / "kubectl-cache"))
+        files = ("--kubeconfig", str(self.site.directory.kubeconfig), *cache)
+        command = ("kubectl", *files, *arguments)
         pipe = asyncio.subprocess.PIPE
         environment = process.environment(self.site.name, "kubectl")
         child = await asyncio.create_subprocess_exec(
@@ -101,9 +108,24 @@ class Life:
         await self.kubectl(
             "wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds")
         )
-        await self.kubectl("apply", "--server-side", "-f", "-", objects=manifests)
+        # The lab has applied the rights of the shipped manifests, whose configuration differs.
+        await self.kubectl(
+            "apply", "--server-side", "--force-conflicts", "-f", "-", objects=manifests
+        )
         shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
-        self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])
+        text: str = json.loads(shown)["data"]["fairlead.yaml"]
+        self.configuration.write_text(text.replace(PEERS_MOUNT, str(self._folder)))
+        for each in manifests:
+            if (each["kind"], each["metadata"]["name"]) == ("Secret", PEERS_SECRET):
+                for name, value in each["data"].items():
+                    (self._folder / name).write_bytes(base64.b64decode(value))
+        for host in ("gw1", "node1", "node2"):
+            # The hosts of a lab share all file systems.
+            own = yaml.safe_load(self.configuration.read_text())
+            bird = self.site.directory.path / f"bird-{host}"
+            own["announce"].setdefault("bgp", {})["directory"] = str(bird)
+            own.setdefault("node", {})["pinPath"] = str(self.site.directory.node_pins(host))
+            self.configuration_of(host).write_text(yaml.safe_dump(own))
         for role in ROLES:
             kubeconfig = yaml.safe_load(self.site.directory.kubeconfig_inside.read_text())
             kubeconfig["users"][0]["user"] = {"token": await self.token(role)}
@@ -115,6 +137,11 @@ class Life:
     @property
     def configuration(self) -> Path:
         return self._folder / "fairlead.yaml"
+
+    def configuration_of(self, host: str) -> Path:
+        """Return the configuration of the roles on a host."""
+        path = self._folder / f"fairlead-{host}.yaml"
+        return path if path.exists() or host != "control" else self.configuration
 
     def kubeconfig(self, role: str) -> Path:
         """Return a role's kubeconfig for use inside the lab."""
@@ -134,7 +161,8 @@ class Life:
     def start(self, role: str, host: str, port: int, *options: str) -> Process:
         """Start a role on a host of the lab, with its HTTP endpoints at the port."""
         program = str(Path(sys.executable).with_name("fairlead"))
-        files = ("--config", str(self.configuration), "--kubeconfig", str(self.kubeconfig(role)))
+        configuration, kubeconfig = self.configuration_of(host), self.kubeconfig(role)
+        files = ("--config", str(configuration), "--kubeconfig", str(kubeconfig))
         where = ("--listen", f"127.0.0.1:{port}", *options)
         return self.site.spawn(host, [program, role, *files, *where], label=f"{host}/{role}-{port}")
 

@@ -21,21 +21,22 @@ from fairlead.lab.site import ROLE_PORTS, Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-ADDRESS = "203.0.113.10"
+ADDRESS, PROXIED_ADDRESS = "192.0.2.230", "192.0.2.231"
 DEADLINE_S = 60.0
 ROLES = {"gateway": "gw1", "node": "node1"}
 SERVICE = service("web", 80, annotations={"fairlead.io/addresses": ADDRESS})
 PROXIED = service(
     "proxied",
     80,
-    annotations={"fairlead.io/addresses": "203.0.113.11"},
+    annotations={"fairlead.io/addresses": PROXIED_ADDRESS},
     loadBalancerClass="fairlead.io/proxy",
 )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
-    async with Site.create(f"caps{os.getpid()}", nodes=1, gateways=1, clients=1) as site:
+    lab = Site.create(f"caps{os.getpid()}", nodes=1, gateways=1, clients=1, announce="l2")
+    async with lab as site:
         await site.apply([POD, SERVICE, PROXIED])
         await site.await_pods()
         yield site
@@ -43,8 +44,8 @@ async def site() -> AsyncIterator[Site]:
 
 @pytest.fixture(scope="module")
 def given(helm: Path) -> dict[str, list[str]]:
-    """Return the capabilities that the chart gives each role."""
-    objects = render(helm, "--values", EVERYTHING)
+    """Return the capabilities that the chart gives each role. The node announces nothing here."""
+    objects = render(helm, "--values", EVERYTHING, "--set", "config.node.announce=false")
     return {role: capabilities(objects, role) for role in ROLES}
 
 
@@ -108,7 +109,7 @@ async def test_the_capabilities_of_the_chart_suffice(
         while not (
             await is_ready(site, role)
             and await is_served(site)
-            and await is_served(site, "203.0.113.11")
+            and await is_served(site, PROXIED_ADDRESS)
         ):
             await asyncio.sleep(0.1)
 
@@ -123,12 +124,15 @@ async def test_haproxy_needs_net_bind_service(site: Site, given: dict[str, list[
     async with asyncio.timeout(DEADLINE_S):
         while not (await is_served(site) and "HAProxy did not start" in log.read_text()):
             await asyncio.sleep(0.1)
-    assert not await is_served(site, "203.0.113.11")
+    assert not await is_served(site, PROXIED_ADDRESS)
 
 
 @pytest.mark.parametrize(
     ("role", "without"),
-    [("gateway", "NET_ADMIN"), ("gateway", "BPF"), ("gateway", "PERFMON"), ("node", "NET_ADMIN")],
+    [
+        *(("gateway", each) for each in ("NET_ADMIN", "BPF", "PERFMON")),
+        ("node", "NET_ADMIN"),
+    ],
 )
 async def test_each_capability_is_needed(
     site: Site, given: dict[str, list[str]], role: str, without: str
@@ -146,9 +150,29 @@ async def test_each_capability_is_needed(
     await started.kill()
 
 
-async def test_every_capability_of_the_chart_is_tested(given: dict[str, list[str]]) -> None:
-    """The chart gives no capability that is not tested above."""
+async def test_announcing_on_layer_2_needs_net_raw(site: Site, given: dict[str, list[str]]) -> None:
+    """Without this capability the gateway is ready, reports the problem and announces nothing on
+    layer 2: it may still serve other Services."""
+    await clear(site, "gateway")
+    log = site.directory.log("gw1/gateway")
+    log.unlink(missing_ok=True)
+    start(site, "gateway", [each for each in given["gateway"] if each != "NET_RAW"])
+    async with asyncio.timeout(DEADLINE_S):
+        while not (
+            await is_ready(site, "gateway") and "nothing is announced on layer 2" in log.read_text()
+        ):
+            await asyncio.sleep(0.1)
+    assert not await is_served(site)
+
+
+async def test_every_capability_of_the_chart_is_tested(
+    given: dict[str, list[str]], helm: Path
+) -> None:
+    """The chart gives no capability that is not tested above. A node that announces addresses does
+    it with the programs of a gateway, and needs the same capabilities for that."""
+    announcing = capabilities(render(helm, "--values", EVERYTHING), "node")
+    assert set(announcing) == set(given["gateway"]) - {"NET_BIND_SERVICE"}
     assert {role: set(each) for role, each in given.items()} == {
-        "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE"},
+        "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE", "NET_RAW"},
         "node": {"NET_ADMIN"},
     }

@@ -96,11 +96,12 @@ def test_the_image_is_built_with_the_packages_of_setup_sh() -> None:
 
 
 def test_the_final_image_has_no_compiler() -> None:
-    assert installed(KEPT) == {"python3", "haproxy"} | {"libnftables1", "ca-certificates"} & (
+    run = {"python3", "haproxy", "bird2"}
+    assert installed(KEPT) == run | {"libnftables1", "ca-certificates"} & (
         packages_of_setup("more") | packages_of_setup("basic")
     )
     assert {"libnftables1", "ca-certificates"} <= installed(KEPT)
-    assert " haproxy:haproxy" in (ROOT / "setup.sh").read_text()
+    assert " haproxy:haproxy bird2:bird " in (ROOT / "setup.sh").read_text()
 
 
 def test_the_image_does_not_run_as_root_by_default() -> None:

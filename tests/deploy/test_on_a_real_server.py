@@ -12,12 +12,22 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.deploy.chart import DEPLOY, EVERYTHING, VALUES, Manifest, pod_spec, render
+from tests.deploy.chart import (
+    CHART,
+    DEPLOY,
+    EVERYTHING,
+    VALUES,
+    Manifest,
+    pod_spec,
+    render,
+    run,
+)
 
 from fairlead.config import Config
 from fairlead.lab import settings
 from fairlead.lab.kubeapiserver import KubeApiServer
 
+MANIFESTS = DEPLOY / "manifests"
 POD_MONITORS: Manifest = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -119,10 +129,10 @@ async def test_the_api_server_accepts_all_objects_of_the_chart(
     assert container["args"][0] == "controller"
 
 
-@pytest.mark.parametrize("name", ["controller", "gateways", "no-kube-proxy", "tunnels"])
+@pytest.mark.parametrize("name", sorted(each.stem for each in MANIFESTS.iterdir()))
 async def test_the_api_server_accepts_the_plain_manifests(kubectl: Kubectl, name: str) -> None:
     objects = moved(
-        list(yaml.safe_load_all((DEPLOY / "manifests" / f"{name}.yaml").read_text())),
+        list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text())),
         f"plain-{name}",
     )
     output = await kubectl("apply", "-f", "-", objects=objects)
@@ -178,3 +188,26 @@ async def test_the_namespace_has_the_strictest_possible_pod_security_level(
         if each["kind"] == "Namespace" and each["metadata"]["name"] != Config().presence.namespace
     )
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == level
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("config.pools=null", "There is no pool yet"),
+        ("config.announce=null", "Addresses are not announced"),
+        ("config.announce.method=l2", "One gateway answers ARP and neighbor discovery"),
+    ],
+)
+async def test_an_installation_tells_the_next_steps(
+    helm: Path, real_apiserver: KubeApiServer, tmp_path: Path, setting: str, told: str
+) -> None:
+    """`kubectl get announcers` and the other commands come last."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(settings.kubeconfig("real", real_apiserver.access))
+    options = ("--dry-run=client", "--kubeconfig", kubeconfig, "--namespace", "next-steps")
+    done = run(helm, "install", "fairlead", CHART, *options, "--set", setting, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _, found, notes = done.stdout.partition("\nNOTES:\n")
+    assert found
+    assert told in notes
+    assert "kubectl get announcers" in notes

@@ -23,6 +23,7 @@ from tests.deploy.life import POD, ROLES, Life, Use, allowed, service, until
 
 import fairlead
 from fairlead.config import Config
+from fairlead.drivers import Component
 from fairlead.drivers.grant_cache import GrantCache
 from fairlead.drivers.grants import AddHolder, GrantDriver
 from fairlead.drivers.kept_addresses import KeptAddresses
@@ -38,7 +39,11 @@ from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS, POOL
 from fairlead.model import Grant, ServiceKey
 from fairlead.plan.keeping import limits_of
+from fairlead.role_state import AnnouncedAddress, L2State
+from fairlead.roles.announcing.report import AnnouncerReport
+from fairlead.roles.gateways import collect_announcers
 from fairlead.state import State
+from fairlead.web import View
 
 ROOT = Path(fairlead.__file__).parent
 VALUES = {
@@ -49,9 +54,24 @@ VALUES = {
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
         "presence": {"leaseDurationS": 6},
+        "announce": {
+            "bgp": {
+                "asn": 64513,
+                "peers": [
+                    {
+                        "name": "router",
+                        "asn": 64512,
+                        # No host has it, so no BIRD is started. The password is read anyway.
+                        "interface": "elsewhere0",
+                        "passwordSecret": {"name": "bgp-router"},
+                    }
+                ],
+            }
+        },
         # The list for this gateway, selected by a pattern of names, takes precedence. No host has
         # the interface of the common list.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},
+        "node": {"announce": True},
     },
     "gateway": {"enabled": True},
     "node": {"enabled": True, "apiServer": {"host": "192.0.2.1"}},
@@ -92,15 +112,26 @@ async def life(
     async with site:
         life = Life(site, tmp_path_factory.mktemp("life"))
         await life.install(manifests)
+        await life.kubectl(
+            "create",
+            "secret",
+            "generic",
+            "bgp-router",
+            "--from-literal=password=secret",
+            "-n",
+            NAMESPACE,
+        )
         await start_all(life)
         await serve_and_edit(life)
         await use_a_pool(life)
+        await show_a_peer(life)
         await hand_over(life)
         await provoke_warnings(life)
         await find_existing_grant(life)
         await repeat_events(life)
         await leave_an_address_without_its_service(life)
         await query_status(life)
+        await show_announcements(life)
         await end(life)
         await remove_leftovers(life)
         yield life
@@ -185,6 +216,16 @@ async def has_pool_reason(life: Life, reason: str) -> bool:
             "items"
         ]
     )
+
+
+async def show_a_peer(life: Life) -> None:
+    """Create a BGPPeer, and wait until it shows that its fields can be used."""
+    peer = {"asn": 64512, "address": "192.0.2.250"}
+    metadata = {"name": "elsewhere"}
+    kind = {"apiVersion": "fairlead.io/v1alpha1", "kind": "BGPPeer"}
+    await life.kubectl("apply", "-f", "-", objects={**kind, "metadata": metadata, "spec": peer})
+    await life.kubectl("wait", "--for=condition=Accepted", "--timeout=60s", "bgppeer/elsewhere")
+    await life.kubectl("delete", "bgppeer", "elsewhere")
 
 
 async def hand_over(life: Life) -> None:
@@ -307,6 +348,46 @@ async def query_status(life: Life) -> None:
     assert f"`list` and `watch` leases.coordination.k8s.io in namespace {PRESENCE}" in errors
 
 
+class Announces(Component):
+    """A component that announces an address."""
+
+    def status(self) -> L2State:
+        return L2State(addresses=(AnnouncedAddress("203.0.113.99"),))
+
+
+async def show_announcements(life: Life) -> None:
+    """As a gateway and as a node, show an announced address; as the controller, delete the objects
+    that no process writes."""
+    for role in ("gateway", "node"):
+        view = View("node" if role == "node" else "gateway", "elsewhere")
+        view.standing_by = lambda: True
+        async with Client(await life.access(role)) as client:
+            report = AnnouncerReport(
+                client, view, [Announces()], EventRecorder(client, role), lambda _: None
+            )
+            writing = asyncio.ensure_future(report.run())
+            await until(
+                f"the Announcer of role {role}", partial(has_announcer, life, f"{role}-elsewhere")
+            )
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+    async with Client(await life.access("controller")) as client:
+        collecting = asyncio.ensure_future(
+            collect_announcers(client, fence=lambda: None, after_s=0.0, look_s=0.1)
+        )
+
+        async def is_deleted() -> bool:
+            return not await has_announcer(life, "node-elsewhere")
+
+        await until("the Announcer of the node is deleted", is_deleted)
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+
+
+async def has_announcer(life: Life, name: str) -> bool:
+    return f"announcer.fairlead.io/{name}" in await life.kubectl("get", "announcers", "-o", "name")
+
+
 async def remove_leftovers(life: Life) -> None:
     """Remove everything that a gateway and a node have left, including their Leases."""
     program = str(Path(sys.executable).with_name("fairlead"))
@@ -314,7 +395,8 @@ async def remove_leftovers(life: Life) -> None:
         ("gateway", "gw1", ("--pin-path", str(life.site.directory.pins("gw1")))),
         ("node", "node1", ()),
     ):
-        files = ("--config", str(life.configuration), "--kubeconfig", str(life.kubeconfig(role)))
+        configuration, kubeconfig = life.configuration_of(host), life.kubeconfig(role)
+        files = ("--config", str(configuration), "--kubeconfig", str(kubeconfig))
         code, _, errors = await life.site.exec(
             host, [program, role, "--cleanup", "--node-name", host, *options, *files]
         )
@@ -344,10 +426,10 @@ def rules_of(manifests: list[Manifest], kind: str, role: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_call_of_the_code_is_allowed(manifests: list[Manifest], role: str) -> None:
-    """The calls include rare cases, which need not occur in the scenario. Leases are in the two
-    namespaces of the roles."""
+    """The calls include rare cases, which need not occur in the scenario. Leases and Secrets are in
+    the two namespaces of the roles."""
     needed = Source().rights(role)
-    inside = {right for right in needed if right.resource.startswith("leases.")}
+    inside = {right for right in needed if right.resource.startswith(("leases.", "secrets"))}
     roles = [
         each
         for each in manifests
@@ -377,11 +459,12 @@ def copy(tmp_path: Path) -> Path:
 
 
 def add_to_node(copy: Path, line: str) -> None:
-    """Insert a line at the start of the code that the role node runs."""
+    """Insert a line, in which NODES is known, at the start of the code that the role node runs."""
     path, start = copy / "roles" / "node.py", "    state = State("
+    imported = "from fairlead.kube.objects import NODES"
     text = path.read_text()
     assert text.count(start) == 1
-    path.write_text(text.replace(start, f"    {line}\n{start}"))
+    path.write_text(text.replace(start, f"    {imported}\n    {line}\n{start}"))
 
 
 def test_a_new_call_in_the_source_is_found(copy: Path) -> None:
@@ -444,15 +527,19 @@ def test_every_right_is_needed(life: Life, manifests: list[Manifest], role: str)
 
 
 @pytest.mark.root
-def test_only_the_lease_is_needed_in_the_namespace_of_the_roles(
+def test_only_the_lease_and_passwords_are_needed_in_the_namespace_of_the_roles(
     life: Life, manifests: list[Manifest]
 ) -> None:
     inside = [use for use in life.uses() if use.namespace == NAMESPACE]
-    assert {use.role for use in inside} == {"controller"}
-    assert {(use.verb, use.resource) for use in inside} == allowed(
-        rules_of(manifests, "Role", "controller")
-    )
-    assert {use.name for use in inside if use.verb != "create"} == {"fairlead-controller"}
+    assert {use.role for use in inside} == set(ROLES)
+    for role in ROLES:
+        assert {(use.verb, use.resource) for use in inside if use.role == role} == allowed(
+            rules_of(manifests, "Role", role)
+        )
+    assert {use.name for use in inside if use.verb != "create"} == {
+        "fairlead-controller",
+        "bgp-router",
+    }
 
 
 @pytest.mark.root
@@ -474,13 +561,17 @@ def test_every_right_on_the_leases_of_processes_is_needed(
 
 @pytest.mark.root
 @pytest.mark.parametrize("role", ["gateway", "node"])
-def test_gateways_and_nodes_write_events_and_their_lease_only(life: Life, role: str) -> None:
+def test_gateways_and_nodes_write_events_and_their_own_objects_only(life: Life, role: str) -> None:
     written = {
         (use.resource, use.namespace == PRESENCE)
         for use in life.uses()
         if use.role == role and use.verb not in ("get", "list", "watch")
     }
-    assert written == {("events", False), ("leases.coordination.k8s.io", True)}
+    assert written == {
+        ("events", False),
+        ("leases.coordination.k8s.io", True),
+        ("announcers.fairlead.io", False),
+    }
 
 
 @pytest.mark.root

@@ -55,7 +55,11 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_wheel_has_the_roles_and_no_lab(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"fairlead/roles/gateway.py", "fairlead/objects/direct_tc.o"} <= set(names)
+    assert {
+        "fairlead/roles/gateway.py",
+        "fairlead/objects/direct_tc.o",
+        "fairlead/objects/neighbors_tc.o",
+    } <= set(names)
     left_out = ("fairlead/lab", "fairlead/probe", "fairlead/cli/lab", "fairlead/cli/demo")
     assert not [name for name in names if name.startswith((*left_out, "tests", "bench"))]
 
@@ -65,7 +69,17 @@ def test_help_names_the_commands_of_the_wheel(program: Path) -> None:
     assert done.returncode == 0, done.stderr
     _, _, commands = done.stdout.partition("Commands:")
     named = [line.split()[0] for line in commands.splitlines() if line[:3].strip()]
-    assert named == ["plan", "migrate", "ingress", "octavia", "status", *ROLES]
+    assert named == [
+        "plan",
+        "announce",
+        "doctor",
+        "migrate",
+        "ingress",
+        "octavia",
+        "ovn",
+        "status",
+        *ROLES,
+    ]
     for command in named:
         assert run(program, command, "--help").returncode == 0
 

@@ -15,7 +15,7 @@ from fairlead.drivers.kept_addresses import KeptAddresses
 from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
-from fairlead.errors import Conflict, Unavailable
+from fairlead.errors import Conflict, Refused, Unavailable
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import CLEANUP_FINALIZER, SERVICES, ObjectKey, Service
@@ -178,7 +178,7 @@ async def test_a_deleted_service_disappears_after_its_release(bench: Bench) -> N
     await bench.client.delete(SERVICES, NAME)
     assert (await bench.update_state()).metadata.deletion_timestamp is not None
     assert await bench.reconcile() == [*WITHDRAWN, "release Service default/web"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await bench.client.list(SERVICES, namespace="default") == []
 
 
@@ -336,3 +336,20 @@ async def test_each_claim_belongs_to_exactly_one_loop(bench: Bench) -> None:
     expected = [("services", "fairlead.io/unknown")]
     expected += [(each.loop, each.name) for each in CLASSES.values()]
     assert sorted(claimed) == sorted(expected)
+
+
+async def test_a_class_that_cannot_remove_its_part_keeps_its_claim(bench: Bench) -> None:
+    service = await bench.create()
+    wanted = msgspec.structs.replace(balancer(service), class_name="fairlead.io/ovn")
+    await bench.reconcile(wanted)
+    await bench.update_state()
+    absent = {"fairlead.io/ovn": Refused("no OVN is configured")}
+    bench.claim = ClaimDriver(bench.writer, bench.newest, bench, obstacle=absent.get)
+    with pytest.raises(Refused, match="no OVN"):
+        await bench.reconcile(balancer(service))
+    kept = await bench.update_state()
+    assert kept.metadata.annotations["fairlead.io/class"] == "fairlead.io/ovn"
+    absent.clear()
+    await bench.reconcile(balancer(service))
+    moved = await bench.update_state()
+    assert moved.metadata.annotations["fairlead.io/class"] == "fairlead.io/direct"

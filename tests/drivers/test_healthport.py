@@ -55,6 +55,10 @@ def switches() -> Switches:
 
 @asynccontextmanager
 async def running(driver: HealthPortDriver) -> AsyncIterator[HealthPortDriver]:
+    # A process whose start an earlier test has cancelled ends by itself.
+    async with asyncio.timeout(DEADLINE_S):
+        while children():
+            await asyncio.sleep(0.01)
     await driver.open()
     informing = asyncio.create_task(driver.run())
     try:

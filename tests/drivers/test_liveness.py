@@ -345,3 +345,38 @@ def test_a_hanging_target_of_many_does_not_delay_the_detection_of_a_dead_node() 
     while node.liveness.verdict(targets[4]) != "down":
         node.turn(dict.fromkeys(targets, SILENT))
     assert node.now_s - died_s <= 5 * 0.2 + 1e-9
+
+
+def test_a_machine_that_a_check_finds_dead_is_down_at_once_and_returns_as_usual() -> None:
+    node = Node(A, B)
+    for target in (A, B):
+        node.record_answer(target, GOOD)
+    assert dict(node.liveness.machine_dead(node.now_s)) == {A: "down", B: "down"}
+    assert node.liveness.to_check(A) == ()
+    changes: dict[Target, Verdict] = {}
+    while len(changes) < 2:
+        changes |= node.turn({A: GOOD, B: GOOD})[1]
+    assert changes == {A: "up", B: "up"}
+
+
+def test_only_a_target_that_answered_its_last_probe_starts_a_check() -> None:
+    node = Node(A, B)
+    assert node.liveness.to_check(A) == ()
+    node.record_answer(A, GOOD)
+    node.record_answer(B, GOOD)
+    assert node.liveness.to_check(A) == (B, A)
+    node.record_answer(A, SILENT)
+    assert node.liveness.to_check(A) == ()
+    assert node.liveness.to_check(B) == (A, B)
+
+
+def test_many_targets_of_a_machine_that_is_back_are_up_within_a_few_intervals() -> None:
+    targets = [Target("192.0.2.1", port, "/healthz") for port in range(30000, 30100)]
+    node = Node(*targets)
+    for target in targets:
+        node.record_answer(target, GOOD)
+    assert len(node.liveness.machine_dead(node.now_s)) == len(targets)
+    began_s, up = node.now_s, set[Target]()
+    while len(up) < len(targets):
+        up |= node.turn(dict.fromkeys(targets, GOOD))[1].keys()
+    assert node.now_s - began_s < 30 * INTERVAL_S

@@ -29,6 +29,9 @@ from fairlead.role_state import GatewayState, decode
 CLIENT, GATEWAY = "client1", "gw1"
 NAME = "web"
 OPEN_CONNECTIONS = 30
+PATIENCE_S = 3.0
+"""The time for which a pod or the whole machine may stand still: the same for new connections as
+for open ones."""
 DEADLINE_S = 60.0
 CHECK_INTERVAL_S = 0.05
 
@@ -50,14 +53,23 @@ async def until(
 
 class Load:
     """Clients and open connections on a lab's client, or another host or pod. Use as an async
-    context manager; inside, all connections are open."""
+    context manager; inside, all connections are open. `timeout_s` and `patience_s`: see
+    `fairlead.probe.steady`."""
 
     def __init__(
-        self, site: Site, address: str, *, host: str = CLIENT, timeout_s: float = 1.0
+        self,
+        site: Site,
+        address: str,
+        *,
+        host: str = CLIENT,
+        timeout_s: float = 1.0,
+        patience_s: float = PATIENCE_S,
+        first_port: int = 0,
     ) -> None:
         self._site = site
         self._host = host
-        options = ("--timeout", str(timeout_s), "--open", str(OPEN_CONNECTIONS))
+        options = [f"--timeout={timeout_s}", f"--patience={max(timeout_s, patience_s)}"]
+        options += [f"--open={OPEN_CONNECTIONS}", f"--first-port={first_port}"]
         self._argv = (sys.executable, "-m", "fairlead.probe", "steady", address, "80", *options)
 
     async def __aenter__(self) -> Self:
@@ -249,7 +261,7 @@ async def _answer(site: Site, host: str, path: str) -> bytes:
     except Unavailable:
         return b""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             answer = await reader.read()
     # The role has just exited.

@@ -106,7 +106,8 @@ async def test_a_flood_breaks_no_flow_and_evicts_no_flow_entry(
         since = shop.down_verdicts()
         period = await crowd.counts_during(both())
         print(summary(period))
-        check_unharmed(without_moved_flows(period, FEW), await shop.pods_of_down_nodes(since))
+        gone = await shop.pods_of_down_nodes(since)
+        check_unharmed(without_moved_flows(period, FEW, gone), gone)
         half_known = entries(site, f"new_{table}")
         print(
             json.dumps(

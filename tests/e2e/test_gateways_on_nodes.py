@@ -84,7 +84,7 @@ async def call_by_tcp(shop: NodesShop, caller: str, address: str) -> tuple[str, 
     that it sees."""
     reader, writer = await shop.site.connect(caller, address, 80)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             writer.write(b"GET / HTTP/1.0\r\n\r\n")
             answer = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
             return answer["pod"], answer["peer"]
@@ -101,7 +101,7 @@ async def call_by_udp(shop: NodesShop, caller: str, address: str) -> tuple[str, 
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (address, 53))
         await loop.sock_sendall(sock, b"hello")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answer = json.loads(await loop.sock_recv(sock, 2000))
         return answer["pod"], answer["peer"]
 

@@ -228,7 +228,7 @@ async def test_a_node_that_does_not_answer_gets_no_new_connections(
         assert silent.nodes.keys() == {"node2"}
         check_unharmed(site, await load.counts_during(web.await_weights(("node1", "node2"))))
 
-    async with Load(site, web.address, timeout_s=0.2) as load:
+    async with Load(site, web.address, timeout_s=0.2, patience_s=0.2) as load:
         dead = await load.counts_during(site.kill_node("node1"), watch_s=5)
         named(site, dead)
         assert {each.node for each in dead.broken} == {"node1"}, dead

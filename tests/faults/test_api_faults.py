@@ -178,18 +178,20 @@ async def fail(one: Trial, name: str, failure: Failure) -> None:
     act(one.server.registry)
     await asyncio.sleep(FAILS_S)
     requests = requests_made(one)
-    unmet = [
-        fault
-        for before, fault in zip(failure.faults, faults, strict=True)
-        if before.count and fault.count == before.count
-    ]
-    assert not unmet, f"{name}: no request had the faults {unmet}"
+
+    async def failed() -> bool:
+        met = all(
+            not before.count or fault.count < before.count
+            for before, fault in zip(failure.faults, faults, strict=True)
+        )
+        # Only stalled watches require no requests.
+        return met and bool(requests_made(one) or name == STALL)
+
+    # On a busy machine, the controller may learn of the changes late.
+    await one.until(failed, f"{name}: a request of the controller that failed, for each fault")
     one.server.faults.clear()
     await failure.end(one)
     print(f"{name}: {len(requests)} requests")
-    # Without requests the upper bound would prove nothing. Only stalled watches require no
-    # requests.
-    assert requests or name == STALL, f"{name}: no request of the controller failed"
     assert len(requests) <= MOST, (
         f"{name}: {len(requests)} requests in {FAILS_S} s, the last ones {requests[-20:]}"
     )
@@ -276,6 +278,12 @@ SHOWS_THE_TIME = {
     "kube/lease.py": "acquireTime and renewTime, on which no decision depends",
     "net/httpport.py": "the header Date",
     "drivers/pools.py": "lastTransitionTime",
+    "drivers/peer_status.py": "lastTransitionTime",
+    "drivers/object_conditions.py": "the duration of a problem in the Event about its end",
+    "drivers/l2/driver.py": "since when an address is owned, and other times of the state",
+    "drivers/bgp/routes.py": "since when an address is announced",
+    "drivers/bgp/watch.py": "since when a session is in its state",
+    "roles/announcing/report.py": "observedAt of an Announcer, on which no decision depends",
     "roles/presence.py": (
         "renewTime, and when the process started: no process compares them with its clock"
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.e2e.load import GATEWAY, Load, Web, fetch, output, until
+from tests.e2e.logs import entries_of
 from tests.faults.real import RealServer
 from tests.faults.test_real_server import check_unharmed
 
@@ -108,8 +109,8 @@ async def all_current(site: Site) -> None:
 
 def stale_log_lines(site: Site, host: str) -> list[str]:
     """Return the role's log lines about the age of its state."""
-    lines = site.directory.log(f"{host}/{ROLES[host]}").read_text().splitlines()
-    events = [json.loads(line).get("event", "") for line in lines if line.startswith("{")]
+    entries = entries_of(site.directory.log(f"{host}/{ROLES[host]}"))
+    events = [each.get("event", "") for each in entries]
     return [event for event in events if "watches of the API server" in event]
 
 
@@ -126,26 +127,33 @@ async def test_roles_report_stale_state_while_the_api_server_hangs(web: Web) -> 
     site, server = web.site, process.one(web.site.name, LABEL)
     since = await ready(web)
 
+    stale, current = (
+        "watches of the API server are stale: continuing with the last known state",
+        "watches of the API server are current again",
+    )
+
+    async def reported(expected: str) -> None:
+        """Wait until every role has logged this line. The roles check once a second."""
+        for host in ROLES:
+
+            async def is_last(host: str = host) -> bool:
+                return stale_log_lines(site, host)[-1:] == [expected]
+
+            await until(is_last, f"the log line of {host}: {expected}")
+
     async def hang() -> None:
         server.send(signal.SIGSTOP)
         try:
             await all_stale(site)
+            await reported(stale)
         finally:
             server.send(signal.SIGCONT)
         await all_current(site)
 
     async with Load(site, web.address) as load:
         check_unharmed(await load.counts_during(hang()))
-    stale, current = (
-        "watches of the API server are stale: continuing with the last known state",
-        "watches of the API server are current again",
-    )
+    await reported(current)
     for host in ROLES:
-
-        async def reported(host: str = host) -> bool:
-            return stale_log_lines(site, host)[-1:] == [current]
-
-        await until(reported, f"the log line of {host} about its current state")
         # Before, on a busy machine, the state may have become stale for another reason.
         lines = stale_log_lines(site, host)
         assert lines == [stale, current] * (len(lines) // 2), (

@@ -240,7 +240,6 @@ async def trial(folder: Path, **config: object) -> AsyncIterator[Trial]:
     at the end. `config`: additions to the controller's configuration."""
     async with ApiServer() as server, Client(Access(server.url)) as client:
         await crds.install(client)
-        await crds.install(client)
         made = Trial(server, client, folder, config)
         await client.request(
             "POST", "/api/v1/namespaces", body={"metadata": {"name": PRESENCE.namespace}}

@@ -246,3 +246,19 @@ async def test_after_sigterm_without_connections_it_exits(echo: Echo) -> None:
     echo.process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(DEADLINE_S):
         assert await echo.process.wait() == 0
+
+
+async def test_a_client_that_goes_on_to_send_datagrams_does_not_delay_the_exit(echo: Echo) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", echo.udp))
+        await loop.sock_sendall(client, b"before")
+        assert json.loads(await loop.sock_recv(client, 4096))["pod"] == "web-1"
+        echo.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            while echo.process.returncode is None:
+                with suppress(ConnectionRefusedError):
+                    await loop.sock_sendall(client, b"after")
+                await asyncio.sleep(0.1)
+    assert echo.process.returncode == 0

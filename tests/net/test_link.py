@@ -85,6 +85,13 @@ async def test_a_bridge_forwards_at_once(pair: tuple[Netns, Netns]) -> None:
     assert (data["stp_state"], data["forward_delay"], data["mcast_snooping"]) == (0, 0, 0)
     (port,) = one.show("link", "show", "left")
     assert port["master"] == "lan"
+    assert await one.links.ports("lan") == ["left"]
+    await one.links.add_bridge("other")
+    for _ in range(2):
+        await one.links.set_bridge("left", "other")
+    assert await one.links.ports("lan") == []
+    assert await one.links.ports("other") == ["left"]
+    assert await one.links.ports("wan") == []
 
 
 @pytest.mark.parametrize("interface", ["192.0.2.1/24", "2001:db8::1/64"])

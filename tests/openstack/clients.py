@@ -12,7 +12,7 @@ from openstack.exceptions import ConflictException, NotFoundException
 FIRST_POLL_S, LAST_POLL_S = 0.05, 0.4
 """The first and the last interval between polls. A poll costs Octavia a tenth of the work that is
 waited for."""
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 AGENT = "tests"
 """The User-Agent of calls of the test itself."""
 

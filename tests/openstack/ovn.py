@@ -9,6 +9,7 @@ from typing import Any
 from tests.openstack import places
 from tests.openstack.processes import Processes, run
 
+from fairlead.lab.ovn.central import plain
 from fairlead.lab.ports import free_ports
 
 NORTH, SOUTH = "nb", "sb"
@@ -76,20 +77,8 @@ class Ovn:
         """Return all rows of a table: maps as dicts, sets as lists."""
         answer = json.loads(self.control(database, "--format=json", "list", table))
         return [
-            dict(zip(answer["headings"], map(_plain, row), strict=True)) for row in answer["data"]
+            dict(zip(answer["headings"], map(plain, row), strict=True)) for row in answer["data"]
         ]
 
     def _own(self, name: str) -> tuple[str, ...]:
         return (f"--unixctl={self.directory}/{name}.ctl", "--no-chdir", "-vconsole:warn")
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value of RFC 7047 to a Python value."""
-    match value:
-        case ["map", pairs]:
-            return {_plain(key): _plain(each) for key, each in pairs}
-        case ["set", members]:
-            return [_plain(each) for each in members]
-        case ["uuid", text]:
-            return text
-    return value

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from tests.openstack import clients
 from tests.openstack.places import ROOT
+from tests.openstack.processes import Processes
+
+from fairlead.lab.process import POD_NICE
 
 STARTER = """
 import sys, time
@@ -28,6 +31,15 @@ def running(directory: Path) -> list[str]:
             if os.readlink(f"/proc/{process}/cwd") == str(directory):
                 found.append(Path(f"/proc/{process}/comm").read_text().strip())
     return found
+
+
+def test_a_server_and_its_children_have_the_priority_of_pods(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    started = processes.start("one", ["sh", "-c", "nice; sh -c nice; echo end"])
+    started.await_line("end")
+    lowest = max(POD_NICE, os.getpriority(os.PRIO_PROCESS, 0))
+    assert started.log.read_text().split() == [str(lowest), str(lowest), "end"]
+    processes.end()
 
 
 def test_no_process_is_left_when_the_tests_are_killed(tmp_path: Path) -> None:

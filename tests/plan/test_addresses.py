@@ -3,6 +3,7 @@ not change, and no address is assigned twice."""
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +60,32 @@ def test_a_sharing_key_gives_only_an_address_at_which_a_requested_port_is_free()
         ("203.0.113.2",),
         ("203.0.113.1",),
     ]
+
+
+def test_an_address_is_not_shared_by_services_of_gateways_and_of_nodes() -> None:
+    web, other = frozenset({"TCP/80"}), frozenset({"TCP/81"})
+    of_gateways = AddressRequest(("IPv4",), ports=web, sharing_key="k")
+    for requested in ((), ("203.0.113.1",)):
+        of_nodes = AddressRequest(
+            ("IPv4",), ports=other, sharing_key="k", requested=requested, place="nodes"
+        )
+        held = {A: ["203.0.113.1"]}
+        for first, second, words in (
+            (of_gateways, of_nodes, "gateways serve the address 203.0.113.1 for Service default/a"),
+            (
+                msgspec.structs.replace(of_nodes, requested=()),
+                msgspec.structs.replace(of_gateways, ports=web, requested=requested),
+                "nodes announce the address 203.0.113.1 for Service default/a",
+            ),
+        ):
+            result = assign([POOL], held, {A: first, B: second})
+            assert granted(result, A) == ("203.0.113.1",)
+            assert isinstance(result[B], Refused)
+            assert words in str(result[B])
+            assert "the same class" in str(result[B])
+            same = msgspec.structs.replace(second, place=first.place)
+            result = assign([POOL], held, {A: first, B: same})
+            assert granted(result, B) == ("203.0.113.1",)
 
 
 def test_a_change_of_the_requested_pool_does_not_change_the_address_and_is_reported() -> None:

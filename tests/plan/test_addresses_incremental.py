@@ -16,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fairlead.config import LabelSelector, PoolConfig, ServiceAllocation
+from fairlead.announce_sections import LabelSelector
+from fairlead.config import PoolConfig, ServiceAllocation
 from fairlead.errors import Refused
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of

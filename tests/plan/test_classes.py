@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from tests.makers import make_service, make_slice, plan_at_gateway, plan_gateway
 
-from fairlead.config import Config, PoolConfig
+from fairlead.announce_sections import AnnounceConfig
+from fairlead.config import Config, NodeConfig, PoolConfig
 from fairlead.drivers.direct import spec
 from fairlead.errors import Refused
 from fairlead.kube.objects import (
@@ -20,7 +21,15 @@ from fairlead.kube.objects import (
     Service,
     ServiceStatus,
 )
-from fairlead.model import DirectSettings, LoadBalancer, OctaviaSettings, ProxySettings, ServiceKey
+from fairlead.model import (
+    AnnounceSettings,
+    DirectSettings,
+    LoadBalancer,
+    OctaviaSettings,
+    OvnSettings,
+    ProxySettings,
+    ServiceKey,
+)
 from fairlead.plan import classes
 from fairlead.plan.classes import CLASSES, DIRECT, ServiceClass
 from fairlead.plan.cloud import plan_cloud
@@ -28,12 +37,16 @@ from fairlead.plan.cluster import plan_controller
 from fairlead.plan.gateways import NO_GATEWAY, Gateways
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.services import plan_services
-from fairlead.sections import OctaviaConfig
+from fairlead.sections import OctaviaConfig, OvnConfig
 from fairlead.state import State
 
 EXAMPLE = DIRECT._replace(name="fairlead.io/example")
 CONFIG = Config(
-    pools=(PoolConfig("public", ("203.0.113.0/28",)),), octavia=OctaviaConfig(subnet_id="subnet")
+    pools=(PoolConfig("public", ("203.0.113.0/28",)),),
+    octavia=OctaviaConfig(subnet_id="subnet"),
+    ovn=OvnConfig(northbound=("tcp:192.0.2.1:6641",), router="router", cluster_id="c1"),
+    announce=AnnounceConfig(method="bgp"),
+    node=NodeConfig(announce=True),
 )
 NODES = {
     name: Node(ObjectMeta(name=name), status=NodeStatus((NodeAddress("InternalIP", address),)))
@@ -78,7 +91,13 @@ def test_each_service_is_planned_either_with_addresses_of_pools_or_for_the_cloud
         for key, each in planned.items()
         if not isinstance(each, Refused)
     }
-    known = {"direct": DirectSettings, "proxy": ProxySettings, "octavia": OctaviaSettings}
+    known = {
+        "direct": DirectSettings,
+        "proxy": ProxySettings,
+        "octavia": OctaviaSettings,
+        "announce": AnnounceSettings,
+        "ovn": OvnSettings,
+    }
     assert kinds.keys() == {name.rpartition("/")[2] for name in CLASSES}
     assert kinds.items() >= known.items()
     (refused,) = (each for each in planned.values() if isinstance(each, Refused))
@@ -89,12 +108,16 @@ def test_each_service_is_planned_either_with_addresses_of_pools_or_for_the_cloud
 
 def test_a_class_that_is_not_configured_is_refused() -> None:
     state = state_of(*(named(name) for name in CLASSES))
-    config = msgspec.structs.replace(CONFIG, octavia=None)
+    config = msgspec.structs.replace(CONFIG, octavia=None, announce=None, ovn=None)
     planned = plan_services(state, config, Ledger(), state.services)
     refused = {key.name: str(each) for key, each in planned.items() if isinstance(each, Refused)}
     assert refused == {
         "octavia": "class fairlead.io/octavia is not configured; configure the cloud in "
-        "section `octavia` of the configuration"
+        "section `octavia` of the configuration",
+        "announce": "class fairlead.io/announce is not configured; set announce.method to l2 or "
+        "bgp, and node.announce to true in the configuration, or use class fairlead.io/direct",
+        "ovn": "class fairlead.io/ovn is not configured; configure the northbound database in "
+        "section `ovn` of the configuration",
     }
     assert plan_cloud(state, config, state.services) == {}
 

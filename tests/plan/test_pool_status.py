@@ -110,3 +110,14 @@ def test_a_pool_with_addresses_that_no_client_can_reach_is_not_ready() -> None:
     for text in ("127.0.0.1", "224.0.0.0/24", "0.0.0.0", "::1", "fe80::/64"):
         conditions = shown(states([pool("main", text)], {})["main"])
         assert conditions["Ready"] == "False/InvalidAddresses", text
+
+
+def test_the_status_has_the_last_valid_section_announce() -> None:
+    def announce_of(section: object, last: object = None) -> object:
+        status = {} if last is None else {"announce": last}
+        body = {"metadata": {"name": "main"}, "spec": {"announce": section}, "status": status}
+        return states([msgspec.convert(body, AddressPool)], {})["main"].announce
+
+    assert announce_of({"method": "l2"}, {"method": "bgp"}) == {"method": "l2"}
+    assert announce_of({"interfaces": ["10.0.0.0/33"]}, {"method": "bgp"}) == {"method": "bgp"}
+    assert announce_of({"interfaces": ["10.0.0.0/33"]}) is None

@@ -10,18 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.makers import plan_gateway
 
+from fairlead.announce_sections import AnnounceConfig, LabelSelector, PoolAnnounce
 from fairlead.config import Config, PoolConfig
 from fairlead.kube.object_cache import ObjectCache
 from fairlead.kube.objects import EndpointSlice, Node, ObjectKey, Service
 from fairlead.kube.watch_events import Item
 from fairlead.plan.cluster import plan_controller, plan_node
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.projection import CONTROLLER, GATEWAY, NODE, Projection, of_node
+from fairlead.plan.projection import (
+    ANNOUNCING_GATEWAY,
+    CLOUD_CONTROLLER,
+    NODE,
+    Projection,
+    of_node,
+)
 from fairlead.state import State
 
+SELECTED = PoolAnnounce(node_selectors=(LabelSelector({"zone": "a"}),))
 CONFIG = Config(
-    default_class="fairlead.io/direct", pools=(PoolConfig("main", ("203.0.113.0/28",)),)
+    default_class="fairlead.io/direct",
+    pools=(PoolConfig("main", ("203.0.113.0/28",), announce=SELECTED),),
+    announce=AnnounceConfig("l2"),
 )
+ROLES = {
+    "controller": CLOUD_CONTROLLER,
+    "gateway": ANNOUNCING_GATEWAY,
+    "node": NODE,
+}
 NODES = ["node1", "node2", "node3"]
 LABELS = {
     "service.kubernetes.io/headless": st.just(""),
@@ -36,6 +51,8 @@ ANNOTATIONS = {
     "fairlead.io/class": st.just("fairlead.io/direct"),
     "fairlead.io/addresses": st.sampled_from(["203.0.113.1", "203.0.113.99"]),
     "loadbalancer.openstack.org/proxy-protocol": st.just("true"),
+    "fairlead.io/announce": st.sampled_from(["bgp", "none", "arp"]),
+    "fairlead.io/bgp-peers": st.just("a,b"),
     "note": st.text("ab ", max_size=3),
 }
 TRUTHS = st.sampled_from([None, True, False])
@@ -102,6 +119,8 @@ NODE_BODIES = st.fixed_dictionaries(
         ),
         "taints": st.lists(st.sampled_from(["ToBeDeletedByClusterAutoscaler", "busy"]), max_size=2),
         "leaving": st.booleans(),
+        "unavailable": st.sampled_from(["True", "False"]),
+        "message": st.sampled_from(["node is shutting down", "kubelet is not ready"]),
     }
 )
 
@@ -153,7 +172,13 @@ def objects(
                 "podCIDRs": [f"10.244.{number}.0/24"],
                 "taints": [{"key": key} for key in body["taints"]],
             },
-            "status": {"addresses": addresses},
+            "status": {
+                "addresses": addresses,
+                "conditions": [
+                    {"type": "Ready", "status": "False", "message": body["message"]},
+                    {"type": "NetworkUnavailable", "status": body["unavailable"]},
+                ],
+            },
         }
         decoded[2].append(msgspec.convert(node, Node))
     return decoded
@@ -179,10 +204,10 @@ def state_of(
 
 def plans(role: Projection, state: State, names: Any) -> dict[Any, Any]:
     """Return the plan of the role for these Services, with the text of each refusal."""
-    if role is CONTROLLER:
+    if role is CLOUD_CONTROLLER:
         planned: Any = plan_controller(state, CONFIG, Ledger(), names)
-    elif role is GATEWAY:
-        planned = plan_gateway(state, CONFIG, names)
+    elif role is ANNOUNCING_GATEWAY:
+        planned = plan_gateway(state, CONFIG, names, NODES[0])
     else:
         planned = plan_node(state, NODES[0], names)
     return {
@@ -190,7 +215,7 @@ def plans(role: Projection, state: State, names: Any) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
+@pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
 @given(drawn=st.lists(services(), max_size=3), nodes=st.lists(NODE_BODIES, max_size=3))
 def test_a_plan_of_the_stored_fields_equals_a_plan_of_all_fields(
     role: Projection, drawn: list[Any], nodes: list[Any]
@@ -233,7 +258,7 @@ def test_only_valid_internal_addresses_of_a_node_are_stored() -> None:
     assert [each.address for each in of_node(node).status.addresses] == ["2001:db8::1"]
 
 
-@pytest.mark.parametrize("role", [CONTROLLER, GATEWAY, NODE], ids=["controller", "gateway", "node"])
+@pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
 @pytest.mark.parametrize("projected", [True, False], ids=["stored fields", "all fields"])
 def test_endpoints_of_slices_with_the_headless_label_get_no_traffic(
     role: Projection, projected: bool

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from tests.e2e.kubectl import Kubectl, addresses_of, service
 
+from fairlead.announce_sections import AnnounceConfig
 from fairlead.config import Config, ControllerConfig, PoolConfig, PresenceConfig, WebConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -22,7 +23,7 @@ from fairlead.kube.objects import ENDPOINT_SLICES, NODES, ObjectKey
 from fairlead.lab import settings
 from fairlead.roles import controller
 from fairlead.roles.presence import Announcer
-from fairlead.sections import OctaviaConfig
+from fairlead.sections import OctaviaConfig, OvnConfig
 from fairlead.web import View
 
 DEADLINE_S = 60.0
@@ -46,8 +47,12 @@ class Cluster:
         self.default_class: str | None = "fairlead.io/direct"
         self.pool: Sequence[str] = POOL
         self.octavia: OctaviaConfig | None = None
+        self.ovn: OvnConfig | None = None
+        self.announce: AnnounceConfig | None = None
         self.presence = PresenceConfig(namespace=self.namespace, lease_duration_s=LEASE_S)
         self.keeps = 10
+        self.web = ""
+        """Where the controller serves `/state`; empty: nowhere."""
         self._access = access
         self._nodes: set[str] = set()
         self._controller: asyncio.Task[None] | None = None
@@ -88,8 +93,10 @@ class Cluster:
                 kept_addresses_per_namespace=self.keeps,
             ),
             presence=self.presence,
-            web=WebConfig(listen=""),
+            web=WebConfig(listen=self.web),
             octavia=self.octavia,
+            ovn=self.ovn,
+            announce=self.announce,
         )
         self._controller = asyncio.ensure_future(
             controller.run(

@@ -81,7 +81,7 @@ async def test_each_runs_before_the_next_opens_and_all_close_in_the_opposite_ord
             View("gateway", "gw1"),
         )
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while "run third" not in diary:
             await asyncio.sleep(0.001)
     role.cancel()
@@ -126,7 +126,7 @@ async def test_a_signal_during_the_start_closes_every_component_that_began_to_op
             View("gateway", "gw1"),
         )
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await role
     assert [each for each in diary if each.startswith("close")] == ["close second", "close first"]
@@ -177,7 +177,7 @@ async def test_status_metrics_and_requirements_are_those_of_the_open_components(
     for _ in range(2):
         release.clear()
         role = asyncio.ensure_future(run_components(parts, view))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not view.host() or "run second" not in diary:
                 await asyncio.sleep(0.001)
             assert shown_peers(view) == PeersState(followers=3)

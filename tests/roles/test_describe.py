@@ -138,7 +138,7 @@ async def an_unknown_class(cluster: Cluster) -> None:
     await cluster.apply("nonsense", loadBalancerClass="fairlead.io/nonsense")
     words = (
         "there is no class fairlead.io/nonsense",
-        "recreate the Service with one of fairlead.io/direct",
+        "recreate the Service with one of fairlead.io/announce, fairlead.io/direct",
     )
     await cluster.described("nonsense", "Warning", "SyncLoadBalancerFailed", *words)
     await cluster.has("nonsense", Accepted="False/Refused")

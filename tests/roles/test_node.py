@@ -6,10 +6,13 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from fairlead.announce_sections import AnnounceConfig, BgpConfig
+from fairlead.config import Config
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.kube.objects import Node, ObjectKey, Service, ServiceStatus
@@ -17,15 +20,8 @@ from fairlead.model import NodeService, ServiceKey
 from fairlead.plan.cluster import plan_node
 from fairlead.reconcile import Loop
 from fairlead.roles.health_check_server import command
-from fairlead.roles.node import (
-    SYNC_FAILED,
-    HostAddresses,
-    NodeAddresses,
-    clean_up,
-    notes_of,
-    primary_addresses,
-    service_precedence,
-)
+from fairlead.roles.node import SYNC_FAILED, clean_up, notes_of, service_precedence
+from fairlead.roles.node_addresses import HostAddresses, NodeAddresses, primary_addresses
 from fairlead.roles.report import Reporter
 from fairlead.state import State
 from fairlead.web import View
@@ -371,13 +367,15 @@ def test_the_primary_address_is_the_first_internal_ip_of_each_family() -> None:
 
 @pytest.mark.root
 async def test_cleanup_removes_the_table_and_may_be_repeated(
-    proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str]
+    proxy: tuple[Role, NodeProxyDriver], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The cleanup runs twice: the second run finds nothing, and does not create anything in order
     to remove it."""
-    await clean_up()
+    # The default directory of BIRD may belong to another process of this machine.
+    config = Config(announce=AnnounceConfig(bgp=BgpConfig(directory=str(tmp_path / "bird"))))
+    await clean_up(config)
     assert "the table inet fairlead: this node no longer serves Services" in "".join(
         capsys.readouterr()
     )
-    await clean_up()
+    await clean_up(config)
     assert "nothing to remove" in "".join(capsys.readouterr())

@@ -92,7 +92,7 @@ async def test_a_service_of_class_octavia_is_created_edited_and_deleted(
     await cluster.apply("plain", loadBalancerClass="fairlead.io/direct")
     assert (await cluster.addresses("plain")) != [address]
     await cluster.has("plain", Programmed="True/Programmed")
-    await cluster.kubectl("delete", "service", "web", "plain", "--timeout=30s")
+    await cluster.kubectl("delete", "service", "web", "plain", "--timeout=120s")
     lb = clients.without_auth(octavia=octavia_proxy.url).load_balancer
     assert list(lb.load_balancers(project_id=octavia_proxy.project)) == []
     assert [
@@ -197,6 +197,6 @@ async def test_without_a_cloud_services_are_refused_and_none_is_lost(
     cluster.octavia = there
     await cluster.start_controller()
     await cluster.addresses("new")
-    await cluster.kubectl("wait", "--for=delete", "service/web", "--timeout=30s")
+    await cluster.kubectl("wait", "--for=delete", "service/web", "--timeout=120s")
     lb = clients.without_auth(octavia=octavia_proxy.url).load_balancer
     assert len(list(lb.load_balancers(project_id=octavia_proxy.project))) == 1

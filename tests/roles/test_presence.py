@@ -9,11 +9,13 @@ import pytest
 from fairlead.config import PresenceConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.events import EVENTS, EventRecorder
 from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import Warned, lease_name, presence_of
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
+from fairlead.model import Finding
 from fairlead.roles.presence import Announcer
 from fairlead.web import View
 
@@ -78,3 +80,40 @@ async def test_without_permission_to_read_its_lease_a_process_announces_itself(
         await until(lambda: renewals(server) > 0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_finding_that_lasts_is_an_event_on_the_lease_and_its_end_too(
+    server: ApiServer,
+) -> None:
+    async with Client(Access(server.url)) as client:
+        recorder = EventRecorder(client, "fairlead-gateway")
+        found = [Finding("PeersNotListening", "listening failed", remedy="stop that process")]
+        announcer = Announcer(
+            client,
+            SECTION,
+            View("gateway", "gw1"),
+            "gw1",
+            recorder=recorder,
+            findings=lambda: found,
+        )
+        runs = [asyncio.ensure_future(each) for each in (announcer.run(), recorder.run())]
+        try:
+            async with asyncio.timeout(30):
+                while not (events := await client.list(EVENTS, namespace=SECTION.namespace)):
+                    await asyncio.sleep(0.05)
+                (event,) = events
+                assert (event.type, event.reason) == ("Warning", "PeersNotListening")
+                assert event.message == "listening failed; stop that process"
+                assert event.metadata.name.startswith(lease_name("gateway", "gw1"))
+                found.clear()
+                while len(events) < 2:
+                    events = await client.list(EVENTS, namespace=SECTION.namespace)
+                    await asyncio.sleep(0.05)
+        finally:
+            for each in runs:
+                each.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+        assert sorted((each.reason, each.message) for each in events) == [
+            ("PeersNotListening", "listening failed; stop that process"),
+            ("Recovered", "PeersNotListening no longer holds"),
+        ]

@@ -293,3 +293,13 @@ def test_durations_are_rounded() -> None:
     ):
         assert rounded_duration(stamp(now - passed), now) == words
     assert rounded_duration("soon", now) == "less than a minute"
+
+
+async def test_a_fact_that_needs_no_action_is_a_normal_event_without_an_end(bench: Bench) -> None:
+    fact = Finding("ConnectionsNotKept", "connections break", severity="info")
+    bench.tell(fact)
+    assert await bench.reasons() == []
+    assert bench.notes == [("ConnectionsNotKept", "connections break")]
+    bench.tell()
+    await asyncio.sleep(2 * SETTLE_S)
+    assert (bench.report.warned(), bench.ended) == ([], [])

@@ -78,7 +78,11 @@ async def port() -> AsyncIterator[int]:
 
 
 async def get(url: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, asyncio.timeout(5), session.get(url) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(60),
+        session.get(url) as response,
+    ):
         return response.status, await response.text()
 
 

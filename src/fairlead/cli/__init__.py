@@ -10,6 +10,14 @@ import click
 
 COMMANDS = {
     "plan": ("fairlead.cli.plan", "Show what Fairlead would do, for a cluster or for manifests."),
+    "announce": (
+        "fairlead.cli.announce",
+        "Show what routers need, so that load-balancer addresses are reachable.",
+    ),
+    "doctor": (
+        "fairlead.cli.doctor",
+        "Find what is wrong with Services, on any cluster, and what to do about it.",
+    ),
     "demo": ("fairlead.cli.demo", "Compare Fairlead with three other setups, with real packets."),
     "lab": ("fairlead.cli.lab", "Create a complete cluster of network namespaces on this machine."),
     "migrate": (
@@ -23,6 +31,10 @@ COMMANDS = {
     "octavia": (
         "fairlead.cli.octavia",
         "List and delete the OpenStack resources of deleted Services.",
+    ),
+    "ovn": (
+        "fairlead.cli.ovn",
+        "List and delete the load balancers in OVN of deleted Services.",
     ),
     "status": (
         "fairlead.cli.status",

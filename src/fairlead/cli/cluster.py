@@ -16,7 +16,7 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
-from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, BGP_PEERS, BGPPeer
 from fairlead.kube.manifests import Manifests
 from fairlead.kube.objects import (
     CONFIG_MAPS,
@@ -70,6 +70,11 @@ async def read_inventory(access: Access, config: Config | None) -> tuple[Config 
             await _list_own(client, ADDRESS_POOLS),
             tuple(theirs),
         )
+
+
+async def read_peers(client: Client) -> tuple[BGPPeer, ...]:
+    """Return the BGPPeers."""
+    return await _list_own(client, BGP_PEERS)
 
 
 async def _list_own(client: Client, resource: Resource[ObjectT]) -> tuple[ObjectT, ...]:

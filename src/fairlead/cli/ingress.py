@@ -14,6 +14,7 @@ from urllib.parse import quote
 import click
 
 from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.source import cluster_options
 from fairlead.ingress.settings import (
     CHARTS,
     CONTROLLERS,
@@ -139,7 +140,7 @@ def _print(options: Options, output: Literal["yaml", "helm"]) -> None:
     yaml.safe_dump_all(objects(options, made), sys.stdout, sort_keys=False)
 
 
-def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+def _service_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select a Service."""
 
     @functools.wraps(command)
@@ -147,12 +148,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**options)
 
     for option in (
-        click.option("--context", help="Context of the kubeconfig. Default: the current context."),
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path),
-            help="Kubeconfig of the cluster. Default: as kubectl.",
-        ),
+        cluster_options,
         click.option(
             "--configmap",
             default="",
@@ -215,7 +211,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     metavar="SECONDS",
 )
-@_cluster_options
+@_service_options
 @output_option
 def check(target: str, output: Format, **options: Any) -> None:
     """Check the settings between a load balancer and an ingress, with real connections.

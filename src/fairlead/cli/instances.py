@@ -12,6 +12,7 @@ from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, show
 from fairlead.config import Config, load
 from fairlead.errors import Refused
+from fairlead.kube.announcers import announcer_name
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
 from fairlead.kube.instances import Instance, observe
@@ -77,6 +78,75 @@ def _tables(instances: Sequence[Instance]) -> None:
                 f"{instance}: cannot serve {more} more Services: `fairlead status` on its host "
                 "lists them"
             )
+    _announcers(instances)
+
+
+def _announcers(instances: Sequence[Instance]) -> None:
+    """Print which instance announces which address, and the BGP sessions."""
+    announcing = [(each, each.announcer) for each in instances if each.announcer is not None]
+    rows = [
+        (
+            address.address,
+            ", ".join(address.services) or "-",
+            _named(instance),
+            address.method,
+            ", ".join(address.interfaces or address.peers) or ("-" if address.told else "no peer"),
+            address.since or "-",
+        )
+        for instance, status in announcing
+        for address in status.addresses
+    ]
+    if rows:
+        click.echo()
+        header = "ADDRESS", "SERVICES", "ANNOUNCED BY", "METHOD", "ON / TO", "SINCE"
+        draw(header, sorted(rows))
+    for instance, status in announcing:
+        if (more := status.address_count - len(status.addresses)) > 0:
+            click.echo(
+                f"{_named(instance)}: {more} more addresses: `kubectl get announcer "
+                f"{announcer_name(status.role, status.host)} -o yaml` lists them"
+            )
+    sessions = [
+        (
+            _named(instance),
+            each.peer,
+            each.address,
+            each.state,
+            each.since or "-",
+            each.bfd or "-",
+            each.last_error or "-",
+        )
+        for instance, status in announcing
+        for each in status.sessions
+    ]
+    if sessions:
+        click.echo()
+        header_of_sessions = (
+            "BGP SESSION OF",
+            "PEER",
+            "ADDRESS",
+            "STATE",
+            "SINCE",
+            "BFD",
+            "LAST ERROR",
+        )
+        draw(header_of_sessions, sessions)
+    for instance, status in announcing:
+        for conflict in status.conflicts:
+            click.echo(
+                f"{_named(instance)}: conflict: {conflict.address} is also at "
+                f"{conflict.mac} on {conflict.interface} since {conflict.since or '-'}"
+            )
+        for problem in status.problems:
+            click.echo(f"{_named(instance)}: {problem}")
+
+
+def _named(each: Instance) -> str:
+    """Return the role and name of an instance, and since when it has been silent."""
+    if each.alive:
+        return f"{each.role} {each.name}"
+    last = f", last renewed at {each.renewed}" if each.renewed else ""
+    return f"{each.role} {each.name} (gone: not seen for {each.watched_s:.0f} s{last})"
 
 
 def _row(each: Instance) -> tuple[str, ...]:

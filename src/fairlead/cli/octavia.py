@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.source import cluster_options, config_option
 from fairlead.config import Config, load
 from fairlead.errors import Refused
 from fairlead.plan.classes import CLASSES
@@ -76,18 +77,8 @@ class Answer(msgspec.Struct, frozen=True):
     help="Name of the cloud in clouds.yaml, which is searched as by the openstack command. "
     "Default: the cloud of the configuration.",
 )
-@click.option("--context", help="Context of the kubeconfig. Default: the current context.")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path),
-    help="Kubeconfig of the cluster. Default: as kubectl.",
-)
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
-)
+@config_option
+@cluster_options
 @output_option
 def gc(
     delete: bool,

@@ -11,7 +11,7 @@ from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.cli.source import Source, source_options
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
-from fairlead.model import Listener, LoadBalancer, ServiceKey
+from fairlead.model import Announcement, Listener, LoadBalancer, ServiceKey
 from fairlead.net.address import join_host_port
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     manifests.
 
     For each Service of type LoadBalancer it shows the addresses, the listeners, the members with
-    their weights and states, and which parts are not possible and why. The command changes nothing
-    and only reads from the cluster. It calls no cloud; for Services whose addresses come from a
-    cloud it reports which facts only the cloud knows. With -f it needs no cluster; without --config
-    it shows example addresses.
+    their weights and states, how hosts announce the addresses, and which parts are not possible and
+    why. The command changes nothing and only reads from the cluster. It calls no cloud; for
+    Services whose addresses come from a cloud it reports which facts only the cloud knows. With -f
+    it needs no cluster; without --config it shows example addresses.
 
     \b
     fairlead plan -f examples/plan
@@ -59,7 +59,7 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     config, manifests = _read(source)
     planned = [
         each
-        for each in _plan(config, manifests)
+        for each in plan_manifests(config, manifests)
         if namespace in (None, ServiceKey.parse(each.service).namespace)
     ]
     show(planned, output, lambda: _table(planned))
@@ -84,7 +84,8 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
     return config, manifests
 
 
-def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
+def plan_manifests(config: Config, manifests: "Manifests") -> list[Planned]:
+    """Return the plan of each Service of type LoadBalancer."""
     from fairlead.kube.objects import ObjectKey
     from fairlead.plan.classes import CLASSES
     from fairlead.plan.ledger import Ledger
@@ -100,6 +101,7 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     )
     state.update_namespaces({ObjectKey("", o.metadata.name): o for o in manifests.namespaces})
     state.update_pools({ObjectKey("", o.metadata.name): o for o in manifests.address_pools})
+    state.update_bgp_peers({ObjectKey("", o.metadata.name): o for o in manifests.bgp_peers})
     state.update_grants({ObjectKey("", o.metadata.name): o for o in manifests.address_grants})
     balancers = plan_services(state, config, Ledger(), state.services)
     planned = []
@@ -147,8 +149,27 @@ def _table(planned: list[Planned]) -> None:
             click.echo(f"{item.service}: {item.refused}")
         if item.known_later:
             click.echo(f"{item.service}: known later: {item.known_later}")
+        for each in item.load_balancer.announcements if item.load_balancer else ():
+            click.echo(f"{item.service}: {announced(each)}")
         for note in item.load_balancer.notes if item.load_balancer else ():
             click.echo(f"{item.service}: {note.code}: {note}")
+
+
+def announced(each: Announcement) -> str:
+    """Describe how addresses are announced."""
+    addresses = ", ".join(each.addresses)
+    hosts = "" if each.candidates is None else f" by {', '.join(each.candidates) or 'no host'}"
+    if each.method == "l2":
+        where = f" at {', '.join(each.interfaces)}" if each.interfaces else ""
+        return f"{addresses} announced on layer 2{where}{hosts or ' by any host'}"
+    peers = "every peer" if each.peers is None else ", ".join(each.peers)
+    details = [*each.communities]
+    if each.local_preference is not None:
+        details.append(f"local preference {each.local_preference}")
+    lengths = {each.aggregation_length, each.aggregation_length_v6} - {32, 128}
+    details += [f"prefixes of length {length}" for length in sorted(lengths)]
+    more = f" ({', '.join(details)})" if details else ""
+    return f"{addresses} announced by BGP to {peers}{hosts}{more}"
 
 
 def _unknown(item: Planned, listener: Listener) -> tuple[str, ...]:

@@ -180,7 +180,8 @@ def gateway(
     fairlead.io/proxy end at a HAProxy process on this host. If the configuration has
     gateway.apiServer, another HAProxy process is the load balancer of the API servers; then the
     gateway may start before its kubeconfig exists. When the process ends for any reason, the kernel
-    and HAProxy continue, and the next start takes over. --cleanup removes everything."""
+    and HAProxy continue, and the next start takes over; addresses stay announced unless
+    announce.withdrawAtStop is set. --cleanup removes everything."""
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _without_garbage_collector():
         from fairlead.roles.gateway import clean_up, run
@@ -212,6 +213,11 @@ def gateway(
     help="Name of this Node in Kubernetes.",
 )
 @click.option(
+    "--pin-path",
+    help="Directory on a bpffs for the program that announces addresses by L2; overrides the "
+    "configuration.",
+)
+@click.option(
     "--cleanup",
     is_flag=True,
     help="Remove the rules of this node and its end of the tunnel from the kernel, restore the "
@@ -223,16 +229,24 @@ def gateway(
     help="Remove rules and tunnel when a signal stops the process. After a crash or kill -9 "
     "everything stays.",
 )
-def node(node_name: str, cleanup: bool, remove_at_stop: bool, **options: Any) -> None:
+def node(
+    node_name: str, pin_path: str | None, cleanup: bool, remove_at_stop: bool, **options: Any
+) -> None:
     """Run the node role: the service proxy, and the node's end of the gateways' tunnel.
 
     The service proxy (ClusterIP, NodePort, load-balancer addresses, healthCheckNodePort) replaces
     kube-proxy; if kube-proxy runs, set node.serviceProxy to false. The tunnel exists if tunnel.kind
-    is ipip or vxlan, for nodes behind a router. Harmful settings of the host are reported, and
-    corrected if node.adjustSystem is true. When the process ends, everything stays in place, so
-    that a restart or an upgrade does not interrupt traffic. --cleanup removes everything,
-    --remove-at-stop removes it when the process stops."""
+    is ipip or vxlan, for nodes behind a router. With node.announce the node announces the addresses
+    of Services of class fairlead.io/announce while it has ready pods. Harmful settings of the host
+    are reported, and corrected if node.adjustSystem is true. When the process ends, everything
+    stays in place, so that a restart or an upgrade does not interrupt traffic. --cleanup removes
+    everything, --remove-at-stop removes it when the process stops, and announce.withdrawAtStop only
+    withdraws what the node announces."""
     from fairlead.roles.process import run_until_signalled
+
+    def with_options(config: Config) -> Config:
+        section = msgspec.structs.replace(config.node, pin_path=pin_path or config.node.pin_path)
+        return msgspec.structs.replace(config, node=section)
 
     _need_root("a node", "CAP_NET_ADMIN, for tunnel.kind ipip also CAP_BPF, CAP_PERFMON")
     if cleanup:
@@ -240,10 +254,10 @@ def node(node_name: str, cleanup: bool, remove_at_stop: bool, **options: Any) ->
         from fairlead.roles.presence import withdraw
 
         config, find = _prepare(**options)
-        run_until_signalled(clean_up())
+        run_until_signalled(clean_up(with_options(config)))
         run_until_signalled(withdraw(config.presence, find, "node", node_name))
         return
     from fairlead.roles.node import run
 
     config, access = _start(**options)
-    run_until_signalled(run(config, access, node_name, remove_at_stop=remove_at_stop))
+    run_until_signalled(run(with_options(config), access, node_name, remove_at_stop=remove_at_stop))

@@ -6,7 +6,7 @@ first argument."""
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -16,6 +16,8 @@ from fairlead.plan.classes import CLASSES
 
 if TYPE_CHECKING:
     from fairlead.kube.access import Access
+
+CommandT = TypeVar("CommandT", bound=Any)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -60,26 +62,38 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         command(Source(paths, config_path, kubeconfig, context), **others)
 
-    file = click.Path(path_type=Path)
-    for option in (
-        click.option("--context", help="Context of the kubeconfig. Default: the current context."),
-        click.option(
-            "--kubeconfig", type=file, help="Kubeconfig of the cluster. Default: as kubectl."
-        ),
-        click.option(
-            "--config",
-            "config_path",
-            type=file,
-            help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
-        ),
-        click.option(
-            "-f",
-            "--filename",
-            "paths",
-            multiple=True,
-            help="Manifest file, directory, or - for standard input. Default: the cluster of the "
-            "kubeconfig.",
-        ),
-    ):
-        with_source = option(with_source)
-    return with_source
+    manifests = click.option(
+        "-f",
+        "--filename",
+        "paths",
+        multiple=True,
+        help="Manifest file, directory, or - for standard input. Default: the cluster of the "
+        "kubeconfig.",
+    )
+    return manifests(config_option(cluster_options(with_source)))
+
+
+def cluster_options(command: CommandT) -> CommandT:
+    """Add the options `--kubeconfig` and `--context`."""
+    context = click.option(
+        "--context", help="Context of the kubeconfig. Default: the current context."
+    )
+    kubeconfig = click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path),
+        help="Kubeconfig of the cluster. Default: as kubectl.",
+    )
+    decorated: CommandT = kubeconfig(context(command))
+    return decorated
+
+
+def config_option(command: CommandT) -> CommandT:
+    """Add the option `--config`."""
+    option = click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
+    )
+    decorated: CommandT = option(command)
+    return decorated

@@ -15,10 +15,13 @@ from fairlead.model import LoadBalancer, NodeService
 from fairlead.role_state import (
     STATES,
     ApiServersState,
+    BgpState,
     ControllerState,
     GatewayState,
+    L2State,
     NodeState,
     OctaviaState,
+    OvnState,
     PeersState,
     ProbesState,
     ProxyState,
@@ -77,9 +80,9 @@ def status(
     exec gw1 -- fairlead status
 
     With --cluster it shows the controllers, gateways and nodes of the cluster, which controller
-    leads, and which Services each of them cannot serve. The command waits until every process has
-    renewed its Lease or is found to be gone: with the default configuration 10 s, or 30 s if a
-    process is gone."""
+    leads, which Services each of them cannot serve, and which of them announces which address. The
+    command waits until every process has renewed its Lease or is found to be gone: with the default
+    configuration 10 s, or 30 s if a process is gone."""
     if cluster:
         if addresses:
             raise click.UsageError(
@@ -135,10 +138,13 @@ def _tables(states: Sequence[RoleState]) -> None:
                 if state.tunnel is not None:
                     packets = _listed(state.tunnel.packets)
                     click.echo(f"tunnel: {state.tunnel.kind}, packets: {packets}")
+                _announced(state.l2 or L2State(), state.bgp or BgpState())
             case ControllerState():
                 _outcomes(state.services)
                 if state.octavia is not None:
                     _octavia(state.octavia)
+                if state.ovn is not None:
+                    _ovn(state.ovn)
         for finding in state.host:
             click.echo(f"host: {finding}")
 
@@ -157,6 +163,7 @@ def _gateway(state: GatewayState) -> None:
     _draining(traffic)
     _interfaces(traffic)
     _peers(state.peers or PeersState())
+    _announced(state.l2 or L2State(), state.bgp or BgpState())
 
 
 def _step(state: RoleState) -> str:
@@ -296,6 +303,69 @@ def _peers(peers: PeersState) -> None:
         (each.address, "yes" if each.connected else "no", each.problem) for each in peers.gateways
     ]
     _if_any(("PEER", "FOLLOWED", "PROBLEM"), rows)
+    for finding in peers.findings:
+        click.echo(f"peers: {finding}")
+
+
+def _announced(l2: L2State, bgp: BgpState) -> None:
+    """Print the addresses that this host announces, its BGP sessions, and the other announcers."""
+    rows = [
+        (each.address, ", ".join(each.services), "l2", ", ".join(each.interfaces), each.since)
+        for each in l2.addresses
+    ]
+    nowhere = "routing daemon" if bgp.speaker == "routes" else "no peer"
+    rows += [
+        (
+            each.address,
+            ", ".join(each.services),
+            "bgp",
+            ", ".join(each.peers) or nowhere,
+            each.since,
+        )
+        for each in bgp.addresses
+    ]
+    _if_any(("ANNOUNCED", "SERVICES", "METHOD", "ON / TO", "SINCE"), sorted(rows))
+    sessions = [
+        (
+            each.peer,
+            each.address,
+            each.state,
+            each.since,
+            str(each.announced),
+            "-" if each.accepted is None else str(each.accepted),
+            each.bfd or "-",
+            each.last_error,
+        )
+        for each in bgp.sessions
+    ]
+    _if_any(
+        (
+            "BGP PEER",
+            "ADDRESS",
+            "STATE",
+            "SINCE",
+            "ANNOUNCED",
+            "ACCEPTED",
+            "BFD",
+            "LAST ERROR",
+        ),
+        sessions,
+    )
+    routes = [
+        (each.address or "-", each.peer, each.state, each.since or "-", each.reason)
+        for each in bgp.routes
+    ]
+    _if_any(("ROUTE TO", "BGP PEER", "STATE", "SINCE", "REASON"), routes)
+    members = [(each.name, each.interface, each.state, each.since) for each in l2.members]
+    _if_any(("ANNOUNCER", "INTERFACE", "STATE", "SINCE"), members)
+    conflicts = [
+        (each.address, each.interface, each.mac, each.since, each.seen) for each in l2.conflicts
+    ]
+    _if_any(("CONFLICT", "INTERFACE", "OTHER HOST", "SINCE", "LAST SEEN"), conflicts)
+    if bgp.problem:
+        click.echo(f"bgp: {bgp.problem}")
+    for finding in (*l2.findings, *bgp.findings):
+        click.echo(f"announce: {finding}")
 
 
 def _octavia(state: OctaviaState) -> None:
@@ -333,6 +403,31 @@ def _octavia(state: OctaviaState) -> None:
     for each in state.load_balancers:
         for discrepancy in each.discrepancies:
             click.echo(f"{each.service}: {discrepancy} (load balancer {each.id})")
+
+
+def _ovn(state: OvnState) -> None:
+    """Print the load balancers in OVN, and the databases that are not connected."""
+    rows = [
+        (
+            each.service,
+            f"{each.address}/{each.protocol}{f' on {each.node}' if each.node else ''}",
+            _listed(each.positions),
+            ", ".join(each.draining) or "none",
+            ", ".join(each.attached) or "none",
+            "removed" if each.removed else "installed" if each.installed else "waiting for chassis",
+        )
+        for each in state.load_balancers
+    ]
+    header = "LISTENER", "BACKENDS (positions)", "DRAINING", "ATTACHED TO", "STATE"
+    _if_any(("OVN LOAD BALANCER OF", *header), rows)
+    for each in state.databases:
+        if not each.connected:
+            click.echo(
+                f"ovn: {each.name} is not connected, and its state is {each.stale_s:.0f} s old: "
+                f"{each.problem}"
+            )
+    if state.chassis_behind:
+        click.echo(f"ovn: chassis without the last change: {', '.join(state.chassis_behind)}")
 
 
 def _if_any(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

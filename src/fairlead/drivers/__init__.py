@@ -23,6 +23,10 @@ if TYPE_CHECKING:  # the helper processes of a role need none of these imports
     from fairlead.drivers.sysctl_requirement import SysctlRequirement
     from fairlead.role_state import Part
 
+PATIENCE_S = 1.0
+"""The `Driver.patience_s` of drivers that wait for another process, which usually answers within
+milliseconds."""
+
 Requeue = Callable[[Collection[ServiceKey]], None]
 """Called by a driver to have these Services reconciled again although nothing in the cluster has
 changed: a node became reachable, memory was released, or a process ended. A role passes
@@ -32,6 +36,18 @@ driver returns an Outcome instead."""
 
 def no_requeue(_: Collection[ServiceKey]) -> None:
     """The `Requeue` of a driver without a loop."""
+
+
+Undecided = Callable[[], Collection[str] | None]
+"""Returns the addresses of the Services that are not served as planned, for example because the
+plan refuses them; None: of all Services, because the loop has not processed all of them since the
+start. A driver that cannot tell for which Service a previous process announced an address does not
+withdraw such an address."""
+
+
+def all_decided() -> Collection[str] | None:
+    """The `Undecided` of a driver without a loop."""
+    return ()
 
 
 class Component:
@@ -49,6 +65,15 @@ class Component:
     def read_incomplete(self) -> bool:
         """Drivers only: see `Driver.read_incomplete`."""
         return False
+
+    withdraws_first = False
+    """Drivers only: see `Driver.withdraws_first`."""
+    patience_s = 0.0
+    """Drivers only: see `Driver.patience_s`."""
+
+    def withdrawals(self, intents: Any, actual: Any) -> Sequence[Any]:
+        """Drivers only: see `Driver.withdrawals`."""
+        return ()
 
     async def open(self) -> None:
         """Prepare the component, or wait until the role may continue. The components before it in
@@ -72,6 +97,10 @@ class Component:
         `role_state.PART_FIELDS` names; None adds nothing. Called in a thread while the component is
         open."""
         return None
+
+    def watch_status(self, changed: Callable[[], None]) -> None:
+        """Call `changed` from now on when `status` returns another value. A component that does not
+        override this method is asked for its status at intervals."""
 
     def collectors(self) -> "Sequence[Collector]":
         """Return the collectors of its metrics. Called once, when the component is open."""
@@ -124,6 +153,25 @@ class Driver(Protocol[KeyT, IntentT, SpecT, ActualT, ChangeT]):
     def read_incomplete(self) -> bool:
         """Whether the last full `read` was incomplete, because a part could not be read. The loop
         then soon reads everything again."""
+
+    @property
+    def withdraws_first(self) -> bool:
+        """Whether `withdrawals` may return changes."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a pass waits for `apply`, and a bit more for each Service. For a driver whose
+        other side may hang, while the drivers before it serve Services without it. `apply` is not
+        cancelled: its Services are reconciled again when it ends. 0: as long as it takes."""
+
+    def withdrawals(
+        self, intents: Mapping[KeyT, IntentT], actual: Mapping[KeyT, ActualT]
+    ) -> Sequence[ChangeT]:
+        """Return the changes that take back what these Services no longer need, such as routes to
+        an address that they lose. Pure. They are applied before the drivers that precede this one
+        in the chain change anything for these Services. If they fail, or take longer than
+        `patience_s`, the other drivers work nevertheless, and if they have failed, the next `diff`
+        contains the same changes."""
 
     def render(self, intents: Mapping[KeyT, IntentT]) -> Mapping[KeyT, SpecT]:
         """Return the desired state in the driver's own terms. Pure. A Service that needs nothing

@@ -10,14 +10,14 @@ begins and when a claim is removed, with the reasons of the upstream service con
 the claim has a field manager of its own, which owns nothing else; a claim for a class of another
 chain of drivers is released by that chain, before this chain makes its own claim."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from fairlead.drivers import Component
 from fairlead.drivers.mutation_cache import ServiceCache
 from fairlead.drivers.service_status import ServiceWriter
-from fairlead.errors import Conflict
+from fairlead.errors import Conflict, FairleadError
 from fairlead.kube.events import Recorder
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
@@ -76,10 +76,13 @@ class ClaimDriver(Component):
         *,
         loop: LoopName = "services",
         may_keep: bool = True,
+        obstacle: Callable[[str], FairleadError | None] = lambda _: None,
     ) -> None:
         """Create the driver. `loop`: the loop that runs this driver; the driver claims only
         Services of the classes that this loop serves. `may_keep`: whether the addresses of these
-        classes can be kept for later Services."""
+        classes can be kept for later Services. `obstacle` returns why a Service that the class of
+        this name has claimed cannot change to another class at present."""
+        self._obstacle = obstacle
         self._loop = loop
         self._may_keep = may_keep
         self._writer = writer
@@ -171,6 +174,8 @@ class ClaimDriver(Component):
         held = claimed_class(service) if service is not None else ""
         if held and loop_of(held) != self._loop:
             raise Conflict(f"class {held} has not released Service {claim.service} yet")
+        if held not in ("", claim.class_name) and (error := self._obstacle(held)) is not None:
+            raise error
         if not claim.renewed:
             self._announce_first_attempt(claim, "EnsuringLoadBalancer", "Ensuring load balancer")
         metadata = {

@@ -12,12 +12,13 @@ verdict rests on answers, or on their absence:
 - `unready`: one bad answer; or two refused connections; or two time-outs while the machine answers
   on another port. A target without a verdict becomes `unready` only after five bad answers or
   refused connections, because its node may still be installing the rules.
-- `down`: two time-outs in a row, of any targets. The machine is silent, so all its targets get this
-  verdict.
+- `down`: two time-outs in a row, of any targets; or a check has found during a probe that the
+  machine is dead (`silence`). The machine is silent, so all its targets get this verdict.
 - `probe_failed`: the probe of a target without a verdict could not be sent, which is a failure on
   our own side."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from fairlead.model import Value, Verdict
 from fairlead.net.address import join_host_port
@@ -149,7 +150,12 @@ class NodeLiveness:
             return sent_s + self._interval_s / FRESH_FACTOR, next(iter(self._fresh))
         turn_s = sent_s + self._interval_s
         for target, due_s in self._to_confirm.items():
-            if due_s <= turn_s:
+            if self._records[target].verdict == "down":
+                # The machine is back. It may have hundreds of targets.
+                confirm_s = max(due_s, sent_s + self._interval_s / FRESH_FACTOR)
+                if confirm_s <= turn_s:
+                    return confirm_s, target
+            elif due_s <= turn_s:
                 return turn_s, target
             break  # the others are due later
         if len(self._rotation) > MAX_IN_TURN:
@@ -234,6 +240,21 @@ class NodeLiveness:
             record.verdict = "probe_failed"
             yield target, "probe_failed"
 
+    def to_check(self, target: Target) -> Sequence[Target]:
+        """Return targets of the machine, the most suitable first, at which a check may find out
+        whether it is dead while a probe of `target` has no answer. Return none if the machine is
+        already `down`, or if the target never answers in time."""
+        record = self._records.get(target)
+        if self._down or record is None or record.verdict is None or record.silent:
+            return ()
+        others = (other for other in self._rotation if other != target)
+        return (*islice(others, MAX_IN_TURN - 1), target)
+
+    def machine_dead(self, now_s: float) -> Sequence[tuple[Target, Verdict]]:
+        """Record that a check has found the machine dead, and return the verdicts that change."""
+        self._silences = SILENCES
+        return tuple(self._set_down(now_s))
+
     def _evaluate_silence(
         self, target: Target, record: Record | None, now_s: float
     ) -> Iterator[tuple[Target, Verdict]]:
@@ -243,16 +264,8 @@ class NodeLiveness:
             self._silences += 1
         if record is not None:
             record.silent, record.good, record.refused = record.silent + 1, 0, 0
-        if self._silences >= SILENCES:
-            self._down = True
-        if self._down:
-            self._fresh, self._to_confirm, self._unready = {}, {}, {}
-            for other, known in self._records.items():
-                known.good = known.refused = 0
-                known.record_failure(now_s)
-                if known.verdict != "down":
-                    known.verdict = "down"
-                    yield other, "down"
+        if self._down or self._silences >= SILENCES:
+            yield from self._set_down(now_s)
         elif record is not None and record.silent < SILENCES:
             self._to_confirm[target] = now_s + self._interval_s
         elif record is not None and record.verdict != "unready":
@@ -260,6 +273,16 @@ class NodeLiveness:
             record.verdict = "unready"
             self._unready[target] = None
             yield target, "unready"
+
+    def _set_down(self, now_s: float) -> Iterator[tuple[Target, Verdict]]:
+        self._down = True
+        self._fresh, self._to_confirm, self._unready = {}, {}, {}
+        for other, known in self._records.items():
+            known.good = known.refused = 0
+            known.record_failure(now_s)
+            if known.verdict != "down":
+                known.verdict = "down"
+                yield other, "down"
 
 
 def verdict_of(record: Record, answer: Answer, now_s: float) -> Verdict | None:

@@ -7,9 +7,10 @@ verdict is None when the port is no longer probed. All members are probed in eve
 they can come back. kube-proxy's health ports are probed: the port of KEP-3836 for policy Cluster,
 the healthCheckNodePort for policy Local.
 
-Invariants: there is one probe in flight per node address, not per Service. A node that falls silent
-is `down` after two time-outs (0.3 s) plus at most one interval. A failure on our own side does not
-count against a node.
+Invariants: there is one probe in flight per node address, not per Service. A probe that is not
+answered soon starts a check of the machine (`silence_check`), so a machine that falls silent is
+`down` 0.12 s after the first probe that it does not answer; without a check, after two time-outs
+(0.3 s). A failure on our own side does not count against a node.
 
 The monitor runs in its own process (`roles/prober_process`); the driver in the gateway's loop is
 `prober`. A thousand nodes, each probed ten times a second, must cost a small part of a CPU core.
@@ -29,6 +30,8 @@ import structlog
 
 from fairlead.drivers.health_targets import Probes, StartProbes, StopProbes, after
 from fairlead.drivers.liveness import MAX_IN_TURN, NodeLiveness, Target
+from fairlead.drivers.silence import HANDSHAKES_AFTER, Silence
+from fairlead.drivers.silence_check import SilenceCheck
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey, Verdict
 from fairlead.net.httpanswer import SILENT, Answer
@@ -52,6 +55,9 @@ targets would leave time for nothing else."""
 PROBES_PER_CONNECTION = 100
 """A connection is replaced after this number of probes to its node, because the probes must also
 show that the node accepts new connections."""
+MAX_CHECKS = 50
+"""Maximum number of nodes that are checked at the same time. If more are silent, this host is
+probably cut off, and the time-outs of probes decide."""
 
 
 FIRST_VERDICTS_S = 0.3
@@ -103,8 +109,11 @@ class Monitor:
         self._agenda: list[tuple[float, int, NodeProbes]] = []
         """A heap of (due time, insertion number, node). A node that was rescheduled leaves outdated
         entries behind, which `_tick` skips. The insertion number makes equal times comparable."""
+        self._recent: deque[tuple[float, NodeProbes]] = deque()
+        """Probes that were just sent, in the order of their times: the time, and the node."""
         self._outstanding: deque[tuple[float, NodeProbes]] = deque()
-        """Sent probes in the order of their times: the time, and the node."""
+        """Earlier probes that had no answer when a check of their machine was due."""
+        self._checks: dict[NodeProbes, SilenceCheck] = {}
         self._order = count()
         self._work_available = asyncio.Event()
         self._connects = 0
@@ -174,6 +183,7 @@ class Monitor:
                 self._schedule(node, 0.0)
             while True:
                 self._connects = CONNECTS_PER_TICK
+                self._step_checks(asyncio.get_running_loop().time())
                 while self._tick(asyncio.get_running_loop().time()):
                     await asyncio.sleep(0)
                 await self._pause()
@@ -183,11 +193,13 @@ class Monitor:
                 for connection in node.connections.values():
                     connection.close()
                 node.connections, node.outstanding, node.due_s = {}, None, None
+                self._end_check(node)
             self._agenda.clear()
+            self._recent.clear()
             self._outstanding.clear()
 
     async def _pause(self) -> None:
-        if self._agenda or self._outstanding:
+        if self._agenda or self._recent or self._outstanding:
             await asyncio.sleep(TICK_S)
             return
         self._work_available.clear()
@@ -213,11 +225,44 @@ class Monitor:
     def _overdue(self, now_s: float) -> tuple[NodeProbes, Target] | None:
         """Return a node whose probe timed out, and the target; None if there is none. All probes
         have the same time-out, so the oldest one expires first."""
+        check_s = now_s - HANDSHAKES_AFTER[0] * self._timeout_s
+        while self._recent and self._recent[0][0] <= check_s:
+            sent_s, node = self._recent.popleft()
+            if node.outstanding is not None and node.sent_s == sent_s:
+                self._outstanding.append((sent_s, node))
+                self._begin_check(node, node.outstanding, now_s)
         while self._outstanding and self._outstanding[0][0] <= now_s - self._timeout_s:
             sent_s, node = self._outstanding.popleft()
             if node.outstanding is not None and node.sent_s == sent_s:
                 return node, node.outstanding
         return None
+
+    def _begin_check(self, node: NodeProbes, target: Target, now_s: float) -> None:
+        targets = node.liveness.to_check(target)
+        if not targets or len(self._checks) >= MAX_CHECKS:
+            return
+        silence = Silence(node.sent_s, self._timeout_s, now_s)
+        self._checks[node] = SilenceCheck(silence, targets, self._mark_of(target))
+        self._step_check(node, now_s)
+
+    def _step_checks(self, now_s: float) -> None:
+        for node in list(self._checks):
+            self._step_check(node, now_s)
+
+    def _step_check(self, node: NodeProbes, now_s: float) -> None:
+        result = self._checks[node].step(now_s)
+        if result == "waiting":
+            return
+        self._end_check(node)
+        if result == "dead" and node.outstanding is not None:
+            node.connections.pop(node.outstanding.port).close()
+            node.outstanding = None
+            self._report(node.liveness.machine_dead(now_s))
+            self._serve(node, now_s)
+
+    def _end_check(self, node: NodeProbes) -> None:
+        if self._checks and (check := self._checks.pop(node, None)) is not None:
+            check.close()
 
     def _schedule(self, node: NodeProbes, due_s: float) -> None:
         node.due_s = due_s
@@ -346,7 +391,11 @@ class Monitor:
                 if target in self._withheld:
                     self._observe_target(target, self._withheld.pop(target), self._services(target))
 
+    def _mark_of(self, target: Target) -> int:
+        return 0 if target.routed else self._mark
+
     def _forget(self, node: NodeProbes) -> None:
+        self._end_check(node)
         for connection in node.connections.values():
             connection.close()
         del self._nodes[node.path]
@@ -360,23 +409,23 @@ class Monitor:
         if connection is None or node.probes_sent % PROBES_PER_CONNECTION == 0:
             if connection is not None:
                 connection.close()
-            mark = 0 if target.routed else self._mark
             connection = ProbeConnection(
                 asyncio.get_running_loop(),
                 target.address,
                 target.port,
                 partial(self._on_answer, node),
-                mark,
+                self._mark_of(target),
             )
         node.connections[target.port] = connection
         if len(node.connections) > MAX_IN_TURN:
             node.connections.pop(next(iter(node.connections))).close()
-        self._outstanding.append((now_s, node))
+        self._recent.append((now_s, node))
         self.sent += 1
         connection.send_request(target.path)
 
     def _on_answer(self, node: NodeProbes, answer: Answer | Unavailable) -> None:
         target, node.outstanding = node.outstanding, None
+        self._end_check(node)
         if target is None:
             return
         now_s = asyncio.get_running_loop().time()
@@ -395,6 +444,7 @@ class Monitor:
         """Record that a probe timed out. The next one uses a new connection, because this one may
         be stuck."""
         node.outstanding = None
+        self._end_check(node)
         node.connections.pop(target.port).close()
         late_s = now_s - node.sent_s - self._timeout_s
         if late_s > 0.5 * self._timeout_s:

@@ -1,11 +1,14 @@
-"""Fairlead's CRDs, of group `fairlead.io`: AddressPool and AddressGrant.
+"""Fairlead's CRDs, of group `fairlead.io`: AddressPool, AddressGrant and BGPPeer.
 
-In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. Both CRDs are
+In: JSON from the API server or manifests. Out: frozen Structs, as in `objects`. All of them are
 cluster-scoped; `deploy/crds` validates their fields. An AddressPool has addresses to assign. An
 AddressGrant is the lock on one address, and its name is derived from the address. An address must
-not be published without its AddressGrant, nor for a Service that the grant does not list."""
+not be published without its AddressGrant, nor for a Service that the grant does not list. A BGPPeer
+is a neighbor to which hosts announce addresses."""
 
 import ipaddress
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -30,6 +33,10 @@ class AddressPoolSpec(Fields, frozen=True):
     auto_assign: bool = True
     avoid_buggy_ips: bool = msgspec.field(default=False, name="avoidBuggyIPs")
     service_allocation: ServiceAllocation | None = None
+    announce: Mapping[str, Any] = {}
+    """The fields of `announce_sections.PoolAnnounce`. They are decoded later
+    (`announce_checks.read_pool_section`), because a mistake in them must not make the addresses of
+    the pool unusable."""
 
 
 class KeptAddresses(Fields, frozen=True):
@@ -53,15 +60,17 @@ class AddressPoolStatus(Fields, frozen=True):
     available_ipv6: int = msgspec.field(default=0, name="availableIPv6")
     kept_addresses: int = 0
     kept: tuple[KeptAddresses, ...] = ()
+    announce: Mapping[str, Any] | None = None
+    """The last valid `spec.announce`. None: there was none yet."""
     conditions: tuple[Condition, ...] = ()
 
 
-class PoolMeta(ObjectMeta, frozen=True):
+class GenerationMeta(ObjectMeta, frozen=True):
     generation: int = 0
 
 
 class AddressPool(Fields, frozen=True):
-    metadata: PoolMeta
+    metadata: GenerationMeta
     spec: AddressPoolSpec = msgspec.field(default_factory=AddressPoolSpec)
     status: AddressPoolStatus = msgspec.field(default_factory=AddressPoolStatus)
 
@@ -113,8 +122,26 @@ class AddressGrant(Fields, frozen=True):
         return next((each for each in self.spec.holders if each.key == key), None)
 
 
+class BGPPeerStatus(Fields, frozen=True):
+    """The status of a BGPPeer. `sessions`: on how many hosts the session is established, of all
+    hosts that have it, such as `2/3`; empty while this is unknown."""
+
+    sessions: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+
+class BGPPeer(Fields, frozen=True):
+    """`spec`: the fields of `announce_sections.BgpPeerSpec`, which are decoded later
+    (`plan.peers`), so that a mistake in them has a message."""
+
+    metadata: GenerationMeta
+    spec: Mapping[str, Any] = {}
+    status: BGPPeerStatus = msgspec.field(default_factory=BGPPeerStatus)
+
+
 ADDRESS_POOLS = Resource(GROUP_VERSION, "AddressPool", "addresspools", False, AddressPool)
 ADDRESS_GRANTS = Resource(GROUP_VERSION, "AddressGrant", "addressgrants", False, AddressGrant)
+BGP_PEERS = Resource(GROUP_VERSION, "BGPPeer", "bgppeers", False, BGPPeer)
 
 
 def grant_name(address: str) -> str:

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.kube.announcers import ANNOUNCERS, AnnouncerStatus
 from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
 from fairlead.kube.lease_object import LEASES, Lease
@@ -48,6 +49,9 @@ class Instance(msgspec.Struct, frozen=True):
     not_served_count: int
     not_served: tuple[NotServed, ...]
     stale: dict[str, int]
+    announcer: AnnouncerStatus | None = None
+    """What it announces to the network, as its Announcer shows it; None: it has none. If the
+    instance is gone, this is what it announced last."""
 
     @property
     def alive(self) -> bool:
@@ -55,7 +59,8 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 async def observe(client: Client, namespace: str) -> list[Instance]:
-    """Return the instances, sorted by role and name. Raise Refused or Unavailable."""
+    """Return the instances, sorted by role and name. An Announcer without a Lease stands for an
+    instance that is gone. Raise Refused or Unavailable."""
     leases = await _list(client, namespace)
     begun_s = time.monotonic()
     found = {ObjectKey(each.metadata.namespace, each.metadata.name): each for each in leases}
@@ -90,7 +95,46 @@ async def observe(client: Client, namespace: str) -> list[Instance]:
                 found[key], seen_s[key] = lease, time.monotonic()
     now_s = time.monotonic()
     instances = [_instance(lease, seen_s.get(key), begun_s, now_s) for key, lease in found.items()]
-    return sorted(instances, key=lambda each: (each.role, each.name))
+    announcers = await _announcers(client)
+    with_announcers = [
+        msgspec.structs.replace(each, announcer=announcers.pop((each.role, each.name), None))
+        for each in instances
+    ]
+    gone = [_gone(status, now_s - begun_s) for status in announcers.values()]
+    return sorted([*with_announcers, *gone], key=lambda each: (each.role, each.name))
+
+
+async def _announcers(client: Client) -> dict[tuple[str, str], AnnouncerStatus]:
+    """Return the Announcers by role and host; none if the API server does not serve them, or this
+    account may not read them."""
+    try:
+        found = await client.list(ANNOUNCERS)
+    except RefusedByServer:
+        return {}
+    return {
+        (each.status.role, each.status.host): each.status
+        for each in found
+        if each.status is not None
+    }
+
+
+def _gone(status: AnnouncerStatus, watched_s: float) -> Instance:
+    return Instance(
+        role=status.role,
+        name=status.host,
+        state="gone",
+        version="",
+        since="",
+        seen_s_ago=None,
+        watched_s=round(watched_s, 1),
+        renewed="",
+        interfaces=(),
+        served=0,
+        not_served_count=0,
+        not_served=(),
+        stale={},
+        announcer=status,
+    )
 
 
 async def _list(client: Client, namespace: str) -> Sequence[Lease]:

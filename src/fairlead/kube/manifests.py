@@ -16,7 +16,14 @@ import msgspec
 import yaml
 
 from fairlead.errors import Refused
-from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
+from fairlead.kube.crds import (
+    ADDRESS_GRANTS,
+    ADDRESS_POOLS,
+    BGP_PEERS,
+    AddressGrant,
+    AddressPool,
+    BGPPeer,
+)
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
     NAMESPACES,
@@ -55,6 +62,7 @@ class Manifests(msgspec.Struct, frozen=True):
     namespaces: tuple[Namespace, ...] = ()
     address_pools: tuple[AddressPool, ...] = ()
     address_grants: tuple[AddressGrant, ...] = ()
+    bgp_peers: tuple[BGPPeer, ...] = ()
     ignored: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -74,7 +82,8 @@ def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
     """Return all objects in these files that the plan uses.
 
     Raise Refused for the first error; an object that occurs twice is an error."""
-    kinds = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
+    own = (ADDRESS_POOLS, ADDRESS_GRANTS, BGP_PEERS)
+    kinds = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, *own)
     found: dict[str, list[Any]] = {resource.kind: [] for resource in kinds}
     resources = {(r.group_version, r.kind): r for r in kinds}
     ignored: Counter[str] = Counter()
@@ -101,6 +110,7 @@ def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
         namespaces=tuple(found["Namespace"]),
         address_pools=tuple(found["AddressPool"]),
         address_grants=tuple(found["AddressGrant"]),
+        bgp_peers=tuple(found["BGPPeer"]),
         ignored=dict(ignored),
     )
 

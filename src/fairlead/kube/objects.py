@@ -24,6 +24,12 @@ SERVED_SLICES = f"!{HEADLESS_LABEL}"
 EXCLUDE_LABEL = "node.kubernetes.io/exclude-from-external-load-balancers"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
+NETWORK_UNAVAILABLE = "NetworkUnavailable"
+READY = "Ready"
+SHUTTING_DOWN = "node is shutting down"
+"""A part of the message of condition Ready while the kubelet ends the pods of a host that is about
+to stop (KEP-2000)."""
+"""The condition of a Node whose network is not set up."""
 SOURCE_RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
 
 
@@ -244,6 +250,7 @@ class NodeSpec(Fields, frozen=True):
     pod_cidr: str = msgspec.field(default="", name="podCIDR")
     pod_cidrs: tuple[str, ...] = msgspec.field(default=(), name="podCIDRs")
     taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
 
 
 class NodeAddress(Fields, frozen=True):
@@ -251,12 +258,37 @@ class NodeAddress(Fields, frozen=True):
     address: str
 
 
+class NodeCondition(Fields, frozen=True):
+    """A condition of a Node. The API server does not check that the fields are present."""
+
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
 class NodeStatus(Fields, frozen=True):
     addresses: tuple[NodeAddress, ...] = ()
+    conditions: tuple[NodeCondition, ...] = ()
+
+    @property
+    def without_network(self) -> bool:
+        """Whether the network of the node is not ready."""
+        return any(
+            each.type == NETWORK_UNAVAILABLE and each.status == "True" for each in self.conditions
+        )
+
+    @property
+    def shutting_down(self) -> bool:
+        """Whether the host is about to stop, as far as its kubelet knows."""
+        return any(
+            each.type == READY and each.status == "False" and SHUTTING_DOWN in each.message
+            for each in self.conditions
+        )
 
 
 class Node(Fields, frozen=True):
-    """A node. Heartbeats change only its conditions, which are not read: the value stays equal."""
+    """A node. Heartbeats change only times in its conditions, which are not read: the value stays
+    equal."""
 
     metadata: ObjectMeta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
@@ -303,6 +335,13 @@ class Namespace(Fields, frozen=True):
     metadata: ObjectMeta
 
 
+class Secret(Fields, frozen=True):
+    """A Secret with its values, which JSON contains in base64."""
+
+    metadata: ObjectMeta
+    data: Mapping[str, bytes] = {}
+
+
 class ConfigMap(Fields, frozen=True):
     metadata: ObjectMeta
     data: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -345,6 +384,7 @@ ENDPOINT_SLICES = Resource(
 NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)
+SECRETS = Resource("v1", "Secret", "secrets", True, Secret)
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps", True, ConfigMap)
 CONFIGURATION = ObjectKey("fairlead-system", "fairlead")
 CONFIGURATION_FILE = "fairlead.yaml"

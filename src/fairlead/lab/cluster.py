@@ -8,7 +8,6 @@ Services can observe it.
 """
 
 import asyncio
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.kube.reflector import Reflector
 from fairlead.lab import pod, status
+from fairlead.lab.background import run_until_sigterm
 from fairlead.lab.endpoints import EndpointController
 from fairlead.lab.kubelet import Kubelet
 from fairlead.lab.objects import ENDPOINTS, NODES, PODS, SLICES, Node, Pod
@@ -224,17 +224,5 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def _main(lab: str) -> None:
-    directory = RunDirectory(lab)
-    async with Client(directory.access()) as client:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        try:
-            await Cluster(client, directory.topology(), directory).run()
-        except asyncio.CancelledError:
-            log.info("cluster stopped")
-
-
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))
+    asyncio.run(run_until_sigterm(sys.argv[1], "cluster", Cluster))

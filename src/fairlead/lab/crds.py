@@ -1,14 +1,14 @@
 """Install Fairlead's CRDs on an API server, as `kubectl apply -f deploy/crds` does on a cluster.
 
-In: a client. Out: when `install` returns, the server serves AddressPools and AddressGrants. The
-definitions are in `deploy/crds` of the source tree.
-"""
+In: a client. Out: when `install` returns, the server serves all of their resources. The definitions
+are in `deploy/crds` of the source tree."""
 
 import asyncio
 from pathlib import Path
 
 import fairlead
 from fairlead.errors import Unavailable
+from fairlead.kube.announcers import ANNOUNCERS
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
@@ -34,8 +34,7 @@ async def install(client: Client, *, timeout_s: float = TIMEOUT_S) -> None:
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise Unavailable(
-            f"AddressPool and AddressGrant are not served {timeout_s} s after their CRDs were "
-            "applied"
+            f"Fairlead's CRDs are not served {timeout_s} s after they were applied"
         ) from None
 
 
@@ -43,6 +42,7 @@ async def _served(client: Client) -> bool:
     try:
         await client.list(ADDRESS_POOLS)
         await client.list(ADDRESS_GRANTS)
+        await client.list(ANNOUNCERS)
     except NotFound:
         return False
     return True

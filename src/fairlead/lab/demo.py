@@ -202,6 +202,8 @@ class Demo:
             if code:
                 raise Unavailable(f"the load on {setup} ended with {code}: {errors.strip()}")
             tallies[setup] = msgspec.json.decode(output, type=Tally)
+            for failure, count in sorted(tallies[setup].failures.items()):
+                self._progress(f"{setup}: {count} connections failed: {failure}")
         return tallies
 
     def _load(self, kind: str, address: str, *options: str) -> Sequence[str]:

@@ -6,8 +6,9 @@ address that a PROXY header or X-Forwarded-For claims.
 
 After SIGTERM it shuts down gracefully: it still accepts connections, because load balancers need a
 moment to notice; it answers requests on open connections and closes each connection with its
-answer; it exits when no connection is open and none has arrived for a second. The process that sent
-SIGTERM sets the deadline.
+answer; it exits when no connection is open and none has arrived for a second. Datagrams delay the
+exit only of a pod without a TCP port, because a client cannot be told to use another pod, and may
+send datagrams forever. The process that sent SIGTERM sets the deadline.
 
 It runs by `python -I -S` with the standard library only, because there is one per pod and it has to
 be cheap. Follows RFC 9112 (HTTP/1.1) and HAProxy's doc/proxy-protocol.txt, versions 1 and 2.
@@ -236,7 +237,7 @@ def listen_tcp(state: ServerState, family: socket.AddressFamily, port: int) -> N
     state.selector.register(listener, selectors.EVENT_READ, accept)
 
 
-def listen_udp(state: ServerState, address: str, port: int) -> None:
+def listen_udp(state: ServerState, address: str, port: int, *, delays_exit: bool) -> None:
     # One socket per address, not a wildcard: an answer must come from the address that was queried.
     sock = _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
     # Buffer datagrams that arrive while others are answered: a datagram that this server drops
@@ -259,7 +260,8 @@ def listen_udp(state: ServerState, address: str, port: int) -> None:
                 sock.sendto(json.dumps(facts).encode() + b"\n", peer)
             except OSError:  # the queue is empty, or the peer of an earlier answer rejected it
                 return
-            state.last_arrival = time.monotonic()
+            if delays_exit:
+                state.last_arrival = time.monotonic()
 
     state.selector.register(sock, selectors.EVENT_READ, receive)
 
@@ -297,7 +299,7 @@ def main() -> None:
             listen_tcp(state, family, port)
     for port in arguments.udp:
         for address in arguments.address:
-            listen_udp(state, address, port)
+            listen_udp(state, address, port, delays_exit=not arguments.tcp)
     if arguments.ready_fd is not None:
         os.write(arguments.ready_fd, b"1")
         os.close(arguments.ready_fd)

@@ -14,6 +14,7 @@ off; when it is on again, its Pods are started again. Follows the pod lifecycle 
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
@@ -111,6 +112,8 @@ class PodRun:
         self._restarts = 0
         self._started = ""
         self._reported: tuple[bool, int] | None = None
+        self._rebooted = False
+        """Whether the node has been switched off since the Pod was started."""
 
     def update(self, pod: Pod | None) -> None:
         """Give the task the current state of its Pod."""
@@ -136,8 +139,12 @@ class PodRun:
         while (pod := self._pod) is not None:
             self._woken.clear()
             if self._kubelet.is_off(self._node):
+                self._rebooted = True
                 await self._remove()
                 await asyncio.sleep(POLL_S)
+            elif self._rebooted:
+                self._rebooted = False
+                await self._report_end(pod)
             elif pod.metadata.deletion_timestamp is not None:
                 if await self._terminate(pod):
                     return
@@ -177,6 +184,17 @@ class PodRun:
         await self._report(pod, broken=True)
         await self._remove()
         await asyncio.sleep(min(self._restarts * RETRY_S, MAX_RETRY_S))
+
+    async def _report_end(self, pod: Pod) -> None:
+        """Report that the server of the Pod ended with its node. Until then the Pod is ready, at an
+        address that it does not get again."""
+        body = {
+            "metadata": {"uid": self.uid},
+            "status": {"conditions": status.unreachable(pod, _now())},
+        }
+        with suppress(NotFound):  # the Pod is gone; the watch will report that
+            await self._kubelet.client.patch(PODS, self._key, body, subresource="status")
+        self._reported = None
 
     async def _report(self, pod: Pod, *, broken: bool = False) -> None:
         sandbox = self._sandbox

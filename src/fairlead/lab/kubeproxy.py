@@ -1,4 +1,5 @@
-"""Run a real kube-proxy in nftables mode on a node of a lab where `fairlead node` does not run.
+"""Run a real kube-proxy, by default in nftables mode, on a node of a lab where `fairlead node` does
+not run.
 
 In: a lab that is up, and a node whose own service proxy has been stopped and cleaned up. Out: a
 process that is the node's service proxy, with its health port, until it is stopped or the lab goes
@@ -9,19 +10,24 @@ kube-proxy has all rights: its RBAC is not under test. Follows KubeProxyConfigur
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from fairlead.lab import process
 from fairlead.lab.kubeapiserver import find_program
 from fairlead.lab.process import Process
-from fairlead.lab.site import Site
 from fairlead.lab.topology import PODS
 
+if TYPE_CHECKING:
+    from fairlead.lab.site import Site
+
 HEALTH_PORT = 10256
+MODE = "nftables"
+IPTABLES = ("/usr/sbin/iptables", "/usr/sbin/ip6tables")
 
 
-async def start(site: Site, node: str, fields: Mapping[str, object] | None = None) -> Process:
+async def start(site: "Site", node: str, fields: Mapping[str, object] | None = None) -> Process:
     """Start kube-proxy and return once it has created its rules.
 
     `fields` override fields of the lab's configuration. Raise Refused when the program is missing,
@@ -35,8 +41,9 @@ async def start(site: Site, node: str, fields: Mapping[str, object] | None = Non
     started = site.spawn(
         node, [str(find_program("kube-proxy")), "--config", str(path)], label=label
     )
+    mode = str((fields or {}).get("mode", MODE))
     await process.await_ready(
-        started, partial(_has_made_rules, site, node), log=site.directory.log(label)
+        started, partial(_has_made_rules, site, node, mode), log=site.directory.log(label)
     )
     return started
 
@@ -46,7 +53,7 @@ def configuration(node: str, kubeconfig: Path) -> Mapping[str, object]:
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
-        "mode": "nftables",
+        "mode": MODE,
         # The lab's embedded API server does not serve protobuf to informers.
         "clientConnection": {"kubeconfig": str(kubeconfig), "contentType": "application/json"},
         "hostnameOverride": node,
@@ -56,14 +63,20 @@ def configuration(node: str, kubeconfig: Path) -> Mapping[str, object]:
         # The size of the conntrack table cannot be set from within a network namespace.
         "conntrack": {"maxPerCore": 0, "min": 0},
         "nftables": {"minSyncPeriod": "100ms", "syncPeriod": "30s"},
+        "iptables": {"minSyncPeriod": "100ms", "syncPeriod": "30s"},
     }
 
 
-async def _has_made_rules(site: Site, node: str) -> bool:
-    """Return whether kube-proxy's tables exist. They are created with the first rules; its health
-    port reports healthy before."""
-    for family in ("ip", "ip6"):
-        code, _, _ = await site.exec(node, ["nft", "list", "table", family, "kube-proxy"])
+async def _has_made_rules(site: "Site", node: str, mode: str) -> bool:
+    """Return whether kube-proxy's tables or chains exist. They are created with the first rules;
+    its health port reports healthy before."""
+    shown: list[tuple[str, ...]] = [
+        ("nft", "list", "table", family, "kube-proxy") for family in ("ip", "ip6")
+    ]
+    if mode == "iptables":
+        shown = [(each, "-w", "-t", "nat", "-S", "KUBE-SERVICES") for each in IPTABLES]
+    for command in shown:
+        code, _, _ = await site.exec(node, command)
         if code:
             return False
     return True

@@ -112,18 +112,24 @@ class Process:
             ) from error
 
 
-def environment(lab: str, label: str) -> dict[str, str]:
-    """Return this process's environment with the lab's marks, and with our own programs first on
-    the PATH."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+def environment(lab: str, label: str, tools: Path | None = None) -> dict[str, str]:
+    """Return this process's environment with the lab's marks, and with the programs in `tools` and
+    our own programs first on the PATH."""
+    own = Path(sys.executable).parent
+    folders = [str(each) for each in (tools, own) if each is not None]
+    path = os.pathsep.join((*folders, os.environ.get("PATH", os.defpath)))
     return os.environ | {LAB: lab, LABEL: label, "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
 def set_nice(pid: int, nice: int) -> None:
     """Set the nice value of a session leader and of its session."""
     os.setpriority(os.PRIO_PROCESS, pid, nice)
-    # Where the kernel schedules sessions as groups (CONFIG_SCHED_AUTOGROUP), only the nice value of
-    # the group has an effect between sessions.
+    set_session_nice(pid, nice)
+
+
+def set_session_nice(pid: int, nice: int) -> None:
+    """Set the nice value of the session of a session leader, where the kernel schedules sessions as
+    groups (CONFIG_SCHED_AUTOGROUP). There, only this value has an effect between sessions."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
@@ -168,12 +174,19 @@ def spawn(
 
 
 async def run(
-    inside: str, argv: Sequence[str], *, lab: str, input_text: str = "", timeout_s: float = 30
+    inside: str,
+    argv: Sequence[str],
+    *,
+    lab: str,
+    input_text: str = "",
+    timeout_s: float = 30,
+    tools: Path | None = None,
 ) -> tuple[int, str, str]:
     """Run a command in the namespace until it exits. Return its exit code, standard output and
-    standard error. Raise Unavailable and kill it when it takes longer than `timeout_s` seconds."""
+    standard error. Raise Unavailable and kill it when it takes longer than `timeout_s` seconds.
+    Programs in `tools` hide others of the same name."""
     with namespace.inside(inside):
-        child = _piped(argv, environment(lab, f"exec/{argv[0]}"))
+        child = _piped(argv, environment(lab, f"exec/{argv[0]}", tools))
     try:
         output, errors = await asyncio.to_thread(child.communicate, input_text, timeout_s)
     except subprocess.TimeoutExpired as error:

@@ -7,6 +7,7 @@ configure, patch and lock down kernels of the same version differently.
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from fairlead.errors import FairleadError, Refused
 from fairlead.invocation import called
@@ -84,14 +85,16 @@ async def _rules(name: str) -> None:
 
 async def _forwarding(name: str) -> None:
     from fairlead.drivers.direct import DirectDriver, Sizes
-    from fairlead.net.bpffs import ROOT
+    from fairlead.lab.rundir import PINS
 
-    pins = ROOT / "fairlead" / f"check-{os.getpid()}"
+    pins = PINS / f"check-{os.getpid()}"
     driver = DirectDriver((), pin_path=pins, sizes=Sizes(1 << 16, connections=64, datagrams=64))
     try:
         await driver.open()
     finally:
         await driver.close(remove=True)
+        with suppress(OSError):  # a lab has pins there
+            PINS.rmdir()
 
 
 TRIALS: dict[str, Trial] = {

@@ -5,7 +5,9 @@ stored: everything else follows from it (`topology`) or is read from the machine
 `process`).
 """
 
+import shlex
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -13,12 +15,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from fairlead.announce_sections import AnnounceMethod
 from fairlead.config import AttachKind, ForwardingMethod, TunnelKind
 from fairlead.errors import Refused, Unavailable
 from fairlead.invocation import called
 from fairlead.kube.access import Access
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import namespace
+from fairlead.lab.routers import Routing
 from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
@@ -29,12 +33,35 @@ PINS = Path("/sys/fs/bpf/fairlead-lab")
 
 ApiServerKind = Literal["embedded", "real"]
 """`embedded`: in memory, with fault injection. `real`: kube-apiserver with etcd and RBAC."""
+NodeProxy = Literal["fairlead", "kube-proxy"]
+"""The service proxy of the nodes."""
+DefaultClass = Literal["direct", "announce", "ovn"]
+"""The class of Services that name none, without its domain."""
+
+
+OvnTopology = Literal["router", "gateways"]
+"""`router`: one router in front of all nodes. `gateways`: a gateway router for each node."""
+OvnBackends = Literal["pods", "nodePorts"]
+
+
+class Ovn(msgspec.Struct, frozen=True, kw_only=True):
+    """The OVN of a lab: `ovn.topology` and `ovn.backends` of the configuration, and the number of
+    hypervisors of topology `router`. With two, OVN's router does not move to the other one if one
+    fails."""
+
+    topology: OvnTopology = "router"
+    chassis: int = 3
+    backends: OvnBackends = "pods"
+
+    def hypervisors(self, nodes: int) -> int:
+        """Return the number of hypervisors of a lab with so many nodes."""
+        return nodes if self.topology == "gateways" else self.chassis
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True):
     """How packets get from gateways to nodes: `tunnel.kind`, `gateway.forwarding` and
     `gateway.attach` of the configuration. `peers`: whether gateways exchange their new flow
-    entries."""
+    entries; gateways on nodes that announce addresses always do."""
 
     tunnel: TunnelKind = "none"
     forwarding: ForwardingMethod = "auto"
@@ -44,7 +71,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """The number of hosts of each kind, whether Fairlead's roles run on them, the kind of API
-    server, and how packets get from gateways to nodes."""
+    server, how packets get from gateways to nodes, and how the router learns where VIPs are."""
 
     nodes: int = 4
     gateways: int = 1
@@ -57,13 +84,38 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     roles: bool = True
     apiserver: ApiServerKind = "embedded"
     transport: Transport = Transport()
+    node_proxy: NodeProxy = "fairlead"
+    lan_clients: int = 0
+    """Number of hosts of each LAN that are outside the cluster."""
+    second_lan: bool = False
+    """Whether there is a second LAN, in which the gateways have an interface."""
+    announce: AnnounceMethod = "none"
+    default_class: DefaultClass = "direct"
+    """The class of Services that name none. With `announce`, the nodes announce addresses, and no
+    gateway is needed."""
+    ovn: Ovn | None = None
+    """OVN in front of the nodes, in the place of the gateways."""
+    routing: Routing = Routing()
+    short_leases: bool = True
+    """Leases last a fraction of their default duration, so that tests of their end are short. A
+    leader on an overloaded machine loses them easily."""
+    """The router's routing daemon, if addresses are announced by BGP."""
 
     def topology(self, lab: str) -> Topology:
         """Return the topology of a lab with this name and size. Raise Refused as `plan_topology`
         does."""
-        far, on_nodes = self.far_nodes, self.gateways_on_nodes
         return plan_topology(
-            lab, self.nodes, self.gateways, self.clients, far_nodes=far, gateways_on_nodes=on_nodes
+            lab,
+            self.nodes,
+            self.gateways,
+            self.clients,
+            far_nodes=self.far_nodes,
+            gateways_on_nodes=self.gateways_on_nodes,
+            lan_clients=self.lan_clients,
+            second_lan=self.second_lan,
+            announce=self.announce,
+            chassis=self.ovn.hypervisors(self.nodes) if self.ovn is not None else 0,
+            gateway_routers=self.ovn is not None and self.ovn.topology == "gateways",
         )
 
 
@@ -86,6 +138,10 @@ class RunDirectory:
         self.kubeconfig_inside = self.path / "kubeconfig-inside"
         self.server_ready = self.path / "apiserver.json"
         self.cluster_ready = self.path / "cluster.json"
+        self.router = self.path / "router"
+        """The folder of the router's routing daemon."""
+        self.ovn = self.path / "ovn"
+        """The folder of OVN's databases, and of the databases of its chassis."""
         self._size = self.path / "size.json"
         self._off = self.path / "off"
 
@@ -98,7 +154,7 @@ class RunDirectory:
                 f"lab {self.lab} exists already",
                 fix=f"take it down, `{called(f'lab down --name {self.lab}')}`",
             ) from error
-        (self.path / "logs").mkdir()
+        self.logs.mkdir()
         self._off.mkdir()
         self._size.write_bytes(msgspec.json.encode(size))
 
@@ -146,23 +202,58 @@ class RunDirectory:
             raise Unavailable(f"lab {self.lab} has no API server yet")
         return read_kubeconfig([self.kubeconfig])
 
+    @property
+    def logs(self) -> Path:
+        """The folder of all logs."""
+        return self.path / "logs"
+
     def log(self, label: str) -> Path:
         """Return the log file of a process."""
-        return self.path / "logs" / f"{label.replace('/', '-')}.log"
+        return self.logs / f"{label.replace('/', '-')}.log"
 
     def pins(self, host: str) -> Path:
         """Return the folder on the bpffs for a gateway's pins."""
         return PINS / f"{self.lab}-{host}"
 
+    def node_pins(self, host: str) -> Path:
+        """Return the folder on the bpffs for the pins of the role node."""
+        return PINS / f"{self.lab}-{host}-node"
+
     def proxy(self, host: str) -> Path:
         """Return the folder of a gateway's HAProxy."""
         return self.path / f"haproxy-{host}"
 
+    def bird(self, host: str) -> Path:
+        """Return the folder of a host's BIRD, which announces its addresses."""
+        return self.path / f"bird-{host}"
+
+    def config_of(self, host: str) -> Path:
+        """Return the configuration of the roles of a host: its own where it has one."""
+        own = self.path / f"fairlead-{host}.yaml"
+        return own if own.exists() else self.config
+
+    def write_config_of(self, host: str, text: str) -> None:
+        """Write a configuration for the roles of one host."""
+        (self.path / f"fairlead-{host}.yaml").write_text(text)
+
+    def tools(self, host: str) -> Path:
+        """Return the folder of the programs that exist on this host only. A host's programs are
+        those of this machine, but some need options with the paths of the lab."""
+        return self.path / f"tools-{host}"
+
+    def add_tool(self, host: str, name: str, argv: Sequence[str]) -> None:
+        """Add a program that runs this command line, with further arguments."""
+        self.tools(host).mkdir(exist_ok=True)
+        path = self.tools(host) / name
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+        path.chmod(0o755)
+
     def remove_pins(self, host: str = "*") -> None:
-        """Remove the pins of one gateway, or of all; the kernel frees the objects that only the
+        """Remove the pins of one host, or of all; the kernel frees the objects that only the
         pins held."""
-        for pins in PINS.glob(f"{self.lab}-{host}"):
-            shutil.rmtree(pins)
+        for name in (f"{self.lab}-{host}", f"{self.lab}-{host}-node"):
+            for pins in PINS.glob(name):
+                shutil.rmtree(pins)
         with suppress(OSError):  # another lab has pins there
             PINS.rmdir()
 

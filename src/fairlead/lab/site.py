@@ -16,35 +16,52 @@ from typing import Self
 
 import msgspec
 
+from fairlead.announce_sections import AnnounceMethod
 from fairlead.errors import Refused, Unavailable
 from fairlead.invocation import called
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import (
     crds,
+    kubeproxy,
     manifests,
     namespace,
     process,
     requirements,
     rights,
+    routers,
+    routing,
     server,
     settings,
     wiring,
 )
 from fairlead.lab.objects import PODS
+from fairlead.lab.ovn import edge
+from fairlead.lab.ovn.programs import require_all
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
-from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
-from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
+from fairlead.lab.routers import Routing
+from fairlead.lab.rundir import (
+    ApiServerKind,
+    DefaultClass,
+    NodeProxy,
+    Ovn,
+    RunDirectory,
+    Size,
+    Transport,
+)
+from fairlead.lab.topology import ROUTER, Host, Kind, Network, Topology, prefix
 from fairlead.net.address import socket_family
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
 """The role that runs on each kind of host. Where the nodes are the gateways, a gateway runs on each
 node, too."""
 CLUSTER_LABEL = "lab/cluster"
+ROUTES_LABEL = f"{ROUTER}/routes"
 STOP_TIMEOUT_S = 10
 POLL_S = 0.02
 DEFAULT_TRANSPORT = Transport()
+DEFAULT_ROUTING = Routing()
 ROLE_PORTS: dict[str, int] = {"control": 9440, "gateway": 9441, "node": 9442}
 """The default port of each role's HTTP endpoints, by the kind of host it runs on."""
 KINDS: dict[str, Kind] = {role: kind for kind, role in ROLES.items()}
@@ -73,8 +90,17 @@ class Site:
         roles: bool = True,
         apiserver: ApiServerKind = "embedded",
         transport: Transport = DEFAULT_TRANSPORT,
+        node_proxy: NodeProxy = "fairlead",
+        lan_clients: int = 0,
+        second_lan: bool = False,
+        announce: AnnounceMethod = "none",
+        default_class: DefaultClass = "direct",
+        ovn: Ovn | None = None,
+        routing: Routing = DEFAULT_ROUTING,
+        short_leases: bool = True,
     ) -> Self:
         """Return a lab that is not up yet. Raise Refused for an invalid name or size."""
+        routers.check(routing)
         size = Size(
             nodes=nodes,
             gateways=gateways,
@@ -84,7 +110,16 @@ class Site:
             roles=roles,
             apiserver=apiserver,
             transport=transport,
+            node_proxy=node_proxy,
+            lan_clients=lan_clients,
+            second_lan=second_lan,
+            announce=announce,
+            default_class=default_class,
+            ovn=ovn,
+            routing=routing,
+            short_leases=short_leases,
         )
+        edge.check(size)
         return cls(size.topology(name), size)
 
     @classmethod
@@ -113,6 +148,8 @@ class Site:
             fix = f"take it down, `{called(f'lab down --name {self.name}')}`"
             raise Refused(f"lab {self.name} exists already, at least in part", fix=fix)
         await requirements.check()
+        if self.size.ovn is not None:
+            require_all()
         self.directory.make(self.size)
         try:
             await self._build(progress)
@@ -120,6 +157,8 @@ class Site:
             await self._start_server()
             progress(f"control plane and {len(self.topology.of('node'))} kubelets")
             await self.start_cluster()
+            if self.topology.gateway_routers:
+                self.start_routes()
             if self.size.roles:
                 await self._start_roles(progress)
         except BaseException:
@@ -181,7 +220,13 @@ class Site:
     ) -> tuple[int, str, str]:
         """Run a command on a host or in a pod (NAMESPACE/NAME). Return its exit code, standard
         output and standard error."""
-        return await process.run(self.namespace(host), argv, lab=self.name, timeout_s=timeout_s)
+        return await process.run(
+            self.namespace(host),
+            argv,
+            lab=self.name,
+            timeout_s=timeout_s,
+            tools=self.directory.tools(host) if "/" not in host else None,
+        )
 
     def spawn(
         self, host: str, argv: Sequence[str], *, label: str = "", log: Path | None = None
@@ -223,22 +268,26 @@ class Site:
             raise
 
     def roles(self, host: str) -> tuple[str, ...]:
-        """Return the roles that should run on a host. Raise Refused for a host without roles."""
+        """Return the roles that should run on a host: none on a node with kube-proxy that is no
+        gateway and announces nothing. Raise Refused for a host that is not of the cluster."""
         found = self.topology.host(host)
         if found.kind not in ROLES:
             raise Refused(
                 f"no role of Fairlead runs on {host}", fix="choose control, a gateway or a node"
             )
-        both = found.kind == "node" and self.size.gateways_on_nodes
-        return ("node", "gateway") if both else (ROLES[found.kind],)
+        if found.kind != "node":
+            return (ROLES[found.kind],)
+        size = self.size
+        needed = size.node_proxy == "fairlead" or size.default_class == "announce"
+        node = ("node",) if needed else ()
+        return (*node, "gateway") if self.size.gateways_on_nodes else node
 
     async def start_role(self, host: str, role: str = "") -> Process:
         """Start a Fairlead role on a host and return when it is ready. Without `role` this is the
         host's role, and the role `node` on a host that has two. Raise Refused if it runs already,
         Unavailable if it fails."""
-        role = role or self.roles(host)[0]
-        started = self._spawn_role(host, role)
-        await self._await_role(host, role, started)
+        started = self._spawn_role(host, role or self._first_role(host))
+        await self._await_role(host, started.label.partition("/")[2], started)
         return started
 
     async def stop_role(self, host: str, role: str = "") -> None:
@@ -269,17 +318,38 @@ class Site:
 
     async def revive_node(self, host: str) -> None:
         """Boot a dead machine, with an empty kernel, the same addresses, and new processes of its
-        roles and pods. On a machine that is up, start the roles that are not running, and change
-        nothing else. Raise Refused if there is nothing to do."""
+        roles and pods, or programs of OVN. On a machine that is up, start the roles and programs
+        that are not running, and change nothing else. Raise Refused if there is nothing to do."""
         found = self.topology.host(host)
         if self.directory.is_off(host):
             await self._boot(found)
-        elif not (self._dead_roles(found)):
+        elif not (self._dead_roles(found) or self._dead_programs(found)):
             roles = ", and its roles run" if self.size.roles and found.kind in ROLES else ""
             fix = f"to reboot it, kill it first: `{called(f'lab kill --name {self.name} {host}')}`"
             raise Refused(f"{host} of lab {self.name} is up{roles}", fix=fix)
         for role in self._dead_roles(found):
             await self.start_role(host, role)
+        if found.kind == "chassis":
+            await edge.start_chassis(self.topology, found)
+
+    async def remove_port(self, host: str, network: Network = "lan") -> None:
+        """Let the switch port of a host drop all frames: the host still has carrier, and no peer is
+        notified. Do nothing if it does so already."""
+        await wiring.remove_port(self.topology, self.topology.host(host).port(network))
+
+    async def restore_port(self, host: str, network: Network = "lan") -> None:
+        """Undo `remove_port`."""
+        await wiring.restore_port(self.topology, self.topology.host(host).port(network))
+
+    async def split(self, hosts: Sequence[str], network: Network = "lan") -> None:
+        """Split a network in two: these hosts can reach each other, but neither the router nor the
+        other hosts. All keep carrier. `heal` undoes it."""
+        found = [self.topology.host(name) for name in hosts]
+        await wiring.split(self.topology, network, found)
+
+    async def heal(self, network: Network = "lan") -> None:
+        """Undo `split`. Do nothing if the network is whole."""
+        await wiring.heal(self.topology, network)
 
     async def _boot(self, host: Host) -> None:
         if host.kind == "control":
@@ -289,6 +359,12 @@ class Site:
             self.directory.remove_pins(host.name)
             await wiring.build_host(self.topology, host)
         self.directory.switch(host.name, on=True)
+        if self._has_kube_proxy(host):
+            await kubeproxy.start(self, host.name)
+
+    def _has_kube_proxy(self, host: Host) -> bool:
+        """Return whether kube-proxy is to run on the host."""
+        return host.kind == "node" and self.size.roles and self.size.node_proxy == "kube-proxy"
 
     def _dead_roles(self, host: Host) -> list[str]:
         """Return the roles that should run on a host and are not running."""
@@ -297,9 +373,12 @@ class Site:
         running = {each.label for each in process.find(self.name, f"{host.name}/") if each.leads}
         return [role for role in self.roles(host.name) if f"{host.name}/{role}" not in running]
 
+    def _dead_programs(self, host: Host) -> Sequence[str]:
+        """Return the programs of OVN that should run on a host and are not running."""
+        return edge.dead_programs(self.topology, host) if host.kind == "chassis" else ()
+
     async def route_vips(self, gateways: Sequence[str]) -> None:
-        """Let the router send VIPs to these gateways only, as BGP sessions of these gateways
-        would."""
+        """Let the router send VIPs to these gateways only, by static routes."""
         await wiring.route_vips(self.topology, [self.topology.host(name) for name in gateways])
 
     async def start_cluster(self) -> None:
@@ -316,12 +395,27 @@ class Site:
         )
         await self._await(started, self._cluster_answers)
 
+    def start_routes(self) -> Process:
+        """Start the process that routes each VIP to the gateway routers of OVN. The lab works
+        without it, so nothing waits for it."""
+        return process.spawn(
+            self.name,
+            ROUTES_LABEL,
+            process.python("fairlead.lab.ovn.routes", self.name),
+            log=self.directory.log(ROUTES_LABEL),
+            nice=process.SUPPORT_NICE,
+        )
+
     async def _build(self, progress: Progress) -> None:
         progress("router")
         await wiring.build_router(self.topology)
+        if self.size.announce == "bgp":
+            await routing.start(self.topology, self.size)
         for host in self.topology.hosts:
             progress(host.name)
             await wiring.build_host(self.topology, host)
+        if self.topology.behind_ovn:
+            await edge.start(self.topology, progress)
 
     async def _start_server(self) -> None:
         start = server.start_real if self.size.apiserver == "real" else server.start_embedded
@@ -332,13 +426,22 @@ class Site:
                 await self._grant_rights(client)
             else:
                 await rights.install(client, ["Namespace"])
-            configuration = settings.configuration(
-                str(self.directory.pins("gateway")), self.size, self.topology
-            )
+            configuration = self._configuration()
             if self.size.roles:
                 # The ConfigMap that the chart creates and that `kubectl fairlead plan` reads.
                 await manifests.apply(client, [settings.config_map(configuration)])
         self.directory.config.write_text(configuration)
+        if self.size.announce != "none":
+            for host in self.topology.hosts:
+                if host.kind in ROLES:
+                    bird = self.directory.bird(host.name)
+                    self.directory.write_config_of(host.name, self._configuration(bird))
+                    tool = ("/usr/sbin/birdc", "-s", str(bird / routers.BIRD_SOCKET))
+                    self.directory.add_tool(host.name, "birdc", tool)
+
+    def _configuration(self, bird: Path | None = None) -> str:
+        pins = str(self.directory.pins("gateway"))
+        return settings.configuration(pins, self.size, self.topology, bird=bird)
 
     async def _grant_rights(self, client: Client) -> None:
         """Write a kubeconfig for each role, with the role's own account."""
@@ -365,12 +468,14 @@ class Site:
             str(program),
             role,
             "--config",
-            str(self.directory.config),
+            str(self.directory.config_of(host)),
             "--kubeconfig",
             str(kubeconfig),
         ]
         if role != "controller":
             argv += ["--node-name", host]
+        if role == "node" and self.size.default_class == "announce":
+            argv += ["--pin-path", str(self.directory.node_pins(host))]
         if role == "gateway":
             argv += [
                 "--pin-path",
@@ -381,6 +486,10 @@ class Site:
         return self.spawn(host, argv, label=label)
 
     async def _start_roles(self, progress: Progress) -> None:
+        if self.size.node_proxy == "kube-proxy":
+            progress("kube-proxy on all nodes")
+            nodes = [host.name for host in self.topology.of("node")]
+            await asyncio.gather(*(kubeproxy.start(self, node) for node in nodes))
         started = []
         for host in self.topology.hosts:
             for role in self.roles(host.name) if host.kind in ROLES else ():
@@ -413,7 +522,12 @@ class Site:
         await process.await_ready(started, is_ready, log=self.directory.log(started.label))
 
     def _role(self, host: str, role: str) -> Process:
-        return process.one(self.name, f"{host}/{role or self.roles(host)[0]}")
+        return process.one(self.name, f"{host}/{role or self._first_role(host)}")
+
+    def _first_role(self, host: str) -> str:
+        for role in self.roles(host):
+            return role
+        raise Refused(f"no role of Fairlead runs on {host} beside kube-proxy")
 
 
 async def tear_down(lab: str) -> None:
@@ -425,7 +539,9 @@ async def tear_down(lab: str) -> None:
     # second one.
     for _ in range(2):
         names = namespace.names(start)
-        await process.kill_all((*process.find(lab), *process.in_namespaces(names)))
+        found = (*process.find(lab), *process.in_namespaces(names))
+        await process.kill_all(found)
+        routing.remove_traces(found)
         for name in names:
             namespace.delete(name)
     directory.remove()

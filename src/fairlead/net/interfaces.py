@@ -7,7 +7,14 @@ them at its start. Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv6Address,
+    IPv6Interface,
+    ip_address,
+    ip_interface,
+)
 
 import msgspec
 
@@ -27,18 +34,19 @@ _LINK_MAC, _LINK_NAME, _LINK_MTU = 1, 3, 4
 _ADDRESS_OTHER_END, _ADDRESS_OWN = 1, 2
 _ROUTE_DEVICE, _ROUTE_HOPS = 4, 9
 _NUMBER = struct.Struct("=I")
-_MAIN_TABLE, _UP = 254, 1
+_MAIN_TABLE, _UP, _LOWER_UP = 254, 1, 1 << 16
 
 
 class Link(msgspec.Struct, frozen=True):
     """A network device. `mac` is empty for devices that have none; `up` is the administrative
-    state."""
+    state, and `carrier` whether the link works."""
 
     name: str
     index: int
     mac: str
     mtu: int
     up: bool
+    carrier: bool = True
 
 
 def links() -> Mapping[str, Link]:
@@ -85,6 +93,21 @@ def present(*, routes: bool) -> tuple[Present, ...]:
         )
 
 
+def networks() -> Mapping[str, tuple[IPv4Interface | IPv6Interface, ...]]:
+    """Return the addresses of every device with their prefix lengths, by its name. Raise
+    Unavailable."""
+    with open_rtnetlink("listing interfaces and their addresses") as kernel:
+        found: dict[int, list[IPv4Interface | IPv6Interface]] = {}
+        for body in kernel.exchange(
+            _GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        ):
+            _, bits, _, _, index = _ADDRESS.unpack_from(body)
+            fields = dict(attributes(body, _ADDRESS.size))
+            if own := fields.get(_ADDRESS_OWN) or fields.get(_ADDRESS_OTHER_END):
+                found.setdefault(index, []).append(ip_interface((own, bits)))
+        return {each.name: tuple(found.get(each.index, ())) for each in _links(kernel)}
+
+
 def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
     """Yield the index of the device of each default route in the main table."""
     for body in kernel.exchange(
@@ -115,7 +138,14 @@ def _links(kernel: RtnetlinkSocket) -> Iterator[Link]:
         fields = dict(attributes(body, _LINK.size))
         name = fields[_LINK_NAME].rstrip(b"\0").decode()
         (mtu,) = _NUMBER.unpack(fields[_LINK_MTU])
-        yield Link(name, index, fields.get(_LINK_MAC, b"").hex(":"), mtu, bool(flags & _UP))
+        yield Link(
+            name,
+            index,
+            fields.get(_LINK_MAC, b"").hex(":"),
+            mtu,
+            bool(flags & _UP),
+            bool(flags & _LOWER_UP),
+        )
 
 
 def _hops(data: bytes) -> Iterator[int]:

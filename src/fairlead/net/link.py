@@ -88,10 +88,12 @@ class Rtnetlink:
             raise Conflict(f"network device {device} does not exist")
         return self._indexes[device]
 
-    async def add_bridge(self, name: str) -> None:
-        """Create a bridge that forwards immediately: no spanning tree, no multicast snooping."""
+    async def add_bridge(self, name: str, mac: str = "") -> None:
+        """Create a bridge that forwards immediately: no spanning tree, no multicast snooping.
+        Without `mac`, the kernel gives it the lowest MAC address of its ports at any time."""
+        arguments = {"address": mac} if mac else {}
         await self._request(
-            f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge"
+            f"add bridge {name}", self._route.link, "add", ifname=name, kind="bridge", **arguments
         )
         await self._request(
             f"set up bridge {name}",
@@ -136,9 +138,23 @@ class Rtnetlink:
         )
 
     async def set_bridge(self, device: str, bridge: str) -> None:
-        """Attach the device to the bridge."""
+        """Attach the device to the bridge, and detach it from any other."""
         arguments = {"index": await self.index(device), "master": await self.index(bridge)}
         await self._request(f"plug {device} into {bridge}", self._route.link, "set", **arguments)
+
+    async def ports(self, bridge: str) -> Sequence[str]:
+        """Return the devices that are attached to the bridge. None if it does not exist."""
+        try:
+            master = await self.index(bridge)
+        except Conflict:
+            return []
+        return sorted(
+            [
+                message.get_attr("IFLA_IFNAME")
+                async for message in await self._request("list links", self._route.link, "dump")
+                if message.get_attr("IFLA_MASTER") == master
+            ]
+        )
 
     async def delete_link(self, device: str) -> None:
         """Remove the device; for a veth, both ends are removed."""
@@ -179,6 +195,18 @@ class Rtnetlink:
             "replace",
             dst=destination,
             **arguments,
+        )
+
+    async def set_blackhole(self, destination: str, *, metric: int) -> None:
+        """Discard packets to `destination` that match no other route. Other routes to the same
+        destination take precedence if their metrics are lower."""
+        await self._request(
+            f"set blackhole route to {destination}",
+            self._route.route,
+            "replace",
+            dst=destination,
+            type="blackhole",
+            priority=metric,
         )
 
     async def delete_route(self, destination: str) -> None:

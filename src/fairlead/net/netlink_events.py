@@ -27,11 +27,12 @@ class Events(NamedTuple):
 
 class IgnoredEvents(NamedTuple):
     """A filter for events that are not needed: events of these kinds with the byte `value` at
-    offset `at` of their body."""
+    offset `at` of their body; with `differs`, with any other byte there."""
 
     kinds: tuple[int, ...]
     at: int
     value: int
+    differs: bool = False
 
     def program(self) -> bytes:
         """Return the filter as a socket filter (classic BPF). Its data begins with the message
@@ -45,7 +46,7 @@ class IgnoredEvents(NamedTuple):
             (_LOAD_BYTE, 0, 0, _KIND_AT),  # the low byte; kinds of rtnetlink are below 256
             *tests,
             (_LOAD_BYTE, 0, 0, HEADER_BYTES + self.at),
-            (_JUMP_IF_EQUAL, 1, 0, self.value),
+            (_JUMP_IF_EQUAL, int(not self.differs), int(self.differs), self.value),
             (_RETURN, 0, 0, 0xFFFFFFFF),
             (_RETURN, 0, 0, 0),
         ]
@@ -81,11 +82,26 @@ class Subscription:
         """Close the socket. May be called repeatedly."""
         self._socket.close()
 
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable while there are events."""
+        return self._socket.fileno()
+
     async def next(self) -> Events:
         """Wait for events. Return all that have arrived."""
-        events: list[tuple[int, bytes]] = []
         try:
-            data = await asyncio.get_running_loop().sock_recv(self._socket, RECEIVE_BYTES)
+            first = await asyncio.get_running_loop().sock_recv(self._socket, RECEIVE_BYTES)
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                return Events([], lost=True)
+            raise
+        return self.received(first)
+
+    def received(self, first: bytes = b"") -> Events:
+        """Return all events that have arrived, without waiting. `first`: messages that the caller
+        has received already."""
+        events: list[tuple[int, bytes]] = []
+        data = first
+        try:
             while True:
                 events += ((kind, body) for kind, _, _, body in messages(data))
                 data = self._socket.recv(RECEIVE_BYTES)

@@ -8,6 +8,7 @@ before any new address is given. Invariant: pure. Ports are written `TCP/80`: tw
 one address, but never the same port of the address."""
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,10 @@ from fairlead.plan.pools import ServiceLabels
 Ports = frozenset[str]
 Order = tuple[str, ServiceKey]
 """A sort key of Services: creation time, then name."""
+
+Place = Literal["gateways", "octavia", "nodes", "ovn"]
+"""What receives the packets for an address: gateways, a load balancer of Octavia, nodes that
+announce the address themselves, or a router of OVN."""
 
 
 class AddressRequest(msgspec.Struct, frozen=True):
@@ -40,6 +45,8 @@ class AddressRequest(msgspec.Struct, frozen=True):
     sharing_key: str = ""
     keep: bool = False
     service_labels: ServiceLabels = ServiceLabels("")
+    place: Place = "gateways"
+    """Where packets for the addresses arrive."""
 
 
 class HeldAddress(msgspec.Struct, frozen=True):
@@ -102,10 +109,12 @@ def facts_of(
     wants: bool,
     ours: bool,
     namespace_labels: Mapping[str, str],
+    place: Place = "gateways",
 ) -> Facts:
     """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
     Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
-    addresses come from pools. If either is true, the Service holds the addresses in its status."""
+    addresses come from pools. If either is true, the Service holds the addresses in its status.
+    `place`: see `AddressRequest`."""
     held = {
         grant.spec.address: _granted(key, grant)
         for grant in grants
@@ -119,7 +128,8 @@ def facts_of(
     if not wants:
         return Facts(None, held)
     try:
-        return Facts(address_request_of(service, namespace_labels), held)
+        request = address_request_of(service, namespace_labels)
+        return Facts(msgspec.structs.replace(request, place=place), held)
     except Refused as error:
         return Facts(error, held)
 

@@ -16,6 +16,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from fairlead.announce_sections import AnnounceMethod
 from fairlead.model import Finding
 
 _METALLB = ("metallb.io/", "metallb.universe.tf/")
@@ -38,6 +39,11 @@ IP."""
 DRAIN_TIMEOUT = ("fairlead.io/drain-timeout",)
 """How long a node that gets no new connections keeps its open ones: seconds (`300`), or a duration
 in the format of Go (`5m`, `1h30m`)."""
+
+ANNOUNCE = ("fairlead.io/announce",)
+"""How hosts announce the addresses: `l2`, `bgp` or `none`; overrides the pool of an address."""
+BGP_PEERS = ("fairlead.io/bgp-peers",)
+"""The names of the BGP peers that get the routes, separated by commas; overrides the pool."""
 
 PROXY_ANNOTATIONS = (
     "proxy-protocol",
@@ -100,10 +106,12 @@ OFF = {
 }
 """By short name, the value with which an annotation requests nothing."""
 
+_METHODS: Mapping[str, AnnounceMethod] = {"bgp": "bgp", "l2": "l2", "none": "none"}
 _MARK = "fairlead.io/class"
 """The controller writes this annotation: the class that serves the Service."""
 _KNOWN = frozenset(
     [ADDRESSES[0], POOL[0], SHARING_KEY[0], KEEP_ADDRESS[0], INTERNAL[0], DRAIN_TIMEOUT[0]]
+    + [ANNOUNCE[0], BGP_PEERS[0]]
     + [
         _OURS + short_name
         for short_name in (*PROXY_ANNOTATIONS, *OCTAVIA_ANNOTATIONS, "hostname-suffix")
@@ -151,20 +159,34 @@ def drain_timeout_s(annotations: Mapping[str, str]) -> float | None:
     return seconds_of(text) if text else None
 
 
+def announce_method(annotations: Mapping[str, str]) -> AnnounceMethod | None:
+    """Return how the Service requests its addresses to be announced; None if it requests nothing,
+    or something invalid."""
+    return _METHODS.get(found(annotations, ANNOUNCE)[1].lower())
+
+
+def bgp_peers(annotations: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the names of the BGP peers that the Service requests, sorted; None if it requests
+    none."""
+    _, text = found(annotations, BGP_PEERS)
+    return tuple(sorted({name for each in text.split(",") if (name := each.strip())})) or None
+
+
 def not_understood(annotations: Mapping[str, str]) -> list[Finding]:
     """Return a Finding for each annotation of Fairlead with an invalid value or an unknown name."""
+    notes = []
     name, text = found(annotations, DRAIN_TIMEOUT)
-    if not name or seconds_of(text) is not None:
-        return unknown(annotations)
-    message = (
-        f"{name} is {quoted(text)}, which is not a duration; the default of the gateway applies"
-    )
-    note = Finding(
-        NOT_UNDERSTOOD,
-        message,
-        remedy="write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m",
-    )
-    return [note, *unknown(annotations)]
+    if name and seconds_of(text) is None:
+        message = (
+            f"{name} is {quoted(text)}, which is not a duration; the default of the gateway applies"
+        )
+        remedy = "write seconds, as in 300, or a duration of h, m and s, as in 5m or 1h30m"
+        notes.append(Finding(NOT_UNDERSTOOD, message, remedy=remedy))
+    name, text = found(annotations, ANNOUNCE)
+    if name and announce_method(annotations) is None:
+        message = f"{name} is {quoted(text)}, which is no way to announce; the pool decides"
+        notes.append(Finding(NOT_UNDERSTOOD, message, remedy=f"write {', '.join(_METHODS)}"))
+    return [*notes, *unknown(annotations)]
 
 
 def without_effect(annotations: Mapping[str, str], instead: Mapping[str, str]) -> list[Finding]:

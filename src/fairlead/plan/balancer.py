@@ -27,6 +27,7 @@ from fairlead.plan.annotations import not_understood, without_effect
 from fairlead.plan.classes import ServiceClass
 from fairlead.plan.members import NO_TUNNELS, UnconfirmedMembers, VerdictOf, confirm, members_of
 from fairlead.plan.notes import endpoint_notes, spec_notes
+from fairlead.plan.pods import pods_of
 from fairlead.plan.selection import all_members
 from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_ranges
 from fairlead.plan.terms import ServiceContext
@@ -127,6 +128,7 @@ def plan_unconfirmed(
                 port.node_port,
                 members,
                 has_endpoints=found.any_usable,
+                pods=pods_of(port, family, slices, nodes) if terms.pods else (),
             )
             listeners.append((listener, found))
     if len(listeners) > 1:

@@ -15,15 +15,14 @@ from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.kube.objects import Service
 from fairlead.model import LoadBalancer
-from fairlead.plan import direct, octavia_terms, proxying
+from fairlead.plan import announced, direct, octavia_terms, ovn, proxying
+from fairlead.plan.addresses import Place
 from fairlead.plan.service import CLASS_PREFIX, class_of
 from fairlead.plan.terms import TermsOf
 
 Addresses = Literal["pool", "cloud"]
 """Where addresses come from. `pool`: the controller gives them from its pools. `cloud`: a cloud
 assigns them when it creates the load balancer."""
-Server = Literal["gateways", "octavia"]
-"""The kind of load balancer that serves a class."""
 Members = Literal["probed", "api"]
 """What makes a node a member. `api`: its pods are ready, according to the Kubernetes API. `probed`:
 each gateway also has to confirm the node by its own probes."""
@@ -46,7 +45,7 @@ class ServiceClass(NamedTuple):
 
     name: str
     addresses: Addresses
-    served_by: Server
+    served_by: Place
     members: Members
     terms: TermsOf
     """Return how the class serves one Service: its settings, and the ports that it cannot serve."""
@@ -91,9 +90,28 @@ OCTAVIA = ServiceClass(
     configured=octavia_terms.configured,
     known_later=octavia_terms.known_later,
 )
+ANNOUNCE = ServiceClass(
+    announced.ANNOUNCE,
+    addresses="pool",
+    served_by="nodes",
+    members="api",
+    terms=announced.announced_terms,
+    substitutes=announced.SUBSTITUTES,
+    configured=announced.configured,
+)
+
+OVN = ServiceClass(
+    ovn.OVN,
+    addresses="pool",
+    served_by="ovn",
+    members="api",
+    terms=ovn.ovn_terms,
+    substitutes=ovn.SUBSTITUTES,
+    configured=ovn.configured,
+)
 
 CLASSES: Mapping[str, ServiceClass] = MappingProxyType(
-    {each.name: each for each in (DIRECT, PROXY, OCTAVIA)}
+    {each.name: each for each in (DIRECT, PROXY, OCTAVIA, ANNOUNCE, OVN)}
 )
 """The values of loadBalancerClass that this version serves."""
 

@@ -24,22 +24,36 @@ from fairlead.plan.addresses import (
     ports_of,
     shown_by,
 )
+from fairlead.plan.announce import AnnouncePlan, served_addresses
+from fairlead.plan.announce_notes import announce_notes, narrowed
+from fairlead.plan.announced_notes import (
+    announced_notes,
+    served_by_gateways_at,
+    without_aggregates,
+)
+from fairlead.plan.announcers import announcement_notes
 from fairlead.plan.balancer import PORT_CONFLICT, Unconfirmed, plan_load_balancer, plan_unconfirmed
 from fairlead.plan.classes import ServiceClass, addresses_of, refusal_of, service_class_of
 from fairlead.plan.conflicts import of_shown
 from fairlead.plan.gateways import gateway_notes
 from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
+from fairlead.plan.network_plugin import gateway_on_ovn_kubernetes, two_service_proxies
 from fairlead.plan.node import plan_node_service
+from fairlead.plan.other_announcers import controller_conflicts
 from fairlead.plan.pools import read_pools
-from fairlead.plan.refusals import port_conflict
+from fairlead.plan.refusals import port_conflict, served_elsewhere
 from fairlead.plan.service import claimed_class
 from fairlead.plan.terms import ServiceContext, unserved
 from fairlead.plan.view import Addressed, Cluster
 
 
 def plan_controller(
-    cluster: Addressed, config: Config, ledger: Ledger, keys: Collection[ServiceKey]
+    cluster: Addressed,
+    config: Config,
+    ledger: Ledger,
+    keys: Collection[ServiceKey],
+    announcing: AnnouncePlan | None = None,
 ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
     """Return the plan of the Services of classes whose addresses come from pools, with the
     addresses that the ledger assigns. For every other Service that requests a class of Fairlead and
@@ -47,7 +61,9 @@ def plan_controller(
 
     The result also contains Services outside of `keys` whose assignment changed, because they
     waited for an address or port that became free. With a new ledger, or after a change of pools,
-    all Services are assigned again, whatever the keys."""
+    all Services are assigned again, whatever the keys. `announcing`: the plan of the announcements
+    of all hosts, which the caller keeps between calls; None: a new one."""
+    announcing = announcing or AnnouncePlan(config)
     concerned: Collection[ServiceKey] = keys
     if ledger.source is not cluster.pools:
         ledger.use(read_pools(config.pools, cluster.pools.values()), cluster.pools)
@@ -66,8 +82,68 @@ def plan_controller(
             except Refused as error:
                 planned[key] = error
             else:
-                planned[key] = _with_keep_note(balancer, config, service, ledger)
+                balancer = _with_keep_note(balancer, config, service, ledger)
+                planned[key] = _announced(cluster, config, announcing, service, balancer, class_)
     return planned
+
+
+def _announced(
+    cluster: Addressed,
+    config: Config,
+    announcing: AnnouncePlan,
+    service: Service,
+    balancer: LoadBalancer,
+    class_: ServiceClass,
+) -> LoadBalancer:
+    """Add how hosts announce the addresses, and the Findings about it: whether they can be
+    announced, and whether they are. Hosts do not announce what OVN serves: the router does."""
+    if class_.served_by == "ovn":
+        return balancer
+    addresses = served_addresses(balancer)
+    by_nodes = class_.served_by == "nodes"
+    announcements = announcing.announcements_of(
+        cluster, service, addresses, aggregates=not by_nodes
+    )
+    notes = list(announce_notes(cluster, config, announcing, service, addresses, announcements))
+    by_gateways = class_.served_by == "gateways"
+    if announcements:
+        notes += controller_conflicts(service)
+    if by_nodes:
+        notes += announced_notes(cluster, config, service, announcements)
+        notes += without_aggregates(
+            (announcing.terms_of(cluster, each), each)
+            for announcement in announcements
+            for each in announcement.addresses
+            if announcement.method == "bgp"
+        )
+    for each in announcements if not by_nodes else ():
+        notes += narrowed(announcing.terms_of(cluster, each.addresses[0]), each)
+    notes += _plugin_notes(cluster, config, announcing, class_)
+    # The cause is reported already if there is no gateway, if the addresses cannot be announced, or
+    # if nodes have no ready pod: then no node announces.
+    known = notes if by_gateways else [*notes, *balancer.notes]
+    gone = by_gateways and cluster.gateways is not None and not cluster.gateways.alive
+    if not gone and not any(each.blocks for each in known):
+        notes += announcement_notes(cluster.announcers, announcements, by_gateways=by_gateways)
+    if not announcements and not notes:
+        return balancer
+    return msgspec.structs.replace(
+        balancer,
+        announcements=announcements,
+        notes=about(f"Service {service.key}", (*balancer.notes, *notes)),
+    )
+
+
+def _plugin_notes(
+    cluster: Addressed, config: Config, announcing: AnnouncePlan, class_: ServiceClass
+) -> Sequence[Finding]:
+    """Return the Findings about nodes whose network plugin serves load-balancer addresses."""
+    if not (nodes := announcing.on_ovn_kubernetes(cluster)):
+        return ()
+    if class_.served_by == "nodes":
+        return (two_service_proxies(),) if config.node.service_proxy else ()
+    alive = cluster.gateways.alive if cluster.gateways is not None else ()
+    return () if nodes.isdisjoint(alive) else (gateway_on_ovn_kubernetes(),)
 
 
 def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
@@ -83,6 +159,7 @@ def _facts(cluster: Addressed, config: Config, key: ServiceKey) -> Facts:
         wants=wanted is not None and wanted.addresses == "pool",
         ours=bool(claimed) and addresses_of(claimed) == "pool",
         namespace_labels=cluster.namespace_labels(key.namespace),
+        place=wanted.served_by if wanted is not None else "gateways",
     )
 
 
@@ -97,6 +174,10 @@ def _balancer(
     none, or if the Service cannot be served."""
     if not isinstance(result, Assigned):
         raise result or Refused("no address was assigned")
+    if class_.served_by == "nodes":
+        for address in result.addresses:
+            if others := served_by_gateways_at(cluster, config, address):
+                raise served_elsewhere(address, others[0], "nodes", "gateways")
     lost = {rival.port for rival in result.rivals}
     balancer = plan_load_balancer(
         service,
@@ -156,10 +237,16 @@ def _served(balancer: LoadBalancer, grants: Sequence[Grant]) -> tuple[Grant, ...
 
 
 def plan_gateway_unconfirmed(
-    cluster: Cluster, config: Config, keys: Collection[ServiceKey]
+    cluster: Cluster,
+    config: Config,
+    keys: Collection[ServiceKey],
+    announcing: AnnouncePlan | None = None,
 ) -> Mapping[ServiceKey, Unconfirmed | Refused]:
     """Return the plan of the Services that gateways serve, at the addresses that the controller has
-    published. Members are not confirmed yet: see `plan.balancer.confirmed`."""
+    published. Members are not confirmed yet: see `plan.balancer.confirmed`. `announcing`: the plan
+    of the announcements of this gateway, which the caller keeps between calls; None: a new one, for
+    all gateways."""
+    announcing = announcing or AnnouncePlan(config)
     planned: dict[ServiceKey, Unconfirmed | Refused] = {}
     for key in keys:
         service = cluster.services.get(key)
@@ -172,7 +259,14 @@ def plan_gateway_unconfirmed(
         except Refused as error:
             planned[key] = error
         else:
-            planned[key] = _without_rivals(cluster, config, service, unconfirmed)
+            served = _without_rivals(cluster, config, service, unconfirmed)
+            announcements = announcing.announcements_of(
+                cluster, service, served_addresses(served.balancer)
+            )
+            if announcements:
+                balancer = msgspec.structs.replace(served.balancer, announcements=announcements)
+                served = served._replace(balancer=balancer)
+            planned[key] = served
     return planned
 
 

@@ -28,6 +28,7 @@ from fairlead.plan.addresses import (
     Facts,
     HeldAddress,
     Order,
+    Place,
     Ports,
     Rival,
 )
@@ -221,7 +222,7 @@ class Ledger:
     def _exclusive_holder(self, key: ServiceKey, address: str) -> ServiceKey | None:
         """Return another holder that does not share the address with this Service; None if there is
         none. A holder shares if it has the same namespace and sharing key, both in its grant and in
-        its request."""
+        its request, and if the same hosts serve it."""
         request = self._records[key].facts.request
         mine = request.sharing_key if isinstance(request, AddressRequest) else ""
         for other in sorted(self._others(key, address)):
@@ -231,9 +232,21 @@ class Ledger:
                 not mine
                 or other.namespace != key.namespace
                 or {requested, self._sharing_key(other, address)} != {mine}
+                or self._elsewhere(key, other)
             ):
                 return other
         return None
+
+    def _elsewhere(self, key: ServiceKey, other: ServiceKey) -> bool:
+        """Return whether the two Services are served at different places: the packets of an address
+        arrive at one of them, not at both."""
+        mine, theirs = (self._place_of(each) for each in (key, other))
+        return mine is not None and theirs is not None and mine != theirs
+
+    def _place_of(self, key: ServiceKey) -> Place | None:
+        """Return where the Service is served; None if it requests no addresses of pools."""
+        request = self._records[key].facts.request
+        return request.place if isinstance(request, AddressRequest) else None
 
     def _rivals(self, key: ServiceKey, address: str, port: str) -> list[ServiceKey]:
         """Return the Services that prevent this one from having the port at the address (see
@@ -343,6 +356,10 @@ class Ledger:
         if not found[0].allows(request.service_labels):
             return refusals.not_for(address, found[0].name)
         if (other := self._exclusive_holder(key, address)) is not None:
+            if request.sharing_key and self._elsewhere(key, other):
+                return refusals.served_elsewhere(
+                    address, other, request.place, self._place_of(other) or request.place
+                )
             is_kept = (
                 self._records[other].holding[address] == NO_PORTS
                 and self._records[other].facts.request is None
@@ -437,7 +454,11 @@ class Ledger:
         for family in request.families:
             if family in record.draft:
                 continue
-            address = self._shared(key, request, family) or self._free(request, family)
+            address = self._shared(key, request, family)
+            if address is None and (refused := self._refusal_of_shared(key, request, family)):
+                waits.add(("sharing", key.namespace, request.sharing_key))
+                return refused
+            address = address or self._free(request, family)
             if (
                 address is not None
                 and request.ports
@@ -487,6 +508,23 @@ class Ledger:
     def _free(self, request: AddressRequest, family: Family) -> str | None:
         found = (self._holdings.lowest_free(pool, family) for pool in self._candidates(request))
         return next((address for address in found if address is not None), None)
+
+    def _refusal_of_shared(
+        self, key: ServiceKey, request: AddressRequest, family: Family
+    ) -> Refused | None:
+        """Return the refusal if an address with the sharing key of the Service is served by other
+        hosts than the Service would be."""
+        if not request.sharing_key:
+            return None
+        for address in sorted(
+            self._holdings.shared((key.namespace, request.sharing_key)), key=number
+        ):
+            for other in sorted(self._others(key, address)):
+                if family_of(address) == family and self._elsewhere(key, other):
+                    return refusals.served_elsewhere(
+                        address, other, request.place, self._place_of(other) or request.place
+                    )
+        return None
 
     def _shared(self, key: ServiceKey, request: AddressRequest, family: Family) -> str | None:
         """Return an address with the sharing key of the Service: the lowest one where all its ports

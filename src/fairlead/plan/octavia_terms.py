@@ -38,6 +38,8 @@ NO_NODE_SELECTED = "NoNodeSelected"
 SUBSTITUTES = {
     "address-pool": "the cloud assigns addresses; select the subnet with fairlead.io/subnet-id",
     "sharing-key": "Services share a load balancer by its ID: fairlead.io/load-balancer-id",
+    "announce": "the network of the cloud knows where the addresses are",
+    "bgp-peers": "the network of the cloud knows where the addresses are",
     "drain-timeout": "connections stay with a node until the load balancer ends them",
 }
 """By short name of each annotation without effect, what class octavia does instead."""

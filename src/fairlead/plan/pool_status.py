@@ -9,16 +9,18 @@ does not change while its cause lasts. Follows the API conventions, section "Typ
 properties"."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any
 
 import msgspec
 
+from fairlead.announce_checks import read_pool_section
 from fairlead.kube.crds import AddressPool, KeptAddresses
 from fairlead.model import Family, Finding, ServiceKey, Value
 from fairlead.net.address import family_of
 from fairlead.plan.annotations import ADDRESSES
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
+from fairlead.plan.object_status import ObjectCondition
 from fairlead.plan.pools import FAMILIES, MAX_COUNT
 
 READY = "Ready"
@@ -28,25 +30,19 @@ MAX_NAMESPACES = 100
 """The maximum number of namespaces in `status.kept`, as in `deploy/crds`."""
 
 
-class PoolCondition(Value, frozen=True):
-    """A condition of an AddressPool, without its transition time."""
-
-    type: str
-    status: Literal["True", "False"]
-    reason: str
-    message: str
-
-
 class PoolState(Value, frozen=True):
     """The status of a pool. Counts are by family, IPv4 first. `in_use`: a Service holds an address
-    of the pool, so the object must not be deleted yet. `kept`: by namespace."""
+    of the pool, so the object must not be deleted yet. `kept`: by namespace. `announce`: the last
+    valid `spec.announce`, from which a process that starts learns how to announce the addresses of
+    a pool whose section is invalid; None: there was none yet."""
 
     assigned: tuple[int, int]
     available: tuple[int, int]
-    conditions: tuple[PoolCondition, ...]
+    conditions: tuple[ObjectCondition, ...]
     in_use: bool
     kept_addresses: int = 0
     kept: tuple[KeptAddresses, ...] = ()
+    announce: Mapping[str, Any] | None = None
 
 
 def pool_states(
@@ -60,11 +56,22 @@ def pool_states(
     for name, address, key in ledger.granted():
         if name in granted:
             granted[name].append((address, key))
-    states = {name: _state(ledger, name, granted[name]) for name in pools}
+    states = {
+        name: msgspec.structs.replace(
+            _state(ledger, name, granted[name]), announce=_valid_section(pool)
+        )
+        for name, pool in pools.items()
+    }
     return {
         name: _with_kept(state, kept[name], limits) if name in kept else state
         for name, state in states.items()
     }
+
+
+def _valid_section(pool: AddressPool) -> Mapping[str, Any] | None:
+    """Return the last valid section `announce` of the pool; None: there was none yet."""
+    section, _ = read_pool_section(pool.spec.announce)
+    return pool.spec.announce if section is not None else pool.status.announce
 
 
 def _with_kept(
@@ -114,15 +121,15 @@ def _has(ledger: Ledger, name: str, address: str) -> bool:
     return found is not None and found[0].name == name
 
 
-def _ready(problem: Finding | None) -> PoolCondition:
+def _ready(problem: Finding | None) -> ObjectCondition:
     if problem is None:
-        return PoolCondition(READY, "True", "Used", "its addresses are assigned to Services")
-    return PoolCondition(READY, "False", problem.code, str(problem))
+        return ObjectCondition(READY, "True", "Used", "its addresses are assigned to Services")
+    return ObjectCondition(READY, "False", problem.code, str(problem))
 
 
-def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
+def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> ObjectCondition:
     if not left:
-        return PoolCondition(
+        return ObjectCondition(
             STRANDED, "False", "None", "every address that was assigned from it is still in it"
         )
     held = sorted(f"{address} (Service {key})" for address, key in left)
@@ -136,4 +143,4 @@ def _stranded(left: Sequence[tuple[str, ServiceKey]]) -> PoolCondition:
         f"{ADDRESSES[0]}; to release an address that is kept for a deleted Service: "
         "kubectl delete addressgrant"
     )
-    return PoolCondition(STRANDED, "True", "AddressesHeld", message)
+    return ObjectCondition(STRANDED, "True", "AddressesHeld", message)

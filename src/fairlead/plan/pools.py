@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from fairlead.config import LabelRequirement, LabelSelector, PoolConfig, parse_range
+from fairlead.announce_sections import LabelRequirement, LabelSelector
+from fairlead.config import PoolConfig, parse_range
 from fairlead.kube.crds import AddressPool
 from fairlead.model import Family, Finding
 

@@ -16,8 +16,11 @@ from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
     AUTOSCALER_TAINT,
     EXCLUDE_LABEL,
+    NETWORK_UNAVAILABLE,
+    READY,
     SERVICE_NAME_LABEL,
     SERVICE_PROXY_NAME_LABEL,
+    SHUTTING_DOWN,
     SOURCE_RANGES_ANNOTATION,
     ZONE_LABEL,
     Endpoint,
@@ -26,6 +29,7 @@ from fairlead.kube.objects import (
     FieldsManager,
     Node,
     NodeAddress,
+    NodeCondition,
     NodeSpec,
     NodeStatus,
     ObjectMeta,
@@ -33,7 +37,8 @@ from fairlead.kube.objects import (
     ServiceMeta,
     ServiceStatus,
 )
-from fairlead.plan.annotations import DRAIN_TIMEOUT
+from fairlead.plan.annotations import ANNOUNCE, BGP_PEERS, DRAIN_TIMEOUT
+from fairlead.plan.network_plugin import CHASSIS_ID
 from fairlead.plan.proxying import ANNOTATIONS as PROXY_ANNOTATIONS
 from fairlead.plan.service import CLAIM_MANAGER
 
@@ -42,6 +47,8 @@ LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 _CLAIMED = (FieldsManager(CLAIM_MANAGER),)
+_UNAVAILABLE = NodeCondition(NETWORK_UNAVAILABLE, "True")
+_SHUTTING_DOWN = NodeCondition(READY, "False", SHUTTING_DOWN)
 
 
 class Projection(msgspec.Struct, frozen=True):
@@ -81,13 +88,20 @@ def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
         ObjectMeta(
             sys.intern(metadata.name),
             labels=_entries(metadata.labels, labels),
+            annotations=_entries(metadata.annotations, (CHASSIS_ID,)),
             deletion_timestamp=metadata.deletion_timestamp,
         ),
         NodeSpec(
             pod_cidrs=node.spec.pod_cidrs,
             taints=tuple(t for t in node.spec.taints if t.key == AUTOSCALER_TAINT),
         ),
-        NodeStatus(tuple(_internal(node))),
+        NodeStatus(
+            tuple(_internal(node)),
+            (
+                *((_UNAVAILABLE,) if node.status.without_network else ()),
+                *((_SHUTTING_DOWN,) if node.status.shutting_down else ()),
+            ),
+        ),
     )
 
 
@@ -96,6 +110,13 @@ def of_labelled_node(node: Node) -> Node:
     found = of_node(node)
     labelled = msgspec.structs.replace(found.metadata, labels=node.metadata.labels)
     return msgspec.structs.replace(found, metadata=labelled)
+
+
+def of_announcing_node(node: Node) -> Node:
+    """Return the fields of `of_labelled_node`, and whether the node is cordoned."""
+    found = of_labelled_node(node)
+    spec = msgspec.structs.replace(found.spec, unschedulable=node.spec.unschedulable)
+    return msgspec.structs.replace(found, spec=spec)
 
 
 def _internal(node: Node) -> Iterator[NodeAddress]:
@@ -146,6 +167,9 @@ def published_service(service: Service) -> Service | None:
 CONTROLLER = Projection(whole_service, of_slice, of_node)
 CLOUD_CONTROLLER = Projection(whole_service, of_slice, of_labelled_node)
 GATEWAY = Projection(balanced_service, of_slice, of_node)
+ANNOUNCING_GATEWAY = Projection(balanced_service, of_slice, of_announcing_node)
+"""For a gateway that announces addresses: pools select hosts by the labels of their Nodes, and a
+gateway on a cordoned node hands its addresses over."""
 NODE = Projection(
     node_service,
     functools.partial(of_slice, hints=True),
@@ -153,6 +177,23 @@ NODE = Projection(
 )
 TUNNEL_NODE = Projection(published_service, None, of_node)
 """For a node that only terminates tunnels, because kube-proxy is its service proxy."""
+ANNOUNCING_NODE = Projection(
+    node_service, functools.partial(of_slice, hints=True), of_announcing_node
+)
+"""For a service proxy that announces addresses: pools select hosts by the labels of their Nodes,
+and a cordoned node without pods announces nothing."""
+ANNOUNCING_TUNNEL_NODE = Projection(published_service, of_slice, of_announcing_node)
+"""For a node that announces addresses beside kube-proxy: it needs to know where pods are ready."""
+
+
+_ANNOTATIONS = (
+    SOURCE_RANGES_ANNOTATION,
+    *DRAIN_TIMEOUT,
+    *ANNOUNCE,
+    *BGP_PEERS,
+    *PROXY_ANNOTATIONS,
+)
+"""The annotations that the plans of gateways and nodes read."""
 
 
 def _served(service: Service, *, selector: bool) -> Service:
@@ -164,9 +205,7 @@ def _served(service: Service, *, selector: bool) -> Service:
             sys.intern(metadata.namespace),
             uid=metadata.uid,
             labels=_entries(metadata.labels, (SERVICE_PROXY_NAME_LABEL,)),
-            annotations=_entries(
-                metadata.annotations, (SOURCE_RANGES_ANNOTATION, *DRAIN_TIMEOUT, *PROXY_ANNOTATIONS)
-            ),
+            annotations=_entries(metadata.annotations, _ANNOTATIONS),
             deletion_timestamp=metadata.deletion_timestamp,
             creation_timestamp=metadata.creation_timestamp,
         ),

@@ -10,7 +10,7 @@ from fairlead.errors import Refused
 from fairlead.kube.crds import grant_name
 from fairlead.model import Family, Finding, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.addresses import AddressRequest, HeldAddress, Rival
+from fairlead.plan.addresses import AddressRequest, HeldAddress, Place, Rival
 from fairlead.plan.annotations import ADDRESSES, POOL
 from fairlead.plan.pools import Pools
 
@@ -31,6 +31,25 @@ def held(address: str, holder: ServiceKey) -> Refused:
         f"the requested address {address} is held by Service {holder}",
         fix="request another address, or give both Services, in one namespace, the same annotation "
         "fairlead.io/sharing-key",
+    )
+
+
+_SERVE: Mapping[Place, str] = {
+    "gateways": "gateways serve",
+    "nodes": "nodes announce",
+    "octavia": "Octavia serves",
+    "ovn": "OVN serves",
+}
+
+
+def served_elsewhere(address: str, other: ServiceKey, mine: Place, theirs: Place) -> Refused:
+    """Return the refusal of an address whose packets arrive at another place than the Service
+    needs. `mine`, `theirs`: the place of this and of the other Service."""
+    places = " or to ".join(sorted(_SERVE[each].partition(" ")[0] for each in (mine, theirs)))
+    return Refused(
+        f"{_SERVE[theirs]} the address {address} for Service {other}, and {_SERVE[mine]} this "
+        f"Service: an address belongs to {places}",
+        fix="give both Services the same class, or this one another sharing key and address",
     )
 
 

@@ -60,6 +60,8 @@ class Terms(msgspec.Struct, frozen=True):
     hostname: str = ""
     nodes: Mapping[str, Node] | None = None
     """The nodes that may be members. None: all."""
+    pods: bool = False
+    """The load balancer sends to pods itself, so each listener lists them."""
     all_nodes: Sequence[Protocol] = ()
     """Every node is a member of the listeners of these protocols, with ready pods or without."""
     remarks: Callable[[Sequence[Listener]], Sequence[Finding]] = no_remarks

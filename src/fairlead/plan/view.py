@@ -7,20 +7,39 @@ implements all of them. Pure."""
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from fairlead.kube.crds import AddressGrant, AddressPool
+from fairlead.kube.crds import AddressGrant, AddressPool, BGPPeer
 from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
+from fairlead.plan.announcers import Announcers
 from fairlead.plan.gateways import Gateways
 
 
 class Cluster(Protocol):
-    """The objects and the verdicts of probes that every plan reads."""
+    """The objects and the verdicts of probes that every plan reads. `node_changes` grows with each
+    change of a node, of `yields` and of `takers`: see plan/yielding.py. `pools` is a new object
+    after each change of a pool; it is empty in a role that announces no addresses. `bgp_peers`:
+    None if they cannot be read."""
 
     @property
     def services(self) -> Mapping[ServiceKey, Service]: ...
 
     @property
     def nodes(self) -> Mapping[str, Node]: ...
+
+    @property
+    def node_changes(self) -> int: ...
+
+    @property
+    def yields(self) -> bool: ...
+
+    @property
+    def takers(self) -> frozenset[str] | None: ...
+
+    @property
+    def bgp_peers(self) -> Mapping[str, BGPPeer] | None: ...
+
+    @property
+    def pools(self) -> Mapping[str, AddressPool]: ...
 
     def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]: ...
 
@@ -30,11 +49,7 @@ class Cluster(Protocol):
 
 
 class Addressed(Cluster, Protocol):
-    """The additional state that the controller reads to assign addresses. `pools` is a new object
-    after each change of a pool."""
-
-    @property
-    def pools(self) -> Mapping[str, AddressPool]: ...
+    """The additional state that the controller reads to assign addresses."""
 
     @property
     def granted(self) -> Collection[ServiceKey]: ...
@@ -45,6 +60,9 @@ class Addressed(Cluster, Protocol):
 
     @property
     def gateways(self) -> Gateways | None: ...
+
+    @property
+    def announcers(self) -> Announcers | None: ...
 
 
 class CloudCluster(Cluster, Protocol):

@@ -28,11 +28,25 @@ def main() -> None:
             "--timeout", type=float, metavar="SECONDS", default=1.0 if name == "burst" else 0.4
         )
         if name == "burst":
+            load.add_argument(
+                "--patience",
+                type=float,
+                metavar="SECONDS",
+                default=5.0,
+                help="time limit for the answer on an established connection",
+            )
             load.add_argument("--connections", type=int, default=1000)
             load.add_argument("--concurrency", type=int, default=64)
         else:
+            load.add_argument(
+                "--patience",
+                type=float,
+                metavar="SECONDS",
+                help="time limit of a call without a lost packet, instead of --timeout",
+            )
             load.add_argument("--callers", type=int, default=5)
             load.add_argument("--open", type=int, default=20, help="connections kept open")
+            load.add_argument("--first-port", type=int, default=0, help="use each port once")
     load = loads.add_parser("crowd")
     load.add_argument(
         "--flows",
@@ -56,6 +70,13 @@ def main() -> None:
         metavar="SECONDS",
         help="time limit for the answer on a new flow",
     )
+    load.add_argument(
+        "--silence",
+        type=float,
+        default=crowd.SILENCE_S,
+        metavar="SECONDS",
+        help="an open connection without an answer for this time is broken",
+    )
     load = loads.add_parser("flood")
     load.add_argument("kind", choices=["tcp", "udp"])
     load.add_argument("source", help="the first of the forged source addresses")
@@ -75,6 +96,7 @@ def _burst(arguments: argparse.Namespace) -> None:
         connections=arguments.connections,
         concurrency=arguments.concurrency,
         timeout_s=arguments.timeout,
+        patience_s=arguments.patience,
     )
     sys.stdout.buffer.write(msgspec.json.encode(tally) + b"\n")
 
@@ -85,7 +107,9 @@ def _steady(arguments: argparse.Namespace) -> None:
         arguments.port,
         callers=arguments.callers,
         timeout_s=arguments.timeout,
+        patience_s=arguments.patience,
         open_connections=arguments.open,
+        first_port=arguments.first_port,
     )
     asyncio.run(_run_by_commands(steady))
 
@@ -97,6 +121,7 @@ async def _run_by_commands(load: Steady) -> None:
     task = asyncio.ensure_future(load.run())
     try:
         while await lines.readline():
+            await load.settle()
             sys.stdout.buffer.write(msgspec.json.encode(load.take()) + b"\n")
             sys.stdout.buffer.flush()
     finally:
@@ -116,6 +141,7 @@ def _crowd(arguments: argparse.Namespace) -> None:
             new_per_s=arguments.new,
             interval_s=arguments.interval,
             patience_s=arguments.patience,
+            silence_s=arguments.silence,
         ),
     )
 

@@ -3,7 +3,9 @@ connections failed.
 
 In: a target, the number of connections, how many at once. Out: a `Tally`. One epoll loop, no
 asyncio: the client must cost less than what it measures. Every connection sends one request; it
-ends with the answer, an error, or the time-out."""
+ends with the answer, an error, or a timeout: a short one until it is established, which only the
+network and the kernels determine, and a longer one for the answer, for which a server on a busy
+machine has to wait its turn."""
 
 import errno
 import selectors
@@ -40,21 +42,28 @@ class Tally(msgspec.Struct):
 
 
 class _Connection:
-    __slots__ = ("deadline", "own", "received", "socket")
+    __slots__ = ("deadline", "own", "queue", "received", "socket")
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.deadline = deadline
+        self.deadline = 0.0
+        self.queue: deque[_Connection] | None = None
         self.received = b""
         self.own = ""
 
 
 def burst(
-    address: str, port: int, *, connections: int, concurrency: int, timeout_s: float = 1.0
+    address: str,
+    port: int,
+    *,
+    connections: int,
+    concurrency: int,
+    timeout_s: float = 1.0,
+    patience_s: float = 5.0,
 ) -> Tally:
-    """Open `connections` connections, `concurrency` at a time. Each fails after `timeout_s` without
-    an answer."""
-    run = _Burst((address, port), timeout_s)
+    """Open `connections` connections, `concurrency` at a time. Each fails if it is not established
+    within `timeout_s`, or not answered within `patience_s` afterwards."""
+    run = _Burst((address, port), timeout_s, patience_s)
     started = time.monotonic()
     while run.tally.requests < connections or run.open:
         while run.tally.requests < connections and len(run.open) < concurrency:
@@ -65,30 +74,35 @@ def burst(
 
 
 class _Burst:
-    def __init__(self, target: tuple[str, int], timeout_s: float) -> None:
+    def __init__(self, target: tuple[str, int], timeout_s: float, patience_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
+        self.patience_s = patience_s
         self.family = socket_family(target[0])
         self.selector = selectors.DefaultSelector()
         self.open: set[_Connection] = set()
-        self.by_deadline: deque[_Connection] = deque()
+        self.connecting: deque[_Connection] = deque()
+        self.established: deque[_Connection] = deque()
+        """The connections of each state by deadline. They may have left the state since."""
         self.tally = Tally()
 
     def start(self) -> None:
         self.tally.requests += 1
         sock = socket.socket(self.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
-        connection = _Connection(sock, time.monotonic() + self.timeout_s)
+        connection = _Connection(sock)
         code = sock.connect_ex(self.target)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
             self._count_failure(errno.errorcode.get(code, str(code)))
             return
         self.open.add(connection)
-        self.by_deadline.append(connection)
+        self._wait(connection, self.connecting, self.timeout_s)
         self.selector.register(sock, selectors.EVENT_WRITE, connection)
 
     def step(self) -> None:
+        # What arrived before this time is among the events below, however late this process runs.
+        now = time.monotonic()
         for key, _ in self.selector.select(0.02):
             connection: _Connection = key.data
             try:
@@ -101,19 +115,31 @@ class _Burst:
                     errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
                 )
                 self._end(connection, code or type(error).__name__)
-        now = time.monotonic()
-        while self.by_deadline and (
-            self.by_deadline[0].deadline <= now or self.by_deadline[0] not in self.open
-        ):
-            connection = self.by_deadline.popleft()
-            if connection in self.open:
-                self._end(connection, "timeout")
+        self._expire(self.connecting, now, "not established")
+        self._expire(self.established, now, "not answered")
+
+    def _wait(self, connection: _Connection, queue: deque[_Connection], seconds: float) -> None:
+        """Give a connection, which enters another state, this time."""
+        connection.queue, connection.deadline = queue, time.monotonic() + seconds
+        queue.append(connection)
+
+    def _expire(self, queue: deque[_Connection], now: float, failure: str) -> None:
+        """End the connections of a queue that are too late. A connection that has ended, or has
+        gone on to the other queue, only leaves this one."""
+        while queue:
+            waits = queue[0] in self.open and queue[0].queue is queue
+            if waits and queue[0].deadline > now:
+                return
+            connection = queue.popleft()
+            if waits:
+                self._end(connection, failure)
 
     def _send(self, connection: _Connection) -> None:
         error = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, "connect")
         connection.own = connection.socket.getsockname()[0]
+        self._wait(connection, self.established, self.patience_s)
         connection.socket.send(REQUEST_ONCE)
         self.selector.modify(connection.socket, selectors.EVENT_READ, connection)
 

@@ -8,9 +8,9 @@ In: targets; another process makes the change under test. Out: for each period a
   `patience_s`, flows whose packets were lost count as late instead;
 * *late*: a new flow that was answered, but had to retransmit: a packet was lost. Datagrams are
   repeated by this program;
-* *broken*: an open flow that ended without the server's announcement, was silent for `SILENCE_S`,
+* *broken*: an open flow that ended without the server's announcement, was silent for `silence_s`,
   or was answered by another pod;
-* *lost*: a request on an open UDP flow that had no answer within `SILENCE_S`. A flow sends no other
+* *lost*: a request on an open UDP flow that had no answer within `silence_s`. A flow sends no other
   request while it waits.
 
 Every tenth new flow replaces the oldest flow, so that at any time the flows have different ages.
@@ -95,12 +95,19 @@ class Crowd:
     holds the present period."""
 
     def __init__(
-        self, targets: Sequence[Target], *, new_per_s: float, interval_s: float, patience_s: float
+        self,
+        targets: Sequence[Target],
+        *,
+        new_per_s: float,
+        interval_s: float,
+        patience_s: float,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._targets = targets
         self._new_per_s = new_per_s
         self._interval_s = interval_s
         self._patience_s = patience_s
+        self._silence_s = silence_s
         self._poll = select.epoll()
         self._flows: dict[int, Flow] = {}
         self._new: deque[Flow] = deque()
@@ -261,9 +268,9 @@ class Crowd:
                 continue
             if not flow.waiting_s:
                 self._send_request(flow, now_s)
-            elif now_s - flow.waiting_s >= SILENCE_S and flow.target.kind == "tcp":
+            elif now_s - flow.waiting_s >= self._silence_s and flow.target.kind == "tcp":
                 self._on_failure(flow, TimeoutError(), now_s)
-            elif now_s - flow.waiting_s >= SILENCE_S:
+            elif now_s - flow.waiting_s >= self._silence_s:
                 lost = self.counts[flow.target].lost
                 pod = flow.first_answer.pod if flow.first_answer else ""
                 lost[pod] = lost.get(pod, 0) + 1

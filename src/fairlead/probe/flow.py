@@ -146,8 +146,13 @@ class Flow:
         A first datagram whose answer is late was not lost."""
         if self.target.kind != "tcp":
             return self.first_answer is not None and self.first_answer.length != self._first
-        information = self.socket.getsockopt(
-            socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size
-        )
-        count: int = _TOTAL_RETRANSMISSIONS.unpack(information)[0]
-        return count > 0
+        return retransmissions(self.socket) > 0
+
+
+def retransmissions(connection: socket.socket) -> int:
+    """Return the number of packets of the TCP connection that this side has retransmitted."""
+    information = connection.getsockopt(
+        socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANSMISSIONS.size
+    )
+    count: int = _TOTAL_RETRANSMISSIONS.unpack(information)[0]
+    return count

@@ -3,7 +3,9 @@
 In: a target; another process makes the change. Out: for each period, the results of the clients and
 of the open connections. Terms:
 
-* *failed*: a new connection that was not answered within `timeout_s`;
+* *failed*: a new connection that was not answered within `timeout_s` and had to retransmit a
+  packet, or that was not answered within `patience_s`. The answer of a server that is slow, or on a
+  machine that stands still for a moment, is late without a retransmission;
 * *broken*: an open connection that ended without the server's announcement (`Connection: close`):
   reset, cut, or no answer within `silence_s`;
 * *unconnected*: the failed connections that were never established, because packets were lost; the
@@ -11,15 +13,22 @@ of the open connections. Terms:
 * *longest gap*: the longest time without an answer for one client, which retries at once after a
   failure;
 * *stalled*: the longest time for which this process itself did not run: failures during that time
-  say little about the load balancer."""
+  say little about the load balancer.
+
+With `first_port`, each connection has a source port of its own, from this one on. Otherwise the
+kernel chooses a port that is free at the client, but may be in the tables of a node to which an
+earlier connection with this port led before routes changed."""
 
 import asyncio
+import errno
+import itertools
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from fairlead.probe.exchange import REQUEST_KEEP, REQUEST_ONCE, Answer, Malformed, parse
+from fairlead.probe.flow import retransmissions
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -65,19 +74,26 @@ class Steady:
         callers: int = 5,
         pause_s: float = 0.05,
         timeout_s: float = 0.4,
+        patience_s: float | None = None,
         open_connections: int = 20,
         open_pause_s: float = 0.2,
         silence_s: float = 3.0,
+        first_port: int = 0,
     ) -> None:
+        """Create the load. `patience_s`: `timeout_s` by default."""
         self._target = (address, port)
         self._callers = callers
         self._pause_s = pause_s
         self._timeout_s = timeout_s
+        self._patience_s = timeout_s if patience_s is None else patience_s
         self._open_connections = open_connections
         self._open_pause_s = open_pause_s
         self._silence_s = silence_s
+        self._ports = itertools.count(first_port) if first_port else None
         self._period = Period()
         self._last_answer: dict[int, float] = {}
+        self._begun: dict[int, float] = {}
+        """When each present call began."""
         self._now: Callable[[], float] = time.monotonic
         self._opened = 0
 
@@ -88,6 +104,12 @@ class Steady:
                 group.create_task(self._call(caller))
             for number in range(self._open_connections):
                 group.create_task(self._keep_open(number))
+
+    async def settle(self) -> None:
+        """Wait for the results of the calls that are late now."""
+        latest = self._now() - self._timeout_s
+        while any(begun < latest for begun in self._begun.values()):
+            await asyncio.sleep(self._pause_s)
 
     def take(self) -> Period:
         """End the period and return it. A gap that is still open counts up to now, and continues in
@@ -114,12 +136,15 @@ class Steady:
         self._last_answer[caller] = self._now()
         while True:
             self._period.requests += 1
+            self._begun[caller] = self._now()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    answer = await self._once()
+                async with asyncio.timeout(self._patience_s):
+                    answer = await self._once(self._begun[caller])
             except (OSError, TimeoutError, Malformed, EOFError) as error:
                 self._fail(error)
                 continue
+            finally:
+                del self._begun[caller]
             _count(self._period.clients, answer.client)
             _count(self._period.nodes, answer.node)
             now = self._now()
@@ -129,25 +154,45 @@ class Steady:
 
     def _fail(self, error: Exception) -> None:
         self._period.failed += 1
-        _count(self._period.failures, type(error).__name__)
+        _count(self._period.failures, _name(error))
 
-    async def _once(self) -> Answer:
+    async def _once(self, begun: float) -> Answer:
+        """Make one call. Raise TimeoutError if it is late because a packet was lost."""
         try:
-            reader, writer = await asyncio.open_connection(*self._target)
+            reader, writer = await self._connect()
         except (OSError, asyncio.CancelledError):
             self._period.unconnected += 1
             raise
         try:
-            return await _exchange(reader, writer, REQUEST_ONCE)
+            if self._lost_packets(begun, writer):
+                self._period.unconnected += 1
+                raise TimeoutError
+            answer = await _exchange(reader, writer, REQUEST_ONCE)
+            if self._lost_packets(begun, writer):
+                raise TimeoutError
+            return answer
         finally:
             writer.transport.abort()
+
+    def _lost_packets(self, begun: float, writer: asyncio.StreamWriter) -> bool:
+        """Return whether the call is late, and had to retransmit a packet."""
+        late = self._now() - begun > self._timeout_s
+        return late and retransmissions(writer.get_extra_info("socket")) > 0
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._ports is None:
+            return await asyncio.open_connection(*self._target)
+        anywhere = "::" if ":" in self._target[0] else "0.0.0.0"
+        return await asyncio.open_connection(
+            *self._target, local_addr=(anywhere, next(self._ports))
+        )
 
     async def _keep_open(self, number: int) -> None:
         await asyncio.sleep(self._open_pause_s * number / self._open_connections)
         while True:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    reader, writer = await asyncio.open_connection(*self._target)
+                    reader, writer = await self._connect()
                     answer = await _exchange(reader, writer, REQUEST_KEEP)
             except (OSError, TimeoutError, Malformed, EOFError):
                 # Failures to connect are counted by the clients; this connection only retries.
@@ -173,6 +218,13 @@ class Steady:
                 self._period.broken.append(Broken(answer.pod, answer.node, type(error).__name__))
                 return
             _count(self._period.open_clients, answer.client)
+
+
+def _name(error: Exception) -> str:
+    """Return the name of the error, with the code of an OSError that has no type of its own."""
+    name = type(error).__name__
+    code = errno.errorcode.get(error.errno or 0) if type(error) is OSError else None
+    return f"{name} {code}" if code else name
 
 
 def _count(numbers: dict[str, int], name: str) -> None:

@@ -1,7 +1,7 @@
 """`fairlead controller`: assigns addresses to Services and writes their status.
 
 In: Services, pools, AddressGrants. Out: the claim, grants, status and Events of every Service that
-a class of Fairlead serves. The chain of drivers is claim, grant, publish: a Service is claimed
+a class of Fairlead serves. The chain of drivers is claim, grant, OVN, publish: a Service is claimed
 before any other driver works for it, and released after they have removed everything. Class octavia
 has a loop of its own (`roles.octavia`). The controller is the only writer of Service status: one of
 several controllers is the leader, by a Lease. While no controller runs, nothing is removed: data
@@ -10,7 +10,7 @@ planes continue, and only new Services wait."""
 import asyncio
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from fairlead.drivers.grant_cache import GrantCache
 from fairlead.drivers.grants import GrantDriver
 from fairlead.drivers.kept_addresses import KeptAddresses
 from fairlead.drivers.mutation_cache import ServiceCache
+from fairlead.drivers.ovn.absent import NoOvn
+from fairlead.drivers.ovn.driver import OvnDriver
 from fairlead.drivers.publish import PublishDriver
 from fairlead.drivers.service_status import ServiceWriter
 from fairlead.errors import Refused
@@ -32,16 +34,22 @@ from fairlead.kube.lease import Elector
 from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
+from fairlead.plan.announce import AnnouncePlan
 from fairlead.plan.cluster import plan_controller
 from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
+from fairlead.plan.ovn import OVN
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
 from fairlead.reconcile import Loop, Pace, Report
+from fairlead.roles.announce_feed import PEER_SOURCE, PeerFeed
+from fairlead.roles.announcing.watch import AnnouncerWatch
 from fairlead.roles.catch_up import catch_up
 from fairlead.roles.components import Context, Task, Until, run_components
-from fairlead.roles.gateways import GatewayWatch, collect
+from fairlead.roles.gateways import GatewayWatch, collect, collect_announcers
 from fairlead.roles.octavia import octavia_loop
+from fairlead.roles.ovn import ovn_driver
+from fairlead.roles.peer_reports import PeerReports
 from fairlead.roles.pool_reports import PoolReports
 from fairlead.roles.presence import Announcer, controller_name
 from fairlead.roles.process import ADDRESS_SOURCES, SOURCES, AddressFeed, Feed, freshness_of
@@ -78,11 +86,12 @@ class Planner:
         self._state = state
         self._config = config
         self.ledger = Ledger()
+        self._announcing = AnnouncePlan(config)
         self.on_assigned: Callable[[], None] = lambda: None
         """Called after each plan."""
 
     def __call__(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, LoadBalancer | Refused]:
-        planned = plan_controller(self._state, self._config, self.ledger, keys)
+        planned = plan_controller(self._state, self._config, self.ledger, keys, self._announcing)
         self.on_assigned()
         return planned
 
@@ -104,7 +113,8 @@ async def run(
 ) -> None:
     """Run a controller until cancelled: stand by until this process holds the Lease, then do the
     work. Each term as leader starts the work again."""
-    state = State((*SOURCES, *ADDRESS_SOURCES))
+    announces = config.announce is not None
+    state = State((*SOURCES, *ADDRESS_SOURCES, *([PEER_SOURCE] if announces else [])))
     view = View("controller", "")
     view.standing_by = state.has_synced.is_set
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
@@ -114,8 +124,20 @@ async def run(
         freshness = freshness_of(client, config)
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
+        announcers = (
+            [AnnouncerWatch(client, state, config.presence, freshness)]
+            if config.announce is not None
+            else []
+        )
         announcer = Announcer(client, config.presence, view, controller_name())
-        projection = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
+        selects_nodes = announces or config.octavia is not None
+        projection = CLOUD_CONTROLLER if selects_nodes else CONTROLLER
+
+        async def known() -> None:
+            """Wait until it is known which gateways are alive and what they announce."""
+            await gateways.decided.wait()
+            for each in announcers if state.gateways is not None else ():
+                await each.decided.wait()
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)
@@ -125,7 +147,7 @@ async def run(
                 state,
                 view,
                 recorder,
-                gateways.decided,
+                known,
                 fence=elector.assert_leading,
                 grace_period_s=grace_period_s,
                 start_s=start_s,
@@ -138,7 +160,9 @@ async def run(
             Task("presence", partial(announcer.run, remove_at_end=True)),
             Feed(client, state, freshness, projection),
             AddressFeed(client, state, freshness),
+            *([PeerFeed(client, state, freshness)] if announces else []),
             Task("gateways", gateways.run),
+            *(Task("announcers", each.run) for each in announcers),
             Task("leader election", partial(elector.lead, term)),
         ]
         await run_components(components, view)
@@ -183,15 +207,15 @@ async def work(
     state: State,
     view: View,
     recorder: EventRecorder,
-    gateways_known: asyncio.Event,
+    gateways_known: Callable[[], Awaitable[None]],
     *,
     fence: Callable[[], None],
     grace_period_s: float,
     start_s: float,
 ) -> None:
     """Serve all Services until cancelled. One loop assigns and publishes addresses, another one
-    writes the conditions that show the outcomes. `gateways_known`: set once it is known which
-    gateways are alive."""
+    writes the conditions that show the outcomes. `gateways_known`: returns once it is known which
+    gateways are alive, and what they announce."""
     service_cache = ServiceCache(state)
     writer = ServiceWriter(client, service_cache, fence=fence)
     context = TermContext(client, state, service_cache, writer, recorder, fence)
@@ -208,13 +232,19 @@ async def work(
     planner = Planner(state, config)
     pools = PoolReports(client, state, planner.ledger, recorder, limits_of(config), fence=fence)
     planner.on_assigned = pools.changed
-    loop = services_loop(config, context, planner, shared.of("services"))
+    peers = (
+        PeerReports(client, state, config.announce.bgp, recorder, gateways_known, fence=fence)
+        if config.announce is not None
+        else None
+    )
+    ovn = ovn_driver(config, state, service_cache, fence=fence)
+    loop = services_loop(config, context, planner, ovn, shared.of("services"))
 
     async def known() -> None:
         """Wait until it is known which conditions of the previous leader still hold, and take over
         the Warnings of that leader."""
         await loop.settled.wait()
-        await gateways_known.wait()
+        await gateways_known()
         events.resume(inherited_warnings(state.services.values()))
 
     with octavia_loop(
@@ -222,11 +252,14 @@ async def work(
     ) as octavia:
         components = [
             Term(view, loop, events),
+            ovn,
             loop,
             octavia,
             *pools.components,
+            *(peers.components if peers is not None else ()),
             Task("pools", planner.follow_pools),
             Task("expired Leases", partial(collect, client, config.presence, fence=fence)),
+            Task("old Announcers", partial(collect_announcers, client, fence=fence)),
             Until("all Services and gateways are known", known),
             conditions_loop(context, reports, octavia.settled),
         ]
@@ -254,6 +287,7 @@ def services_loop(
     config: Config,
     context: TermContext,
     planner: Planner,
+    ovn: OvnDriver | NoOvn,
     report: Report[ServiceKey, LoadBalancer],
 ) -> Loop[ServiceKey, LoadBalancer]:
     """Return the loop that claims Services, grants addresses and publishes them."""
@@ -261,7 +295,12 @@ def services_loop(
     kept_addresses = KeptAddresses(
         context.client, context.state, grant_cache, context.recorder, limits
     )
-    claim = ClaimDriver(context.writer, context.service_cache, context.recorder)
+    claim = ClaimDriver(
+        context.writer,
+        context.service_cache,
+        context.recorder,
+        obstacle=lambda name: ovn.obstacle() if name == OVN else None,
+    )
     grants = GrantDriver(
         context.client,
         context.writer,
@@ -281,7 +320,7 @@ def services_loop(
         "services",
         context.state,
         planner,
-        [claim, grants, publish],
+        [claim, grants, ovn, publish],
         report,
         pace=Pace(parallel=WRITERS),
     )

@@ -2,14 +2,15 @@
 can serve them.
 
 In: Services with their addresses (from their status, where the controller publishes them),
-EndpointSlices, Nodes, and the results of its own probes of the nodes. Out: the eBPF data plane of
-this host (class direct) and a HAProxy process (class proxy). Any number of gateways share the work
-without coordination, because equal objects give equal plans. When the process stops or is killed,
-the kernel and HAProxy continue with their last configuration, and the next start adopts both.
-Gateways with peers send each other the flow entries of slots in transition, so that a connection
-can move between gateways even while its slot is in transition. A gateway can also be the load
-balancer of the API servers; that part starts before the API answers, so the gateway itself may
-reach the API through it.
+EndpointSlices, Nodes, and the results of its own probes of the nodes; how addresses are announced.
+Out: the eBPF data plane of this host (class direct), a HAProxy process (class proxy), and the
+announcement of the addresses that they serve. Any number of gateways share the work without
+coordination, because equal objects give equal plans. When the process stops or is killed, the
+kernel and HAProxy continue with their last configuration, and the next start adopts both. Gateways
+with peers send each other the flow entries of slots in transition, so that a connection can move
+between gateways even while its slot is in transition. A gateway can also be the load balancer of
+the API servers; that part starts before the API answers, so the gateway itself may reach the API
+through it.
 
 Two loops run over one plan. The first loop keeps the probes equal to the plan. Their results are
 part of the plan of the second loop, which keeps the data plane equal to it. A start must not remove
@@ -22,43 +23,49 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
+from fairlead.announce_sections import AnnounceConfig
 from fairlead.config import Config
 from fairlead.drivers import Component
-from fairlead.drivers.direct import (
-    DirectDriver,
-    Peers,
-    PeerTLS,
-    ProbePaths,
-    Rules,
-    Sizes,
-)
+from fairlead.drivers.bgp import BirdDriver
+from fairlead.drivers.direct import DirectDriver, Peers
 from fairlead.drivers.host import Host
-from fairlead.drivers.prober import Prober
-from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
+from fairlead.drivers.proxy import ApiServerBalancer
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.model import Finding, LoadBalancer, ServiceKey
-from fairlead.net.httpprobe import PROBE_MARK
+from fairlead.model import Finding, LoadBalancer
+from fairlead.net.address import split_host_port
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
-from fairlead.plan.projection import GATEWAY
+from fairlead.plan.projection import ANNOUNCING_GATEWAY, GATEWAY
 from fairlead.reconcile import Loop, Pace
-from fairlead.role_state import ProbedNode, ProbesState
+from fairlead.roles.announce_feed import AnnounceFeed, announce_sources
+from fairlead.roles.announcers import Announcers, AnnouncingHost, announcers_of, leftovers
+from fairlead.roles.announcing.report import announcer_of
 from fairlead.roles.components import Context, Task, remove_components, run_components
+from fairlead.roles.cut_off import CutOffWatch, StartWatch
+from fairlead.roles.data_plane import DataPlane, data_plane, peers_of
+from fairlead.roles.gateway_probing import (
+    COALESCE_S,
+    PLAN_SLICE,
+    FirstVerdicts,
+    Probes,
+    probing_of,
+)
 from fairlead.roles.host import HostSettings
+from fairlead.roles.other_announcers import OtherAnnouncers
+from fairlead.roles.peer_search import PeerSearch
 from fairlead.roles.plan_cache import PlanCache
-from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
-from fairlead.roles.prober_process import command as prober_command
 from fairlead.roles.process import SOURCES, Feed, freshness_of
 from fairlead.roles.report import Reporter
 from fairlead.roles.returned import watch_returned
+from fairlead.roles.without_api import withdraw_at_stop
+from fairlead.roles.yielding import Yielding
 from fairlead.state import State
 from fairlead.web import View, serve
 
@@ -69,34 +76,13 @@ DEFAULT_LISTEN = "127.0.0.1:9441"
 GRACE_PERIOD_S = 5.0
 """How long a problem must last before an Event reports it."""
 NODE_ADDRESSES_COALESCE_S = 1.0
-COALESCE_S = 0.002
-"""How long after the previous pass a change waits for further changes. The value is small because
-collecting changes does not reduce their cost, and changes that arrive during a pass are collected
-for the next pass anyway."""
-PROBE_AFTER_S = 0.005
-"""The delay of the loop that probes. Most changes do not change what is probed, so the loop that
-forwards runs first."""
-PLAN_SLICE = 50
-"""The number of Services that are planned before other tasks run; it takes some milliseconds."""
 SWITCH_S = 0.0005
 """The interval after which a thread releases the interpreter lock: an audit, which compares in a
 thread, delays a change for at most this time."""
-FIRST_VERDICTS_S = 0.6
-"""How long a start waits for results after it sent the first probe to the last node; long enough to
-detect every dead node."""
 ACCESS_S = 1.0
 """The interval at which a start checks for a kubeconfig that does not exist yet."""
 NOTES = frozenset({HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
 """The notes that only a gateway can know; the controller reports all other notes."""
-
-
-class DataPlane(NamedTuple):
-    """The parts of the data plane on this host."""
-
-    apiserver: ApiServerBalancer
-    probe_paths: ProbePaths
-    direct: DirectDriver
-    proxy: ProxyDriver
 
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
@@ -111,30 +97,16 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
             fix="set gateway.interfaces, or give --interface",
         )
     sys.setswitchinterval(SWITCH_S)
-    state, peers = State(SOURCES), peers_of(config)
+    state, peers = State((*SOURCES, *announce_sources(config))), peers_of(config)
     plane = data_plane(config, selectors, state, peers)
     access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
-    async with Client(access) as client:
-        view = View("gateway", node_name)
-        await run_components(components(config, view, client, state, plane, peers), view)
-
-
-def data_plane(
-    config: Config, selectors: Sequence[str], state: State, peers: Peers | None = None
-) -> DataPlane:
-    """Return everything that a gateway may leave on its host, according to the configuration."""
-    section = config.gateway
-    return DataPlane(
-        apiserver_balancer(config),
-        ProbePaths(rules_of(config), Path(section.pin_path), partial(setattr, state, "tunnels")),
-        direct_driver(config, selectors, state, peers),
-        ProxyDriver(
-            Path(section.proxy_path),
-            requeue=state.subscribers.mark,
-            drain_s=section.drain_timeout_s,
-            old_workers=section.proxy_old_workers,
-        ),
-    )
+    try:
+        async with Client(access) as client:
+            view = View("gateway", node_name)
+            await run_components(components(config, view, client, state, plane, peers), view)
+    except asyncio.CancelledError:
+        await withdraw_at_stop(config, leftovers(config, announcing_host(config, node_name)))
+        raise
 
 
 def components(
@@ -151,17 +123,20 @@ def components(
     name, direct = view.node_name, plane.direct
     recorder = EventRecorder(client, "fairlead-gateway")
     report = reporter_of(view, state, recorder)
-    planned = PlanCache(state, config)
+    planned = PlanCache(state, config, name)
+    freshness = freshness_of(client, config)
+    announcers = announcers_of(config, client, state, announcing_host(config, name), freshness)
     prober, prefetch, probing = probing_of(config, state, plane, planned)
     forwarding = Loop(
         "forwarding",
         state,
         planned.confirmed,
-        [direct, plane.proxy],
+        [direct, plane.proxy, *announcers.chain],
         report,
         pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE),
     )
-    freshness = freshness_of(client, config)
+    yielding = Yielding(state, name, peers) if config.announce is not None else None
+    announcers.follow(forwarding)
     view.watch(freshness)
     view.follow(forwarding)
     announcer = Announcer(
@@ -171,16 +146,29 @@ def components(
         name,
         interfaces=lambda: [each.name for each in direct.interfaces],
         warned=report.warned,
+        recorder=recorder,
+        findings=lambda: peers.status().findings if peers is not None else (),
     )
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     return [
         plane.apiserver,
         plane.probe_paths,
+        *start_watch(state, announcers),
         prober,
-        Feed(client, state, freshness, GATEWAY, started=forwarding.settled),
+        Feed(
+            client,
+            state,
+            freshness,
+            GATEWAY if config.announce is None else ANNOUNCING_GATEWAY,
+            started=forwarding.settled,
+            update_nodes=yielding.update_nodes if yielding is not None else None,
+        ),
+        *([] if config.announce is None else [AnnounceFeed(client, state, freshness)]),
         Task("freshness", freshness.run),
         Task("presence", partial(announcer.run, resume=report.resume)),
+        *peer_search(config, client, state, name, peers),
+        *([yielding] if yielding is not None else []),
         probing,
         Task("prefetch", partial(prefetch.run, state)),
         Probes(state),
@@ -188,41 +176,42 @@ def components(
         Context("web", serve(view, listen, config.web.metrics_from)),
         Task("events", recorder.run),
         HostSettings(Host("gateway", adjust=False), view),
+        *([] if config.announce is None else [other_announcers(config.announce, view, direct)]),
         *([peers] if peers is not None else []),
         Task("cluster nodes", partial(pass_node_addresses, state, direct)),
         Task("returned packets", returned),
         FirstVerdicts(prefetch, prober, state),
+        *announcers.components,
+        *cut_off_watch(state, name, announcers, peers),
         forwarding,
         plane.proxy,
+        announcer_of(
+            config.announce is not None, client, view, state, recorder, announcers.components
+        ),
     ]
 
 
-class Probing(NamedTuple):
-    """The parts that probe the nodes."""
+def cut_off_watch(
+    state: State, name: str, announcers: Announcers, peers: Peers | None
+) -> Sequence[Component]:
+    """Return the component that holds back routes after a cut; none without a BIRD of Fairlead's
+    own: the sessions of another routing daemon are not known."""
+    return [CutOffWatch(state, name, each, peers) for each in birds_of(announcers)]
 
-    prober: Prober
-    prefetch: StartupPrefetch
-    loop: Loop[ServiceKey, LoadBalancer]
+
+def start_watch(state: State, announcers: Announcers) -> Sequence[Component]:
+    """Return the component that notices a start while the host is cut off."""
+    return [StartWatch(state, each) for each in birds_of(announcers)]
 
 
-def probing_of(config: Config, state: State, plane: DataPlane, planned: PlanCache) -> Probing:
-    """Return the prober and the loop that keeps the probes equal to the plan. This loop reports no
-    outcomes; the loop that forwards reports them."""
-    section, paths = config.gateway, plane.probe_paths
-    command = prober_command(
-        section.probe_interval_s, section.probe_timeout_s, PROBE_MARK * paths.needed
-    )
-    prober = Prober(state.observe, command, paths.add)
-    prefetch = StartupPrefetch(planned.unconfirmed, prober, plane.direct.precompute_tables)
-    loop = Loop(
-        "probing",
-        state.objects_only,
-        prefetch.plan,
-        [prober],
-        lambda _intents, _outcomes: None,
-        pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE, idle_delay_s=PROBE_AFTER_S),
-    )
-    return Probing(prober, prefetch, loop)
+def birds_of(announcers: Announcers) -> Sequence[BirdDriver]:
+    """Return the driver of Fairlead's own BIRD, if it is configured."""
+    return [each for each in announcers.chain if isinstance(each, BirdDriver)]
+
+
+def other_announcers(section: AnnounceConfig, view: View, direct: DirectDriver) -> Component:
+    """Return the component that looks for other announcers on this host."""
+    return OtherAnnouncers(section, view, lambda: [each.name for each in direct.interfaces])
 
 
 def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[LoadBalancer]:
@@ -236,11 +225,6 @@ def reporter_of(view: View, state: State, recorder: EventRecorder) -> Reporter[L
         notes=notes_of_probes,
         grace_period_s=GRACE_PERIOD_S,
     )
-
-
-def apiserver_balancer(config: Config) -> ApiServerBalancer:
-    """Return the load balancer of the API servers. It does nothing if none is configured."""
-    return ApiServerBalancer(config.gateway.api_server, Path(f"{config.gateway.proxy_path}-api"))
 
 
 async def wait_for_access(find: Callable[[], Access], apiserver: ApiServerBalancer) -> Access:
@@ -258,42 +242,25 @@ async def wait_for_access(find: Callable[[], Access], apiserver: ApiServerBalanc
         await asyncio.sleep(ACCESS_S)
 
 
-def peers_of(config: Config) -> Peers | None:
-    """Return the exchange with other gateways, or None if none is configured. Raise Refused if the
-    certificates cannot be used."""
+def peer_search(
+    config: Config, client: Client, state: State, name: str, peers: Peers | None
+) -> Sequence[Component]:
+    """Return the component that finds the other gateways in the cluster; none if they are
+    listed."""
     section = config.gateway
-    if not section.peer_listen and not section.peers:
-        return None
-    tls = PeerTLS(section.peer_tls) if section.peer_tls is not None else None
-    if tls is not None:
-        tls.load()
-    return Peers(section.peer_listen, section.peers, tls=tls)
+    if peers is None or section.peers != "auto":
+        return ()
+    port = split_host_port(section.peer_address)[1]
+    search = PeerSearch(client, config.presence, state, name, port, peers.set_peers)
+    peers.unknown = search.search_soon
+    return (search,)
 
 
-def rules_of(config: Config) -> Rules:
-    """Return the configured rules for the forwarding method of each node."""
-    tunnel = config.tunnel
-    return Rules(config.gateway.forwarding, tunnel.kind, tunnel.vni, tunnel.port, tunnel.gateways)
-
-
-def direct_driver(
-    config: Config, selectors: Sequence[str], state: State, peers: Peers | None
-) -> DirectDriver:
-    """Return the driver of class direct, for the interfaces that match these selectors."""
+def announcing_host(config: Config, name: str) -> AnnouncingHost:
+    """Return this gateway as a host that announces addresses."""
     section = config.gateway
-    return DirectDriver(
-        selectors,
-        attach_kind=section.attach,
-        rules=rules_of(config),
-        pin_path=Path(section.pin_path),
-        drain_s=section.drain_timeout_s,
-        requeue=state.subscribers.mark,
-        inherit=peers.inherit if peers is not None else None,
-        sizes=Sizes(
-            section.table_memory_mib << 20, section.connection_entries, section.datagram_entries
-        ),
-        namespace_share=section.namespace_share,
-    )
+    selectors = of_host(name, section.interfaces, section.interfaces_by_node)
+    return AnnouncingHost("gateway", name, Path(section.pin_path), selectors)
 
 
 async def pass_node_addresses(state: State, direct: DirectDriver) -> None:
@@ -321,61 +288,12 @@ async def pass_node_addresses(state: State, direct: DirectDriver) -> None:
 
 
 async def clean_up(config: Config) -> None:
-    """Remove the data plane from this host, including what earlier processes left."""
-    await remove_components(data_plane(config, (), State(())))
+    """Remove the data plane from this host, including what earlier processes left. Addresses that
+    this host announces are handed over to other gateways before that."""
+    host = announcing_host(config, "")
+    await remove_components([*data_plane(config, (), State(())), *leftovers(config, host)])
 
 
 def notes_of_probes(balancer: LoadBalancer) -> Collection[Finding]:
     """Return the notes that this role reports."""
     return [note for note in balancer.notes if note.code in NOTES]
-
-
-class Probes(Component):
-    """The component that shows the paths by which nodes are probed, and their last verdicts."""
-
-    name = "probes"
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-
-    def status(self) -> ProbesState:
-        names = {
-            entry.address: name
-            for name, node in self._state.nodes.items()
-            for entry in node.status.addresses
-        }
-        return ProbesState(
-            tuple(
-                ProbedNode(names.get(address, ""), address, path, verdict)
-                for address, paths in self._state.probed().items()
-                for path, verdict in paths.items()
-            )
-        )
-
-
-class FirstVerdicts(Component):
-    """The component that delays the start until nodes have had time to answer their first probes.
-    After a bounded time it lets the gateway trust the API about the remaining nodes, until all of
-    them have been probed."""
-
-    name = "first verdicts"
-
-    def __init__(self, prefetch: StartupPrefetch, prober: Prober, state: State) -> None:
-        self._prefetch = prefetch
-        self._prober = prober
-        self._state = state
-
-    async def open(self) -> None:
-        await self._prefetch.done.wait()
-        try:
-            async with asyncio.timeout_at(self._prefetch.last_first_probe_s + FIRST_VERDICTS_S):
-                await self._prober.settled()
-        except TimeoutError:
-            log.info(
-                "trusting the API until all health ports have been probed", ports=self._prober.ports
-            )
-            self._state.trust_api = True
-
-    async def run(self) -> None:
-        await self._prober.settled()
-        self._state.trust_api = False

@@ -16,14 +16,17 @@ changed for its duration."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, TypeVar
 
 import msgspec
 import structlog
 
 from fairlead.config import PresenceConfig
 from fairlead.errors import Conflict, FairleadError, Unavailable
-from fairlead.kube.answers import NotFound
+from fairlead.kube.announcers import ANNOUNCERS, Announcer
+from fairlead.kube.answers import NotFound, RefusedByServer
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease_object import LEASES, Lease
@@ -44,8 +47,12 @@ from fairlead.state import State
 log = structlog.get_logger()
 
 COLLECT_S = 3600.0
-"""A Lease that has not changed for this time is deleted."""
+"""A Lease or an Announcer that has not changed for this time is deleted."""
 COLLECT_LOOK_S = 600.0
+
+WrittenT = TypeVar("WrittenT", Lease, Announcer)
+Seen = dict[str, tuple[str, float]]
+"""By name, the version of an object, and when this version was first seen."""
 
 
 class Observed(msgspec.Struct):
@@ -65,13 +72,14 @@ class Observed(msgspec.Struct):
 
 
 class GatewayLeases:
-    """The gateways, and how long each has been silent. It has no clock: the caller passes the time
-    to `advance`."""
+    """The gateways, or the nodes, and how long each has been silent. It has no clock: the caller
+    passes the time to `advance`."""
 
-    def __init__(self, max_step_s: float) -> None:
+    def __init__(self, max_step_s: float, role: Literal["gateway", "node"] = "gateway") -> None:
         """`max_step_s`: the maximum that is counted between two calls of `advance`. In a longer
         time renewals could not be observed."""
         self.gateways: dict[ObjectKey, Observed] = {}
+        self._role = role
         self._max_step_s = max_step_s
 
     def update(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
@@ -79,7 +87,7 @@ class GatewayLeases:
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
             presence = presence_of(lease) if lease is not None else None
-            if lease is None or presence is None or presence.role != "gateway":
+            if lease is None or presence is None or presence.role != self._role:
                 continue
             # A gateway that restarts is not ready for a moment; meanwhile the tables of its
             # predecessor forward.
@@ -115,26 +123,31 @@ class GatewayLeases:
         return Gateways(frozenset(presence.name for presence in alive), refusals)
 
 
-class GatewayWatch:
-    """Keeps `state.gateways` equal to the Leases. `decided` is set once the gateways are known, or
-    cannot become known."""
+class LeaseWatch:
+    """Observes the Leases of gateways, or of nodes, and calls `publish` whenever time has passed.
+    `decided` is set once it is known which of them are alive, or if that cannot become known."""
 
     def __init__(
-        self, client: Client, state: State, section: PresenceConfig, freshness: Freshness
+        self,
+        client: Client,
+        section: PresenceConfig,
+        freshness: Freshness,
+        publish: Callable[[Gateways], None],
+        role: Literal["gateway", "node"],
     ) -> None:
         self.decided = asyncio.Event()
-        self._state = state
+        self._publish_value = publish
         self._tick_s = section.lease_duration_s / 12
-        self._leases = GatewayLeases(section.lease_duration_s / 3)
+        self._leases = GatewayLeases(section.lease_duration_s / 3, role)
         self._reflector: Reflector[Lease] = Reflector(
             client,
             LEASES,
             namespace=section.namespace,
-            label_selector=f"{SELECTOR},{COMPONENT_LABEL} in (controller,gateway)",
+            label_selector=f"{SELECTOR},{COMPONENT_LABEL} in (controller,{role})",
             on_forbidden=self._forbidden,
         )
         self._last_contact_s = self._reflector.last_contact_s
-        freshness.add(LEASES.plural, self._reflector)
+        freshness.add(LEASES.plural if role == "gateway" else f"{role} leases", self._reflector)
 
     async def run(self) -> None:
         """Observe, until cancelled."""
@@ -165,10 +178,7 @@ class GatewayWatch:
     def _publish(self) -> None:
         if not self._leases.decided and not self.decided.is_set():
             return
-        before, after = self._state.gateways, self._leases.value()
-        if before is not None and before.alive != after.alive:
-            log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
-        self._state.update_gateways(after)
+        self._publish_value(self._leases.value())
         self.decided.set()
 
     def _forbidden(self) -> None:
@@ -177,39 +187,92 @@ class GatewayWatch:
         self.decided.set()
 
 
+class GatewayWatch(LeaseWatch):
+    """Keeps `state.gateways` equal to the Leases of gateways."""
+
+    def __init__(
+        self, client: Client, state: State, section: PresenceConfig, freshness: Freshness
+    ) -> None:
+        super().__init__(client, section, freshness, self._update, "gateway")
+        self._state = state
+
+    def _update(self, after: Gateways) -> None:
+        before = self._state.gateways
+        if before is not None and before.alive != after.alive:
+            log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
+        self._state.update_gateways(after)
+
+
 async def collect(client: Client, section: PresenceConfig, *, fence: Callable[[], None]) -> None:
-    """Delete Leases of instances that have been gone for a long time, until cancelled. Only the
-    leader runs it."""
-    seen: dict[str, tuple[str, float]] = {}
+    """Delete Leases that their processes have not renewed for a long time, until cancelled. Only
+    the leader runs it."""
+    seen: Seen = {}
     while True:
         try:
-            leases = await client.list(LEASES, namespace=section.namespace, label_selector=SELECTOR)
-            now_s = time.monotonic()
-            seen = {each.metadata.name: _since(each, seen, now_s) for each in leases}
-            for lease in leases:
-                if now_s - seen[lease.metadata.name][1] > COLLECT_S:
-                    await _collect(client, lease, fence)
+            found = await client.list(LEASES, namespace=section.namespace, label_selector=SELECTOR)
+            seen, expired = _unchanged(found, seen, COLLECT_S)
+            for lease in expired:
+                key = ObjectKey(lease.metadata.namespace, lease.metadata.name)
+                fence()
+                # The instance may have renewed the Lease meanwhile.
+                with suppress(NotFound, Conflict):
+                    await client.delete(LEASES, key, version=lease.metadata.resource_version)
+                    log.info("deleted the Lease of an instance that is gone", lease=key.name)
         except FairleadError as problem:
-            level = log.info if isinstance(problem, Unavailable) else log.warning
-            level("deleting the Leases of instances that are gone failed", problem=str(problem))
+            _log_failure("Leases of instances that are gone", problem)
         await asyncio.sleep(COLLECT_LOOK_S)
 
 
-def _since(lease: Lease, seen: Mapping[str, tuple[str, float]], now_s: float) -> tuple[str, float]:
-    """Return the version of a Lease, and the time at which this version was first seen."""
-    version = lease.metadata.resource_version
-    known = seen.get(lease.metadata.name)
-    return known if known is not None and known[0] == version else (version, now_s)
+async def collect_announcers(
+    client: Client,
+    *,
+    fence: Callable[[], None],
+    after_s: float = COLLECT_S,
+    look_s: float = COLLECT_LOOK_S,
+) -> None:
+    """Delete Announcers that their processes have not written for `after_s`, until cancelled. Only
+    the leader runs it."""
+    seen: Seen = {}
+    while True:
+        try:
+            seen, left = _unchanged(await _announcers(client), seen, after_s)
+            for each in left:
+                key = ObjectKey("", each.metadata.name)
+                fence()
+                with suppress(NotFound, Conflict):
+                    await client.delete(ANNOUNCERS, key, version=each.metadata.resource_version)
+                    log.info("deleted an Announcer that no process writes", announcer=key.name)
+        except FairleadError as problem:
+            _log_failure("Announcers that no process writes", problem)
+        await asyncio.sleep(look_s)
 
 
-async def _collect(client: Client, lease: Lease, fence: Callable[[], None]) -> None:
-    metadata = lease.metadata
-    fence()
+def _log_failure(what: str, problem: FairleadError) -> None:
+    level = log.info if isinstance(problem, Unavailable) else log.warning
+    level(f"deleting {what} failed", problem=str(problem))
+
+
+async def _announcers(client: Client) -> Sequence[Announcer]:
+    """Return the Announcers; none if the API server does not serve them, or this account may not
+    read them."""
     try:
-        await client.delete(
-            LEASES, ObjectKey(metadata.namespace, metadata.name), version=metadata.resource_version
-        )
-        log.info("deleted the Lease of an instance that is gone", lease=metadata.name)
-    except (NotFound, Conflict):
-        # The instance has renewed the Lease meanwhile, or the Lease is already deleted.
-        pass
+        return await client.list(ANNOUNCERS)
+    except RefusedByServer:
+        return ()
+
+
+def _unchanged(
+    objects: Iterable[WrittenT], before: Seen, after_s: float
+) -> tuple[Seen, list[WrittenT]]:
+    """Return the version of each object with the time at which this version was first seen, and the
+    objects that have not changed for `after_s`. `before`: the result of the previous call."""
+    now_s = time.monotonic()
+    seen: Seen = {}
+    unchanged = []
+    for each in objects:
+        name, version = each.metadata.name, each.metadata.resource_version
+        known = before.get(name)
+        seen[name] = known if known is not None and known[0] == version else (version, now_s)
+        if now_s - seen[name][1] > after_s:
+            unchanged.append(each)
+    return seen, unchanged

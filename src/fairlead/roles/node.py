@@ -4,17 +4,22 @@ tunnels.
 In: Services and EndpointSlices. Out: this node's nftables rules, tunnel and health ports. The
 health ports come last: an answer of 200 proves that everything else is in place, and gateways wait
 for it. When the process stops or is killed, rules and tunnel stay. If kube-proxy runs
-(node.serviceProxy: false), this role manages only the tunnel, and does not watch EndpointSlices."""
+(node.serviceProxy: false), this role manages only the tunnel, and does not watch EndpointSlices.
+
+With node.announce the node also announces the addresses of Services of class
+fairlead.io/announce: it then watches EndpointSlices in any case, and probes the health ports of
+kube-proxy. Announcements come after everything else of a Service is in place."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from ipaddress import ip_network
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import structlog
 
-from fairlead.backoff import Backoff
+from fairlead.announce_sections import BgpConfig
 from fairlead.config import Config
 from fairlead.drivers import Component, Driver
 from fairlead.drivers.healthport import HealthPortDriver
@@ -23,28 +28,41 @@ from fairlead.drivers.nodeproxy import NodeProxyDriver
 from fairlead.drivers.sysctl_requirement import SysctlRequirement
 from fairlead.drivers.tunnel import NoTunnel, TunnelDriver
 from fairlead.drivers.tunnel.requirements import requirements as requirements_of_arrivals
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Unavailable
 from fairlead.kube.access import Access
-from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
-from fairlead.kube.objects import NODES, Node, ObjectKey, Service
-from fairlead.model import Family, Finding, NodeService, ServiceKey
-from fairlead.net.address import family_of
+from fairlead.kube.objects import Service
+from fairlead.model import Finding, NodeService, ServiceKey
+from fairlead.net.interfaces import holders, present
 from fairlead.net.listening import EVERYWHERE
-from fairlead.net.localroutes import assigned_addresses
-from fairlead.net.selection import of_host
+from fairlead.net.selection import DEFAULT_ROUTE, of_host, select
+from fairlead.plan.announced import nodes_announce
 from fairlead.plan.cluster import plan_node
 from fairlead.plan.conflicts import Precedence, precedence_of
 from fairlead.plan.members import leaving
-from fairlead.plan.projection import NODE, TUNNEL_NODE
-from fairlead.reconcile import Loop, Pace
+from fairlead.plan.network_plugin import is_ovn_kubernetes, two_service_proxies
+from fairlead.plan.projection import (
+    ANNOUNCING_NODE,
+    ANNOUNCING_TUNNEL_NODE,
+    NODE,
+    TUNNEL_NODE,
+    Projection,
+)
+from fairlead.reconcile import Loop, Pace, Plan
+from fairlead.roles.announce_feed import AnnounceFeed, announce_sources
+from fairlead.roles.announcers import AnnouncingHost, announcers_of, leftovers
+from fairlead.roles.announcing.report import announcer_of
 from fairlead.roles.components import Task, remove_components, run_components
 from fairlead.roles.health_check_server import command as health_check_server_command
 from fairlead.roles.host import HostSettings
+from fairlead.roles.node_addresses import HostAddresses, NodeAddresses, first_addresses
+from fairlead.roles.node_announcing import AnnouncingPlan, probing
+from fairlead.roles.other_announcers import OtherAnnouncers
 from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, freshness_of
 from fairlead.roles.report import Reporter
+from fairlead.roles.without_api import withdraw_at_stop
 from fairlead.state import State
 from fairlead.web import View, serve
 
@@ -61,60 +79,6 @@ or more, and other Services do not wait for it."""
 CHECK_INTERVAL_S = 2.0
 """The interval at which the host's addresses are read, if `node.nodePortAddresses` selects among
 them."""
-API_RETRY_S = (0.2, 5.0)
-"""The first and the longest delay before the next request to an API server that does not answer at
-the start."""
-
-
-class HostAddresses:
-    """The addresses of the host that are in one of these networks, at the time of the last
-    `refresh`. Like kube-proxy, it excludes loopback addresses. Unlike kube-proxy, it excludes
-    link-local addresses too."""
-
-    def __init__(self, cidrs: Sequence[str]) -> None:
-        self._networks = [ip_network(cidr) for cidr in cidrs]
-        self._found: tuple[str, ...] = ()
-
-    def __call__(self) -> Sequence[str]:
-        return self._found
-
-    async def refresh(self) -> bool:
-        """Read the addresses again. Return whether they have changed. Raise Unavailable if they
-        cannot be read."""
-        assigned = await asyncio.to_thread(assigned_addresses)
-        usable = {each for each in assigned if not each.is_loopback and not each.is_link_local}
-        found = tuple(
-            sorted(
-                str(each) for each in usable if any(each in network for network in self._networks)
-            )
-        )
-        before, self._found = self._found, found
-        return found != before
-
-
-class NodeAddresses:
-    """The addresses of this node's NodePorts, as the API shows them now. While the API shows none
-    (the Node may be deleted and registered again), the last addresses that the API showed stay in
-    use, so that NodePorts keep answering."""
-
-    def __init__(self, node_name: str, nodes: Mapping[str, Node], last: Sequence[str]) -> None:
-        self._node_name = node_name
-        self._nodes = nodes
-        self._last = last
-
-    def __call__(self) -> Sequence[str]:
-        if (node := self._nodes.get(self._node_name)) is not None:
-            self._last = primary_addresses(node) or self._last
-        return self._last
-
-
-def primary_addresses(node: Node) -> Sequence[str]:
-    """Return the first InternalIP of each family, where kube-proxy too answers for NodePorts."""
-    first: dict[Family, str] = {}
-    for entry in node.status.addresses:
-        if entry.type == "InternalIP":
-            first.setdefault(family_of(entry.address), entry.address)
-    return tuple(first.values())
 
 
 def service_precedence(
@@ -134,40 +98,12 @@ def is_large(state: State, key: ServiceKey) -> bool:
     return service is not None and len(service.spec.ports) * endpoints > LARGE
 
 
-async def first_addresses(client: Client, node_name: str) -> Sequence[str]:
-    """Return the addresses of this node at the start. Wait while the API server does not answer or
-    denies access, because a process that ended instead would be restarted with growing delays, and
-    the node would stay unserved long after the problem is solved. Raise Refused if the Node has no
-    InternalIP, and NotFound if the Node does not exist."""
-    retry = Backoff(*API_RETRY_S)
-    logged: type[Exception] | None = None
-    while True:
-        try:
-            node = await client.get(NODES, ObjectKey("", node_name))
-            break
-        except NotFound:
-            raise
-        except (Unavailable, RefusedByServer) as problem:
-            # Invalid credentials are logged by the connection.
-            if not isinstance(problem, Unauthenticated) and type(problem) is not logged:
-                logged = type(problem)
-                level = log.error if isinstance(problem, RefusedByServer) else log.warning
-                level("waiting for the API server", problem=str(problem))
-            await asyncio.sleep(retry.next_s())
-    if not (addresses := primary_addresses(node)):
-        raise Refused(
-            f"Node {node_name} has no InternalIP",
-            fix="is the kubelet, or the cloud's node controller, running?",
-        )
-    return addresses
-
-
 async def run(
     config: Config, access: Access, node_name: str, *, remove_at_stop: bool = False
 ) -> None:
     """Run the role until cancelled. Then rules and tunnel stay in place, unless `remove_at_stop` is
     set."""
-    state = State(SOURCES if config.node.service_proxy else WITHOUT_SLICES)
+    state = State(sources_of(config))
     view = View("node", node_name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     try:
@@ -182,7 +118,11 @@ async def run(
         # After a failure the process is started again, and traffic continues meanwhile. So this is
         # not done for other exceptions.
         if remove_at_stop:
-            await clean_up()
+            await clean_up(config)
+        elif nodes_announce(config):
+            announcing = announcing_config(config)
+            host = announcing_host(config, node_name, tuple)
+            await withdraw_at_stop(announcing, leftovers(announcing, host))
         raise
 
 
@@ -196,28 +136,103 @@ def components(
     report = Reporter[NodeService](
         view, state, recorder, reason=SYNC_FAILED, who=f"node {name}", notes=notes_of
     )
-    plan, large = partial(plan_node, state, name), partial(is_large, state)
-    loop = Loop(
-        "proxy", state, plan, drivers.chain, report, large=large, pace=Pace(plan_slice=PLAN_SLICE)
-    )
+    large = partial(is_large, state)
+    plan: Plan[ServiceKey, NodeService] = partial(plan_node, state, name)
+    if proxying:
+        view.service_proxies = partial(other_service_proxies, state, name)
+    probes: Sequence[Component] = ()
+    feeds: Sequence[Component] = ()
     freshness = freshness_of(client, config)
+    if config.announce is not None and config.node.announce:
+        addresses = None if proxying else drivers.node_addresses
+        plan = announcing = AnnouncingPlan(state, config, name, addresses)
+        probes = () if proxying else probing(config, state, announcing)
+        feeds = (
+            AnnounceFeed(client, state, freshness),
+            OtherAnnouncers(config.announce, view, partial(arrivals_of, config, name, drivers)),
+        )
+    host = announcing_host(config, name, drivers.node_addresses)
+    announcers = announcers_of(announcing_config(config), client, state, host, freshness)
+    loop = Loop(
+        "proxy",
+        state,
+        plan,
+        [*drivers.chain, *announcers.chain],
+        report,
+        large=large,
+        pace=Pace(plan_slice=PLAN_SLICE),
+    )
+    announcers.follow(loop)
     view.follow(loop)
     view.watch(freshness)
-    announcer = Announcer(client, config.presence, view, name, warned=report.warned)
+    announcer = Announcer(
+        client, config.presence, view, name, warned=report.warned, recorder=recorder
+    )
     return [
         *drivers.components,
         Task("events", recorder.run),
         HostSettings(Host("node", adjust=config.node.adjust_system), view),
-        Feed(client, state, freshness, NODE if proxying else TUNNEL_NODE),
+        Feed(client, state, freshness, projection_of(config)),
+        *feeds,
         Task("freshness", freshness.run),
         Task("presence", partial(announcer.run, resume=report.resume)),
+        *probes,
+        *announcers.components,
         loop,
+        announcer_of(nodes_announce(config), client, view, state, recorder, announcers.components),
     ]
+
+
+def announcing_config(config: Config) -> Config:
+    """Return the configuration without the section `announce` if this node announces nothing. If
+    BGP is not configured, its files are not those of a gateway on the same host."""
+    section = config.announce
+    if section is None or not config.node.announce:
+        return msgspec.structs.replace(config, announce=None)
+    if section.method == "bgp" or section.bgp != BgpConfig():
+        return config
+    bgp = BgpConfig(directory=f"{section.bgp.directory}-node")
+    return msgspec.structs.replace(config, announce=msgspec.structs.replace(section, bgp=bgp))
+
+
+def announcing_host(
+    config: Config, node_name: str, node_addresses: Callable[[], Sequence[str]]
+) -> AnnouncingHost:
+    """Return this node as a host that announces addresses."""
+    selectors = interfaces_of(config, node_name)
+    return AnnouncingHost("node", node_name, Path(config.node.pin_path), selectors, node_addresses)
+
+
+def sources_of(config: Config) -> Sequence[str]:
+    """Return the sources of the state of a node. Only a service proxy, and a node that announces
+    addresses, need endpoints."""
+    sources = SOURCES if config.node.service_proxy or nodes_announce(config) else WITHOUT_SLICES
+    return (*sources, *announce_sources(config)) if nodes_announce(config) else sources
+
+
+def projection_of(config: Config) -> Projection:
+    """Return the projection of the objects that a node reads."""
+    if nodes_announce(config):
+        return ANNOUNCING_NODE if config.node.service_proxy else ANNOUNCING_TUNNEL_NODE
+    return NODE if config.node.service_proxy else TUNNEL_NODE
 
 
 def interfaces_of(config: Config, node_name: str) -> Sequence[str]:
     """Return the selectors of the interfaces where packets from gateways arrive at this node."""
     return of_host(node_name, config.node.interfaces, config.node.interfaces_by_node)
+
+
+def arrivals_of(config: Config, node_name: str, drivers: "Drivers") -> Sequence[str]:
+    """Return the interfaces where packets for load-balancer addresses arrive. Raise Unavailable."""
+    if selectors := interfaces_of(config, node_name):
+        return select(selectors, present(routes=DEFAULT_ROUTE in selectors)).names
+    return [link.name for link in holders(drivers.node_addresses())]
+
+
+def other_service_proxies(state: State, node_name: str) -> Sequence[Finding]:
+    """Return the Finding that OVN-Kubernetes is a service proxy of this node, too."""
+    node = state.nodes.get(node_name)
+    return (two_service_proxies(),) if node is not None and is_ovn_kubernetes(node) else ()
 
 
 def notes_of(service: NodeService) -> Sequence[Finding]:
@@ -242,10 +257,11 @@ class Arrivals(Component):
 
 class Drivers(NamedTuple):
     """The drivers of this node. `chain`: the drivers of its loop. `components`: the drivers and the
-    components beside them, in the order of the start."""
+    components beside them, in the order of the start. `node_addresses`: see NodeAddresses."""
 
     chain: Sequence[Driver[ServiceKey, NodeService, Any, Any, Any]]
     components: Sequence[Component]
+    node_addresses: Callable[[], Sequence[str]]
 
 
 def drivers_of(
@@ -266,7 +282,7 @@ def drivers_of(
         ends = [*tunnels]
     arrivals = Arrivals(addresses, selectors)
     if not config.node.service_proxy:
-        return Drivers(tunnels, [*ends, arrivals])
+        return Drivers(tunnels, [*ends, arrivals], addresses)
     proxy = NodeProxyDriver(
         node_addresses=addresses,
         pod_cidrs=config.cluster.pod_cidrs,
@@ -286,7 +302,9 @@ def drivers_of(
     )
     moving = [Task("host addresses", partial(follow_host, state, host_addresses, health))]
     return Drivers(
-        [proxy, *tunnels, health], [proxy, *ends, health, arrivals, *(moving if chosen else ())]
+        [proxy, *tunnels, health],
+        [proxy, *ends, health, arrivals, *(moving if chosen else ())],
+        addresses,
     )
 
 
@@ -307,10 +325,13 @@ async def follow_host(
             )
 
 
-async def clean_up() -> None:
+async def clean_up(config: Config) -> None:
     """Remove everything that this process or an earlier process of this role has put into the
-    kernel, and restore the settings of the host."""
+    kernel, and restore the settings of the host. Addresses that this node announces are handed over
+    to other nodes before that."""
     nowhere = NodeAddresses("", {}, ())
     drivers = drivers_of(Config(), State(()), "", nowhere, HostAddresses(()))
     settings = HostSettings(Host("node", adjust=False), View("node", ""))
-    await remove_components([settings, *drivers.components])
+    host = announcing_host(config, "", nowhere)
+    announcing = announcing_config(config) if nodes_announce(config) else config
+    await remove_components([settings, *drivers.components, *leftovers(announcing, host)])

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.announce import AnnouncePlan
 from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
@@ -19,9 +20,11 @@ from fairlead.state import State
 class PlanCache:
     """A cache of plans. It subscribes to the State, which marks the Services to plan again."""
 
-    def __init__(self, state: State, config: Config) -> None:
+    def __init__(self, state: State, config: Config, host: str = "") -> None:
+        """`host`: the name of this gateway; only its announcements depend on it."""
         self._state = state
         self._config = config
+        self._announcing = AnnouncePlan(config, host)
         self._cached: dict[ServiceKey, Unconfirmed | Refused] = {}
         state.objects_only.subscribers.add(self)
 
@@ -61,5 +64,7 @@ class PlanCache:
 
     def _plans_of(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
         if new := [key for key in keys if key not in self._cached]:
-            self._cached.update(plan_gateway_unconfirmed(self._state, self._config, new))
+            self._cached.update(
+                plan_gateway_unconfirmed(self._state, self._config, new, self._announcing)
+            )
         return {key: self._cached[key] for key in keys if key in self._cached}

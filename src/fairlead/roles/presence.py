@@ -10,8 +10,8 @@ requested (`Outcome.coarse`). A new process lists what its predecessor listed un
 all Services itself.
 
 The Lease of a gateway or node stays when the process stops, so that a restart is not visible, and
-expires when it is not renewed. The Lease of a controller is deleted when its process ends, because
-its successor has another name."""
+expires when it is not renewed. Of two processes with one name, one writes (`instance_name`). The
+Lease of a controller is deleted when its process ends, because its successor has another name."""
 
 import asyncio
 import random
@@ -30,11 +30,10 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
-from fairlead.kube.events import stamp
-from fairlead.kube.lease_object import LEASES
+from fairlead.kube.events import RECOVERED, EventRecorder, stamp
+from fairlead.kube.lease_object import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
-    FIELD_MANAGER,
     MAX_LISTED,
     MAX_NAMED,
     MAX_REASON_LENGTH,
@@ -45,7 +44,10 @@ from fairlead.kube.presence import (
     lease_name,
     presence_of,
 )
-from fairlead.model import ServiceKey
+from fairlead.model import Finding, ServiceKey
+from fairlead.roles.announcing.report import remove_announcer
+from fairlead.roles.instance_name import InstanceName, Process
+from fairlead.roles.report import REMIND_S
 from fairlead.web import View
 
 log = structlog.get_logger()
@@ -61,7 +63,9 @@ CHECK_INTERVAL_S = 0.5
 class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
     where packets arrive. `warned`: the Warnings that the instance has written and that still hold.
-    """
+    `recorder`: where it reports that another process has its name. `findings`: findings about the
+    instance, which it reports on its Lease when they have held for two renewals in a row, because
+    many pass by themselves."""
 
     def __init__(
         self,
@@ -72,6 +76,8 @@ class Announcer:
         *,
         interfaces: Callable[[], Sequence[str]] = tuple,
         warned: Callable[[], Sequence[Warned]] = tuple,
+        recorder: EventRecorder | None = None,
+        findings: Callable[[], Sequence[Finding]] = tuple,
     ) -> None:
         self._client = client
         self._section = section
@@ -82,6 +88,22 @@ class Announcer:
         self._key = ObjectKey(section.namespace, lease_name(view.role, name))
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         self._since = stamp(datetime.now(UTC))
+        self._recorder = recorder
+        self._findings = findings
+        self._found: dict[str, Finding] = {}
+        """The findings at the last renewal, by code."""
+        self._reported: dict[str, Finding] = {}
+        self._remind_s = 0.0
+        """When the findings that last are reported again."""
+        self.name = InstanceName(
+            client,
+            self._key,
+            Process(self._since, self._identity),
+            f"{view.role} {name}",
+            lease_s=section.lease_duration_s,
+            told=self._tell,
+        )
+        view.name_in_use = lambda: () if self.name.finding is None else (self.name.finding,)
         self._unavailable: set[ServiceKey] = set()
         self._inherited: tuple[NotServed, ...] = ()
         """The Services that the predecessor did not serve; cleared when this process is ready for
@@ -147,16 +169,37 @@ class Announcer:
         )
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._client.apply(
-                    LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True
-                )
+                await self.name.write(body)
         except (FairleadError, TimeoutError) as problem:
             self._log_failure(problem)
             return isinstance(problem, RefusedByServer)
         if self._failing is not None:
             log.info("presence announced again", lease=str(self._key))
             self._failing = None
+        if self.name.finding is None and self.name.lease is not None:
+            self._report_findings(self.name.lease)
         return True
+
+    def _report_findings(self, lease: Lease) -> None:
+        """Write an Event for each finding that has begun, changed or ended."""
+        before, self._found = self._found, {each.code: each for each in self._findings()}
+        for code in self._reported.keys() - self._found.keys():
+            del self._reported[code]
+            if self._recorder is not None:
+                self._recorder.event_about(
+                    LEASES, lease, "Normal", RECOVERED, f"{code} no longer holds"
+                )
+        if time.monotonic() >= self._remind_s:
+            self._remind_s = time.monotonic() + REMIND_S
+            self._reported.clear()
+        for code, finding in self._found.items():
+            if finding == before.get(code) and finding != self._reported.get(code):
+                self._reported[code] = finding
+                self._tell(lease, finding)
+
+    def _tell(self, lease: Lease, finding: Finding) -> None:
+        if self._recorder is not None:
+            self._recorder.event_about(LEASES, lease, "Warning", finding.code, str(finding))
 
     def record(self) -> Presence:
         """Return the present record."""
@@ -189,7 +232,11 @@ class Announcer:
             for key, outcome in outcomes.items()
             if outcome.state == "unavailable" and not outcome.coarse
         }
-        refused = {key for key, outcome in outcomes.items() if outcome.state == "refused"}
+        refused = {
+            key
+            for key, outcome in outcomes.items()
+            if outcome.state == "refused" and not outcome.coarse
+        }
         failed = sorted(refused | (unavailable & self._unavailable))
         self._unavailable = unavailable
         reasons = (outcomes[key].message[:MAX_REASON_LENGTH] for key in failed[:MAX_LISTED])
@@ -232,8 +279,8 @@ async def remove(client: Client, key: ObjectKey) -> bool:
 async def withdraw(
     section: PresenceConfig, find: Callable[[], Access], role: str, name: str
 ) -> None:
-    """Delete the Lease of an instance that is removed from its host. `find`: how to reach the API
-    server."""
+    """Delete the Lease and the Announcer of an instance that is removed from its host. `find`: how
+    to reach the API server."""
     try:
         access = find()
     except Refused as problem:
@@ -245,6 +292,8 @@ async def withdraw(
     async with Client(access) as client:
         if await remove(client, key):
             log.info("removed", what=f"Lease {key}")
+        if not await remove_announcer(client, role, name):
+            log.info("the Announcer of this host stays until the controller deletes it")
 
 
 def controller_name() -> str:

@@ -16,7 +16,7 @@ import structlog
 from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.kube.client import Client
-from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, BGP_PEERS
 from fairlead.kube.freshness import Freshness, stale_after_s
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
@@ -24,6 +24,7 @@ from fairlead.kube.objects import (
     NODES,
     SERVED_SLICES,
     SERVICES,
+    Node,
     ObjectKey,
     Resource,
 )
@@ -54,8 +55,14 @@ CONSEQUENCES = {
         "until it does, addresses are assigned only from the pools of the configuration"
     ),
     ADDRESS_GRANTS.plural: "no address is assigned until it does",
+    BGP_PEERS.plural: "until it does, there are only the BGP peers of the configuration",
 }
 """The consequence if the API server does not serve a CRD of Fairlead."""
+DENIED = {
+    ADDRESS_POOLS.plural: "addresses are announced as the configuration file says",
+    BGP_PEERS.plural: "there are only the BGP peers of the configuration file",
+}
+"""The consequence if this process has no permission to watch a resource."""
 
 
 def run_until_signalled(main: Coroutine[Any, Any, None]) -> None:
@@ -98,7 +105,7 @@ class Feed(Component):
     """The reflectors that keep the Services, EndpointSlices and Nodes of `state` equal to the
     cluster, reduced by the projection; each is registered with `freshness`. `started`: set
     once the role has created all of its long-lived objects; if absent, once the state is complete.
-    """
+    `update_nodes`: stores changed Nodes; if absent, the state does."""
 
     name = "feed"
 
@@ -110,12 +117,14 @@ class Feed(Component):
         projection: Projection,
         *,
         started: asyncio.Event | None = None,
+        update_nodes: Callable[[Mapping[ObjectKey, Node | None]], None] | None = None,
     ) -> None:
         self._client = client
         self._state = state
         self._freshness = freshness
         self._projection = projection
         self._started = started or state.has_synced
+        self._update_nodes = update_nodes or state.update_nodes
 
     async def run(self) -> None:
         client, state, projection, fresh = (
@@ -126,11 +135,9 @@ class Feed(Component):
         )
         async with asyncio.TaskGroup() as group:
             start = group.create_task
-            start(
-                _follow(client, SERVICES, state.update_services, state, fresh, projection.service)
-            )
+            start(follow(client, SERVICES, state.update_services, state, fresh, projection.service))
             if projection.slice is not None:
-                slices = _follow(
+                slices = follow(
                     client,
                     ENDPOINT_SLICES,
                     state.update_slices,
@@ -140,7 +147,7 @@ class Feed(Component):
                     label_selector=SERVED_SLICES,
                 )
                 start(slices)
-            start(_follow(client, NODES, state.update_nodes, state, fresh, projection.node))
+            start(follow(client, NODES, self._update_nodes, state, fresh, projection.node))
             start(tune_garbage_collector(state, self._started))
 
 
@@ -159,14 +166,14 @@ class AddressFeed(Component):
     async def run(self) -> None:
         client, state, fresh = self._client, self._state, self._freshness
         # The API server may not serve these CRDs yet, or may no longer serve them.
-        no_pools = partial(_record_absent, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
-        no_grants = partial(_record_absent, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
+        no_pools = partial(record_absent, state, ADDRESS_POOLS.kind, ADDRESS_POOLS.plural)
+        no_grants = partial(record_absent, state, ADDRESS_GRANTS.kind, ADDRESS_GRANTS.plural)
         pools, grants = state.update_pools, state.update_grants
         async with asyncio.TaskGroup() as group:
             start = group.create_task
-            start(_follow(client, NAMESPACES, state.update_namespaces, state, fresh))
-            start(_follow(client, ADDRESS_POOLS, pools, state, fresh, on_absent=no_pools))
-            start(_follow(client, ADDRESS_GRANTS, grants, state, fresh, on_absent=no_grants))
+            start(follow(client, NAMESPACES, state.update_namespaces, state, fresh))
+            start(follow(client, ADDRESS_POOLS, pools, state, fresh, on_absent=no_pools))
+            start(follow(client, ADDRESS_GRANTS, grants, state, fresh, on_absent=no_grants))
 
 
 async def tune_garbage_collector(
@@ -196,7 +203,7 @@ async def tune_garbage_collector(
     gc.set_threshold(youngest, SECOND_GENERATION_THRESHOLD, FULL_THRESHOLD)
 
 
-def _record_absent(state: State, kind: str, plural: str) -> None:
+def record_absent(state: State, kind: str, plural: str) -> None:
     """Record that the API server does not serve a CRD of Fairlead, and log it once."""
     if plural not in state.absent:
         log.error(
@@ -206,7 +213,19 @@ def _record_absent(state: State, kind: str, plural: str) -> None:
     state.mark_absent(plural)
 
 
-async def _follow(
+def record_forbidden(state: State, kind: str, plural: str) -> None:
+    """Record that this process may not watch an optional resource, and log it once: it counts as
+    empty, as if the API server did not serve it."""
+    if plural not in state.absent:
+        log.error(
+            f"no permission to watch {kind}: {DENIED[plural]}",
+            fix="install the ClusterRole of this version: helm upgrade, or kubectl apply the "
+            "manifests",
+        )
+    state.mark_absent(plural)
+
+
+async def follow(
     client: Client,
     resource: Resource[Any],
     update: Callable[[Mapping[ObjectKey, Any]], None],
@@ -216,9 +235,17 @@ async def _follow(
     *,
     label_selector: str = "",
     on_absent: Callable[[], None] | None = None,
+    on_forbidden: Callable[[], None] | None = None,
 ) -> None:
+    """Keep a part of `state` equal to a collection of objects, until cancelled. `update`: stores
+    changed objects. `on_absent`, `on_forbidden`: see `Reflector`."""
     reflector = Reflector(
-        client, resource, transform=projection, label_selector=label_selector, on_absent=on_absent
+        client,
+        resource,
+        transform=projection,
+        label_selector=label_selector,
+        on_absent=on_absent,
+        on_forbidden=on_forbidden,
     )
     freshness.add(resource.plural, reflector)
     async for changed in reflector.changes():

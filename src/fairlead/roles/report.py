@@ -44,9 +44,11 @@ IntentT = TypeVar("IntentT", LoadBalancer, NodeService)
 class OngoingProblem:
     """A problem that lasts. `timer` writes its next Event."""
 
-    def __init__(self, message: str, timer: asyncio.TimerHandle) -> None:
+    def __init__(self, message: str, timer: asyncio.TimerHandle, *, harmless: bool) -> None:
         self.message = message
         self.timer = timer
+        self.harmless = harmless
+        """Its Events are Normal, and no Event reports its end."""
         self.written = False
         """Whether its first Event was written."""
 
@@ -119,11 +121,13 @@ class Reporter(Generic[IntentT]):
                     timer = asyncio.get_running_loop().call_later(
                         wait_s, self._write_due, key, problem
                     )
-                    known[problem] = OngoingProblem(str(note), timer)
+                    known[problem] = OngoingProblem(
+                        str(note), timer, harmless=note.severity == "info"
+                    )
                 elif ongoing.message != str(note):
                     ongoing.message = str(note)
                     if ongoing.written:
-                        self._write_warning(key, note.code, ongoing.message)
+                        self._write(key, note.code, ongoing)
             if known:
                 self._ongoing[key] = known
             # A Service that waits is between two states, so its problems are not over yet.
@@ -233,12 +237,15 @@ class Reporter(Generic[IntentT]):
         ongoing.timer = asyncio.get_running_loop().call_later(
             self._remind_s, self._write_due, key, problem
         )
-        self._write_warning(key, problem[0], ongoing.message)
+        self._write(key, problem[0], ongoing)
 
-    def _write_warning(self, key: ServiceKey, reason: str, message: str) -> None:
+    def _write(self, key: ServiceKey, reason: str, ongoing: OngoingProblem) -> None:
         if (service := self._state.services.get(key)) is not None:
             uid = service.metadata.uid
-            self._recorder.event(key, uid, "Warning", reason, message)
+            if ongoing.harmless:
+                self._recorder.event(key, uid, "Normal", reason, ongoing.message)
+                return
+            self._recorder.event(key, uid, "Warning", reason, ongoing.message)
             warnings = self._warned.setdefault(key, {})
             # A Warning with another uid is about a deleted Service of the same name.
             if reason not in warnings or warnings[reason].uid != uid:

@@ -86,6 +86,14 @@ class View:
         """The open components, in the order in which they were opened."""
         self.host: Callable[[], Sequence[Finding]] = tuple
         """Returns the findings about the settings of the host, see `drivers.host`."""
+        self.conflicts: Callable[[], Sequence[Finding]] = tuple
+        """Returns the findings about other announcers of the host, see `roles.other_announcers`."""
+        self.service_proxies: Callable[[], Sequence[Finding]] = tuple
+        """Returns the finding that the host has another service proxy, see
+        `plan.network_plugin`."""
+        self.name_in_use: Callable[[], Sequence[Finding]] = tuple
+        """Returns the finding that another process reports under the name of this one, see
+        `roles.instance_name`."""
         self.intents: dict[ServiceKey, LoadBalancer | NodeService] = {}
         self._loop: Steps | None = None
         self.outcomes: dict[ServiceKey, Outcome] = {}
@@ -187,7 +195,12 @@ class View:
             version=VERSION,
             node=self.node_name,
             ready=self.ready,
-            host=tuple(self.host()),
+            host=(
+                *self.host(),
+                *self.conflicts(),
+                *self.service_proxies(),
+                *self.name_in_use(),
+            ),
             **fields,
         )
 

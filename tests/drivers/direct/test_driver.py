@@ -22,6 +22,7 @@ from fairlead.drivers.direct import remove_pins
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.records import (
     INDEX,
+    IS_NODE,
     LISTENER,
     REFUSES,
     SETTINGS,
@@ -48,6 +49,15 @@ def next_hop_of_node1() -> NextHop:
     (layout,) = PINS.glob("layout-*")
     with Map.open(layout / "next_hops") as next_hops:
         return unpack_next_hop(next_hops.lookup(INDEX.pack(0)) or b"")
+
+
+def leaves_packets_of_gateways_to_the_kernel() -> bool:
+    """Return whether packets that have passed another gateway are passed to the kernel, from the
+    pinned map."""
+    (layout,) = PINS.glob("layout-*")
+    with Map.open(layout / "settings") as settings:
+        (_, _, _, flags, *_) = SETTINGS.unpack(settings.lookup(INDEX.pack(0)) or b"")
+    return bool(flags & IS_NODE)
 
 
 def refuses() -> bool:
@@ -276,6 +286,26 @@ def numbered() -> set[str]:
         return {text for _, value in names.items() if (text := value.rstrip(b"\0").decode())}
     finally:
         names.close()
+
+
+def test_packets_of_other_gateways_reach_the_pods_of_a_host_that_starts(run: Run) -> None:
+    """Its program may have tables of its peers before it knows the nodes of the cluster."""
+
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        assert leaves_packets_of_gateways_to_the_kernel()
+        await first.set_cluster_nodes({("node2", "192.0.2.22")})
+        assert not leaves_packets_of_gateways_to_the_kernel()
+        await first.close()
+        successor = driver()
+        await successor.open()
+        assert not leaves_packets_of_gateways_to_the_kernel()
+        await successor.set_cluster_nodes({("node1", "192.0.2.10")})
+        assert leaves_packets_of_gateways_to_the_kernel()
+        await successor.close(remove=True)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("restart", [False, True])

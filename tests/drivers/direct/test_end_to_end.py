@@ -1,6 +1,7 @@
 """Real packets through a real gateway process, between namespaces: shares, and open connections
 across changes and restarts."""
 
+import asyncio
 import socket
 from collections import Counter
 
@@ -9,6 +10,8 @@ from tests.drivers.direct.site import (
     CLIENT,
     DEADLINE_S,
     PINS,
+    SITE,
+    VIP,
     Conversation,
     made_site,  # noqa: F401 - a fixture
     pods,
@@ -18,8 +21,12 @@ from tests.drivers.direct.site import (
 )
 
 from fairlead.drivers.direct.maps.records import DROPS
+from fairlead.lab import namespace
 
 pytestmark = pytest.mark.root
+
+TCP_REPAIR = 19
+"""Of linux/tcp.h."""
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["ipv4", "ipv6"])
@@ -79,3 +86,32 @@ async def test_open_connections_survive_changes_and_the_gateways_death(site: Non
             assert successor.process.wait(DEADLINE_S) == 0
     assert not PINS.exists()
     assert shown_filters() == ""
+
+
+async def test_a_client_may_use_the_port_of_a_connection_that_only_the_pod_still_has(
+    site: None,
+) -> None:
+    """The client gave the connection up while its packets were lost. The pod answers its next SYN
+    with an ACK of the old connection, and the client resets that one (RFC 9293, 3.5.1)."""
+    vip = (VIP[socket.AF_INET], 80)
+    loop = asyncio.get_running_loop()
+    async with pods(), running_gateway() as gateway:
+        await gateway.serve({"node2": 1})
+        old = await Conversation.start(socket.AF_INET)
+        assert (await old.ask())[0] == "node2"
+        sock = old.writer.get_extra_info("socket")
+        port = sock.getsockname()[1]
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)  # closing sends nothing
+        old.writer.transport.abort()
+        await asyncio.sleep(0)
+        await gateway.serve({"node1": 1})
+        # Every slot moves from node1 to node2, so it is in transition.
+        await gateway.serve({"node1": 1, "node2": 1}, {"node1": "draining"})
+        with namespace.make_socket(SITE + "client", socket.AF_INET) as again:
+            again.setblocking(False)
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("", port))
+            async with asyncio.timeout(DEADLINE_S / 2):
+                await loop.sock_connect(again, vip)
+                await loop.sock_sendall(again, b"who\n")
+                assert (await loop.sock_recv(again, 100)).split()[0] == b"node2"

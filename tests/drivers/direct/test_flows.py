@@ -323,6 +323,30 @@ def test_a_forged_syn_and_reset_leave_the_entry_of_an_open_connection(
     ) == (1, 0)
 
 
+def test_a_client_resets_an_older_connection_on_the_node_that_answered_its_syn(
+    forwarder: Forwarder,
+) -> None:
+    """A pod whose client was unreachable still has the connection. When the client uses the port
+    again, the pod answers with an ACK of the old connection, the client with a RST (RFC 9293,
+    3.5.1) and then with the SYN again."""
+    in_transition(forwarder)
+    assert [forwarder.run(segment(flags, 2000)).node for flags in "SA"] == ["node2", "node2"]
+    forwarder.serve({"node3": 1}, {"node1", "node2", "node3"})
+    for port, older in ((1000, "node1"), (2000, "node2")):
+        assert forwarder.run(segment("S", port, seq=FAR)).node == "node3"
+        assert forwarder.run(segment("R", port, seq=7)).node == "node3"
+        # Other segments of the older connection stay on its node.
+        assert {forwarder.run(segment(flags, port, seq=7)).node for flags in ("A", "PA")} == {older}
+        assert forwarder.run(segment("S", port, seq=FAR)).node == "node3"
+        assert forwarder.run(segment("A", port, seq=FAR + 1)).node == "node3"
+        assert forwarder.run(segment("A", port, seq=FAR + 9)).node == "node3"
+    assert (
+        count_entries(forwarder, "new_connections"),
+        count_entries(forwarder, "connections"),
+        count_entries(forwarder, "closing_connections"),
+    ) == (0, 2, 0)
+
+
 def test_connections_that_are_reset_at_once_evict_no_open_ones(forwarder: Forwarder) -> None:
     """This occurs if an attacker forges addresses of real hosts: the hosts answer the SYN-ACK with
     a reset."""

@@ -38,7 +38,7 @@ from fairlead.drivers.direct.peers.refusals import Refusals
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS
 from fairlead.errors import Refused, Unavailable
 from fairlead.plan.classes import CLASSES
-from fairlead.roles.gateway import peers_of
+from fairlead.roles.data_plane import peers_of
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("own_loopback")]
 

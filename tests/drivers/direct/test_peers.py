@@ -6,6 +6,7 @@ gateways exchange their entries over TCP."""
 import asyncio
 import contextlib
 import math
+import os
 import socket
 import struct
 from array import array
@@ -47,7 +48,7 @@ from fairlead.drivers.direct.peers.messages import (
 )
 from fairlead.drivers.direct.peers.peers import Peers
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Unavailable
 from fairlead.net.transition import NONE, Slots
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("own_loopback")]
@@ -736,6 +737,36 @@ async def test_unknown_callers_get_nothing() -> None:
         writer.close()
 
 
+async def test_gateways_that_are_found_later_join_and_leave_without_a_restart() -> None:
+    """A gateway that is not found yet gets nothing, and is reported to the search."""
+    async with site() as made:
+        one, two = (
+            Gateway(each, Peers(address(number), None))
+            for number, each in enumerate(
+                (made.stack.enter_context(a_forwarder(fast=False)) for _ in range(2)), 1
+            )
+        )
+        asked = asyncio.Event()
+        one.peers.unknown = asked.set
+        one.peers.set_peers([], [])
+        two.peers.set_peers([address(1)], ["127.0.77.1"])
+        for each in (one, two):
+            await made.join(each)
+            each.serve(OLD)
+            each.serve(NEW)
+        await asyncio.wait_for(asked.wait(), DEADLINE_S)
+        assert one.peers.followers == 0
+        assert two.peers.shown[0].problem
+        one.peers.set_peers([address(2)], ["127.0.77.2"])
+        await await_connected(one, two)
+        opened = one.open(PORTS)
+        await until(lambda: entries(one) == entries(two))
+        assert two.nodes(PORTS) == opened
+        two.peers.set_peers([], [])
+        await until(lambda: not one.peers.shown[0].connected and two.peers.followers == 0)
+        assert not two.peers.shown
+
+
 async def test_a_follower_that_reads_nothing_is_disconnected() -> None:
     async with site() as made:
         forwarder = made.stack.enter_context(a_forwarder(fast=False))
@@ -815,15 +846,57 @@ async def _connected(
     return reader, writer
 
 
-async def test_an_address_on_which_it_cannot_listen_is_refused() -> None:
+async def test_a_gateway_whose_port_is_taken_serves_and_listens_as_soon_as_it_is_free() -> None:
+    async with AsyncExitStack() as stack:
+        site = Site(stack, 2)
+        taken = stack.enter_context(socket.socket())
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.77.1", 9445))
+        taken.listen()
+        first, second = await site.start(1), await site.start(2)
+        await until(lambda: bool(first.peers.status().findings))
+        (finding,) = first.peers.status().findings
+        assert (finding.code, finding.severity) == ("PeersNotListening", "error")
+        assert f"(process {os.getpid()}) has the port" in finding.message
+        assert metric(first.peers, "fairlead_peer_listening") == 0
+        # It follows the other gateway meanwhile.
+        await until(lambda: second.peers.followers == 1)
+        taken.close()
+        await until(lambda: first.peers.followers == 1)
+        assert first.peers.status().findings == ()
+        assert metric(first.peers, "fairlead_peer_listening") == 1
+
+
+async def test_without_an_address_a_gateway_does_not_listen() -> None:
+    async with AsyncExitStack() as stack:
+        forwarder = stack.enter_context(a_forwarder(fast=False))
+        peers = Peers("", ["127.0.77.9:9445"])
+        await peers.inherit(forwarder.tables, forwarder.maps)
+        stack.push_async_callback(stop, asyncio.ensure_future(peers.run()))
+        await until(lambda: bool(peers.shown[0].problem))
+        assert peers.status().findings == ()
+        assert metric(peers, "fairlead_peer_listening") == 0
+
+
+async def test_an_address_that_the_host_does_not_have_is_reported() -> None:
     async with AsyncExitStack() as stack:
         forwarder = stack.enter_context(a_forwarder(fast=False))
         peers = Peers("203.0.113.99:9445", [])
         await peers.inherit(forwarder.tables, forwarder.maps)
-        with pytest.raises(
-            Refused, match=r"listening on 203\.0\.113\.99:9445 for other gateways failed"
-        ):
-            await peers.run()
+        stack.push_async_callback(stop, asyncio.ensure_future(peers.run()))
+        await until(lambda: bool(peers.status().findings))
+        (finding,) = peers.status().findings
+        assert "203.0.113.99:9445" in finding.message
+        assert "an address of this host" in finding.remedy
+        assert metric(peers, "fairlead_peer_listening") == 0
+
+
+def metric(peers: Peers, name: str) -> float:
+    (collector,) = peers.collectors()
+    (value,) = [
+        each.value for family in collector.collect() for each in family.samples if each.name == name
+    ]
+    return value
 
 
 SLOTS = Slots(("a", "b"), bytes((0, 0, 1, 0) * 510 + (0, 0)), b"")

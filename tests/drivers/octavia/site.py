@@ -40,7 +40,7 @@ from fairlead.sections import OctaviaConfig
 
 WEB = ServiceKey("default", "web")
 SUBNET = "0f1a7c1e-0000-4000-8000-000000000001"
-QUICK = Pace(first_s=0.1, last_s=1.0, timeout_s=180.0)
+QUICK = Pace(first_s=0.1, last_s=1.0, timeout_s=300.0)
 """The interval between polls. A poll costs Octavia a tenth of the work that is waited for."""
 CHECKS = OctaviaChecks()
 MAX_PASSES = 60

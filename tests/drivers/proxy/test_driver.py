@@ -32,7 +32,7 @@ from tests.drivers.proxy.site import (
 )
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
-from fairlead.drivers.proxy.process import SEARCH, Haproxy
+from fairlead.drivers.proxy.process import Haproxy
 from fairlead.drivers.proxy.render import render
 from fairlead.drivers.proxy.spec import specs_of
 from fairlead.drivers.proxy.workers import NO_BACKEND
@@ -40,6 +40,7 @@ from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.model import LoadBalancer, MemberChecks, Outcome, ProxySettings, ServiceKey
 from fairlead.net import localroutes
+from fairlead.net.daemon import SEARCH
 from fairlead.plan.proxying import ended, switched
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]

@@ -12,11 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 from tests.drivers.proxy.site import VIP, balancer, reconcile
 
+from fairlead.announce_sections import AnnounceConfig, BgpConfig
 from fairlead.config import ApiServerConfig, Config, GatewayConfig
 from fairlead.drivers.proxy import ProxyDriver
 from fairlead.drivers.proxy.process import Haproxy
 from fairlead.net import localroutes
-from fairlead.roles.gateway import apiserver_balancer, clean_up
+from fairlead.roles.data_plane import apiserver_balancer
+from fairlead.roles.gateway import clean_up
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
 
@@ -45,7 +47,9 @@ async def test_cleanup_removes_everything_whether_haproxy_runs_or_not(folder: Pa
     section = GatewayConfig(
         proxy_path=str(folder), pin_path=str(folder.parent / "pins"), api_server=API
     )
-    config = Config(gateway=section)
+    # The default directory of BIRD may belong to another process of this machine.
+    announce = AnnounceConfig(bgp=BgpConfig(directory=str(folder.parent / "bird")))
+    config = Config(gateway=section, announce=announce)
     without_api = msgspec.structs.replace(
         config, gateway=msgspec.structs.replace(section, api_server=None)
     )

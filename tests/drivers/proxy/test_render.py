@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.drivers.proxy.site import VIP, VIP6, WEB, balancer
 
-from fairlead.drivers.proxy.process import SEARCH
 from fairlead.drivers.proxy.render import (
     MAX_INLINE_RANGES,
     RANGES_PER_LINE,
@@ -38,6 +37,7 @@ from fairlead.kube.objects import (
     ServiceSpec,
 )
 from fairlead.model import LoadBalancer, MemberChecks, ProxySettings, ServiceKey
+from fairlead.net.daemon import SEARCH
 from fairlead.plan.annotations import PROXY_ANNOTATIONS
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import PROXY

@@ -107,6 +107,24 @@ async def test_values_that_violate_the_schema_are_refused(
     assert any(cause.startswith(f"{field}: ") for cause in failed.value.causes), failed.value.causes
 
 
+@pytest.mark.parametrize("section", [{}, {"method": "bgp", "communities": ["no-export"]}])
+async def test_the_status_of_a_pool_keeps_the_last_valid_section(
+    custom: Custom, section: Object
+) -> None:
+    """An empty section stays too, so the controller writes it once."""
+    await custom.create()
+    query = "?fieldManager=fairlead-pools&force=true"
+    wanted = {
+        "apiVersion": GROUP,
+        "kind": "AddressPool",
+        "metadata": {"name": custom.name},
+        "status": {"announce": section},
+    }
+    for _ in range(2):
+        await custom.api.do("PATCH", f"{custom.pool}/status{query}", wanted, APPLY_PATCH)
+    assert (await custom.api.do("GET", custom.pool))["status"] == {"announce": section}
+
+
 async def test_status_and_spec_are_written_separately(custom: Custom) -> None:
     made = await custom.create()
     condition = {
@@ -307,8 +325,9 @@ class Printed(NamedTuple):
     cells: list[object]
 
 
-async def printed(custom: Custom, resource: Resource[Any], spec: Object) -> Printed:
-    name = spec["address"] if "address" in spec else f"{custom.name}-{len(spec['addresses'])}"
+async def printed(custom: Custom, resource: Resource[Any], spec: Object, name: str = "") -> Printed:
+    if not name:
+        name = spec["address"] if "address" in spec else f"{custom.name}-{len(spec['addresses'])}"
     body = {"apiVersion": GROUP, "kind": resource.kind, "metadata": {"name": name}, "spec": spec}
     await custom.api.call("DELETE", resource.path("", name))
     await custom.api.do("POST", resource.path(), body)

@@ -24,6 +24,7 @@ def main() -> None:
 
     amphorae.install_faults(directory)
     certificates.share_key()
+    _load_with_fewer_statements()
     application = app.setup_app(argv=["octavia-api", "--config-file", str(conf)])
     machines.plug_into_neutron()
     _work()
@@ -42,6 +43,22 @@ def _keep_within(directory: Path) -> None:
 
     sqlalchemy.create_engine = make_engine_here
     sockets.place_in(directory)
+
+
+def _load_with_fewer_statements() -> None:
+    """Let SQLAlchemy load related rows by their keys (`selectin`) instead of by a repetition of the
+    original query (`subquery`). The result does not differ. SQLAlchemy compiles a repeated query
+    anew each time, which takes a large part of the processor time of Octavia."""
+    from octavia.db import models, repositories
+    from sqlalchemy import orm
+
+    assert repositories.subqueryload is orm.subqueryload
+    repositories.subqueryload = orm.selectinload
+    for mapper in models.LoadBalancer.registry.mappers:
+        for each in mapper._init_properties.values():
+            if getattr(each, "lazy", "") == "subquery":
+                each.lazy = "selectin"
+                each.strategy_key = (("lazy", "selectin"),)
 
 
 def _work() -> None:

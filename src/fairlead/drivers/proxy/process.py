@@ -22,6 +22,8 @@ import structlog
 from fairlead.drivers.proxy import runtime, states
 from fairlead.drivers.proxy.render import Paths, description_of
 from fairlead.errors import Refused, Unavailable
+from fairlead.net import daemon
+from fairlead.net.daemon import SEARCH
 
 log = structlog.get_logger()
 
@@ -39,7 +41,6 @@ _FIXES = {
         "runtime's"
     ),
 }
-SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 class Haproxy:
@@ -133,21 +134,8 @@ class Haproxy:
 
     async def exited(self) -> None:
         """Wait until the running master ends. Return at once if there is none."""
-        pid = self._live_master()
-        if pid is None:
-            return
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            return
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(descriptor, over.set)
-        try:
-            await over.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        _reap(pid)
+        if (pid := self._live_master()) is not None:
+            await daemon.exited(pid)
 
     def _live_master(self) -> int | None:
         """Return the process id of the master if its command line shows that it is ours: the id in
@@ -214,23 +202,12 @@ class Haproxy:
             raise Refused(f"HAProxy does not accept the configuration: {_error_message(output)}")
 
     async def _call(self, *options: str) -> tuple[int, str]:
-        program = shutil.which("haproxy", path=self._search)
-        if program is None:
+        if (program := daemon.find("haproxy", self._search)) is None:
             raise Refused(
                 "HAProxy is not installed on this gateway",
                 fix="apt-get install haproxy (2.6 or newer)",
             )
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *options,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={"PATH": self._search},  # HAProxy outlives this process, and inherits nothing else
-            start_new_session=True,
-        )
-        _, output = await process.communicate()
-        return process.returncode or 0, output.decode(errors="replace")
+        return await daemon.call(program, *options, search=self._search)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], operation: str) -> None:
@@ -254,12 +231,6 @@ def _error_message(output: str) -> str:
 def _remedy(error_message: str) -> str:
     """Return the remedy for a known problem; empty where HAProxy's message is sufficient."""
     return next((fix for words, fix in _FIXES.items() if words in error_message), "")
-
-
-def _reap(pid: int) -> None:
-    """Reap the process if it is our child: the first process of a container inherits orphans."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
 
 
 def _exists(pid: int) -> bool:

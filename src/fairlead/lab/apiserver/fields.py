@@ -343,6 +343,13 @@ class ConfigMap(KindFields):
     immutable: bool | None = None
 
 
+class Secret(KindFields):
+    data: dict[str, str] | None = None
+    string_data: dict[str, str] | None = None
+    immutable: bool | None = None
+    type: str | None = None
+
+
 class Lease(KindFields):
     PACKAGE: ClassVar[str] = LeaseSpec.PACKAGE
 

@@ -141,6 +141,7 @@ EVENTS: Final = Kind(
 )
 ENDPOINTS: Final = Kind("", "v1", "Endpoints", "endpoints", "endpoints", short_names=("ep",))
 CONFIG_MAPS: Final = Kind("", "v1", "ConfigMap", "configmaps", "configmap", short_names=("cm",))
+SECRETS: Final = Kind("", "v1", "Secret", "secrets", "secret", fields=_fields("type"))
 ENDPOINT_SLICES: Final = Kind(
     "discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice"
 )
@@ -165,6 +166,7 @@ KINDS: Final = (
     ENDPOINTS,
     EVENTS,
     CONFIG_MAPS,
+    SECRETS,
     ENDPOINT_SLICES,
     LEASES,
     CUSTOM_RESOURCE_DEFINITIONS,

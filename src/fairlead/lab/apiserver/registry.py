@@ -118,7 +118,7 @@ class Registry:
         # The server sets the first status, so no manager owns it. A Node is the exception: its
         # kubelet registers it with a status. The finalizer in a Namespace's spec has no owner
         # either.
-        own = ("status",) if kind is not NODES else ()
+        own = () if kind is NODES or _has_plain_status(kind) else ("status",)
         written = {
             name: value
             for name, value in obj.items()
@@ -248,9 +248,10 @@ class Registry:
             self._set_defaults(kind, obj)
             if kind is SERVICES:
                 service.prepare_create(obj)
-            obj["status"] = validation.first_status(kind, obj) or obj.get("status", {})
-            if not kind.has_status:
-                del obj["status"]
+            if kind.has_status:
+                obj["status"] = validation.first_status(kind, obj) or obj.get("status", {})
+            elif not _has_plain_status(kind):
+                obj.pop("status", None)
             return self._store_new(kind, obj, owners, write)
         self._check_uid(kind, stored.object, wanted["metadata"])
         owners = read_owners(stored.object["metadata"].get("managedFields") or [])
@@ -484,3 +485,9 @@ class Registry:
 
     def _time(self) -> str:
         return _rfc3339(self._now())
+
+
+def _has_plain_status(kind: Kind) -> bool:
+    """Return whether `status` is a field like any other: the kind is that of a CRD without the
+    subresource."""
+    return kind.custom is not None and not kind.has_status

@@ -19,10 +19,34 @@ from fairlead.lab.apiserver.schema import METADATA, SET, VALUE, Shape, keyed
 
 Schema = Mapping[str, Any]
 
+_LABEL_KEY: Final = "^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
 RULES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "self == oldSelf": lambda new, old: old is None or new == old,
     "self.metadata.name == self.spec.address || self.spec.address.contains(':')": lambda new, _: (
         new["metadata"]["name"] == new["spec"]["address"] or ":" in new["spec"]["address"]
+    ),
+    # The rules of BGPPeers.
+    "has(self.address) != has(self.interface)": lambda new, _: (
+        ("address" in new) != ("interface" in new)
+    ),
+    "!has(self.ttlSecurity) || !self.ttlSecurity || !has(self.multihop) || self.multihop == 0": (
+        lambda new, _: not new.get("ttlSecurity") or not new.get("multihop")
+    ),
+    "(has(self.keepaliveTimeS) ? self.keepaliveTimeS : 3) * 3 <= "
+    "(has(self.holdTimeS) ? self.holdTimeS : 9)": lambda new, _: (
+        new.get("keepaliveTimeS", 3) * 3 <= new.get("holdTimeS", 9)
+    ),
+    "!has(self.gracefulRestart) || !self.gracefulRestart || has(self.bfd)": lambda new, _: (
+        not new.get("gracefulRestart") or "bfd" in new
+    ),
+    "type(self) == string ? self in ['external', 'internal'] : self >= 1 && self <= 4294967294": (
+        lambda new, _: (
+            new in ("external", "internal") if isinstance(new, str) else 1 <= new <= 4294967294
+        )
+    ),
+    # The rule of the label selectors of AddressPools.
+    f"self.all(key, key.matches('{_LABEL_KEY}'))": lambda new, _: all(
+        re.fullmatch(_LABEL_KEY, key) for key in new
     ),
 }
 """The supported CEL rules, each with a function of the new and the old value (None: no old value)
@@ -115,6 +139,16 @@ def _check(schema: Schema, value: Any, path: str, old: Any) -> Iterator[Cause]:
             "FieldValueTypeInvalid",
             path,
             f'Invalid value: "{given}": {path} in body must be of type {type_}: "{given}"',
+        )
+        return
+    if schema.get("x-kubernetes-int-or-string") and (
+        not isinstance(value, (int, str)) or isinstance(value, bool)
+    ):
+        given = next((name for name, of in _TYPES.items() if isinstance(value, of)), "null")
+        yield Cause(
+            "FieldValueTypeInvalid",
+            path,
+            f'Invalid value: "{given}": {path} in body must be of type integer,string: "{given}"',
         )
         return
     if path:

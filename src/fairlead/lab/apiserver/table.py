@@ -21,6 +21,7 @@ from fairlead.lab.apiserver.kinds import (
     NAMESPACES,
     NODES,
     PODS,
+    SECRETS,
     SERVICES,
     Definition,
     Kind,
@@ -301,6 +302,15 @@ def _namespace(namespace: Object, now: datetime) -> Cells:
     return [metadata["name"], namespace["status"]["phase"], age(metadata["creationTimestamp"], now)]
 
 
+def _secret(secret: Object, now: datetime) -> Cells:
+    return [
+        secret["metadata"]["name"],
+        secret["type"],
+        str(len(secret.get("data") or {})),
+        age(secret["metadata"]["creationTimestamp"], now),
+    ]
+
+
 def _config_map(config_map: Object, now: datetime) -> Cells:
     entries = len(config_map.get("data") or {}) + len(config_map.get("binaryData") or {})
     return [
@@ -349,6 +359,7 @@ _PRINTERS: Final[dict[Kind, tuple[tuple[str, ...], Callable[[Object, datetime], 
     ),
     LEASES: (_columns("Name | Holder | Age"), _lease),
     CONFIG_MAPS: (_columns("Name | Data | Age"), _config_map),
+    SECRETS: (_columns("Name | Type | Data | Age"), _secret),
     NAMESPACES: (_columns("Name | Status | Age"), _namespace),
     CUSTOM_RESOURCE_DEFINITIONS: (_columns("Name | Created At"), _definition),
 }

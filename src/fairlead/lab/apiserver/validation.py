@@ -7,6 +7,7 @@ violate are implemented; every field that is set is kept. Messages follow the AP
 apis/*/validation.
 """
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from fairlead.lab.apiserver.kinds import (
     NAMESPACES,
     NODES,
     PODS,
+    SECRETS,
     SERVICES,
     Kind,
 )
@@ -115,6 +117,10 @@ def set_defaults(kind: Kind, obj: Object) -> None:
         labels = obj["metadata"].setdefault("labels", {})
         if obj["metadata"].get("name"):
             labels["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
+    elif kind is SECRETS:
+        obj.setdefault("type", "Opaque")
+        for name, text in (obj.pop("stringData", None) or {}).items():
+            obj.setdefault("data", {})[name] = b64encode(text.encode()).decode()
     elif kind is ENDPOINT_SLICES:
         for port in obj.get("ports") or []:
             port.setdefault("name", "")

@@ -26,6 +26,7 @@ from fairlead.lab.apiserver.fields import (
     Lease,
     Namespace,
     Node,
+    Secret,
     Service,
 )
 from fairlead.lab.apiserver.kinds import (
@@ -38,6 +39,7 @@ from fairlead.lab.apiserver.kinds import (
     NAMESPACES,
     NODES,
     PODS,
+    SECRETS,
     SERVICES,
     Kind,
 )
@@ -52,6 +54,7 @@ FIELDS_OF: Final[Mapping[Kind, type[KindFields]]] = {
     PODS: Pod,
     EVENTS: Event,
     CONFIG_MAPS: ConfigMap,
+    SECRETS: Secret,
     LEASES: Lease,
     CUSTOM_RESOURCE_DEFINITIONS: CustomResourceDefinition,
 }

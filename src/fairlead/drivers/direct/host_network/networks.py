@@ -79,11 +79,12 @@ class Networks:
         self._cluster: tuple[Node, ...] | None = None
         self._unmatched: tuple[str, ...] = ()
         self._copying_until = 0
-        (_, _, _, flags, *_) = SETTINGS.unpack(
-            maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
-        )
-        # The value of the previous process applies until `update_next_hops` determines it.
-        self._set(is_node=bool(flags & IS_NODE))
+        record = maps["settings"].lookup(_ONLY) or bytes(SETTINGS.size)
+        (_, _, _, flags, *_) = SETTINGS.unpack(record)
+        # The value of the previous process applies until `update_next_hops` determines it. Without
+        # one, packets of other gateways are left to the kernel meanwhile: if this host is a node,
+        # they are for its pods.
+        self._set(is_node=bool(flags & IS_NODE) or not any(record))
 
     def close(self) -> None:
         """Stop receiving events. Attached programs stay."""

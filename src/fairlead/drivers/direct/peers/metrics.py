@@ -27,6 +27,9 @@ class PeerConnections(Protocol):
     def shown(self) -> Sequence[ConnectedPeer]: ...
 
     @property
+    def listening(self) -> bool: ...
+
+    @property
     def followers(self) -> int: ...
 
     @property
@@ -50,6 +53,11 @@ class PeersCollector(Collector):
             connected.add_metric([peer.address], peer.connected)
         return [
             connected,
+            GaugeMetricFamily(
+                "fairlead_peer_listening",
+                "1 while this gateway listens for other gateways",
+                self._peers.listening,
+            ),
             GaugeMetricFamily(
                 "fairlead_peer_followers", "Gateways that follow this one", self._peers.followers
             ),

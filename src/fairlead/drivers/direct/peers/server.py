@@ -1,8 +1,8 @@
-"""The listening socket for other gateways, and which connections it accepts.
+"""Which connections of other gateways are accepted.
 
-In: the address to listen on, the addresses of the other gateways, optional certificates. Out: a
-Follower for each accepted connection. Invariants: a connection from an address that is not a peer's
-is closed before anything is read, sent or stored; each address has at most MAX_FROM_ONE
+In: listening sockets, the present addresses of the other gateways, optional certificates.
+Out: a Follower for each accepted connection. Invariants: a connection from an address that is not a
+peer's is closed before anything is read, sent or stored; each address has at most MAX_FROM_ONE
 connections, including those in a TLS handshake; refused connections write a bounded number of lines
 to the log.
 """
@@ -20,9 +20,6 @@ from fairlead.drivers.direct.peers.followers import Follower
 from fairlead.drivers.direct.peers.messages import HelloMessage
 from fairlead.drivers.direct.peers.refusals import Refusals
 from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, describe, identity_problem
-from fairlead.errors import Refused
-from fairlead.net.address import split_host_port
-from fairlead.net.listening import EVERYWHERE, listen
 
 log = structlog.get_logger()
 
@@ -34,15 +31,17 @@ still seems to be open."""
 HANDSHAKE_S = 2.0
 ACCEPTS = 16
 """Connections that are accepted in one step of the event loop."""
-BACKLOG = 64
 
 
 class PeerServer:
-    """Serves the gateways that connect. `followers` is the set of present followers."""
+    """Serves the gateways that connect. `allowed`: the addresses of the other gateways; the caller
+    changes this collection. `unknown`: called when another address connects. `followers` is the set
+    of present followers."""
 
     def __init__(
         self,
         allowed: Collection[Address],
+        unknown: Callable[[], None],
         make_follower: Callable[[], Follower],
         hello: Callable[[], HelloMessage],
         followers: set[Follower],
@@ -50,12 +49,14 @@ class PeerServer:
         tls: PeerTLS | None,
     ) -> None:
         self._allowed = allowed
+        self._unknown = unknown
         self._make_follower = make_follower
         self._hello = hello
         self._followers = followers
         self._refusals = refusals
         self._tls = tls
         self._count = Counter[Address]()
+        self._address_of: dict[Follower, Address] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, listener: socket.socket) -> None:
@@ -69,6 +70,7 @@ class PeerServer:
             if address not in self._allowed:
                 connection.close()
                 self._refusals.add("", text, "its address is not in gateway.peers")
+                self._unknown()
             elif self._count[address] >= MAX_FROM_ONE:
                 connection.close()
                 self._refusals.add(
@@ -79,6 +81,12 @@ class PeerServer:
                 task = asyncio.create_task(self._serve(connection, address))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def end_unknown(self) -> None:
+        """End the connections of followers whose address is not allowed any more."""
+        for follower, address in self._address_of.items():
+            if address not in self._allowed:
+                follower.end("its address is not that of a gateway any more")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -136,6 +144,7 @@ class PeerServer:
     ) -> None:
         follower = self._make_follower()
         self._followers.add(follower)
+        self._address_of[follower] = address
         log.info("a gateway follows", address=str(address))
         watch = asyncio.create_task(_end_reason(reader))
         watch.add_done_callback(
@@ -147,6 +156,7 @@ class PeerServer:
         finally:
             watch.cancel()
             self._followers.discard(follower)
+            self._address_of.pop(follower, None)
 
 
 async def _end_reason(reader: asyncio.StreamReader) -> str:
@@ -168,32 +178,3 @@ def _address(text: str) -> Address:
     IPv4-mapped form."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
-
-
-@asynccontextmanager
-async def serving(server: PeerServer, address: str) -> AsyncIterator[None]:
-    """Accept connections at `address` inside the context. Raise Refused if listening fails.
-
-    `address`: `address:port`, `*:port` for all addresses, empty for none.
-    """
-    if not address:
-        yield
-        return
-    host, port = split_host_port(address)
-    try:
-        listeners = listen(port, EVERYWHERE if host == "*" else (host,), backlog=BACKLOG)
-    except OSError as error:
-        raise Refused(
-            f"listening on {address} for other gateways failed: {error.strerror or error}",
-            fix="set gateway.peerListen",
-        ) from error
-    loop = asyncio.get_running_loop()
-    try:
-        for each in listeners:
-            loop.add_reader(each.fileno(), server.accept, each)
-        yield
-    finally:
-        for each in listeners:
-            loop.remove_reader(each.fileno())
-            each.close()
-        await server.close()
