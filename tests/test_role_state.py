@@ -1,7 +1,7 @@
 """The states of roles: each state is decoded to an equal value. A response that could be
 misinterpreted is refused with an error that names its role."""
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,11 +49,13 @@ from fairlead.role_state import (
     RoleState,
     ServiceState,
     ServiceTraffic,
+    Table,
     TrafficState,
     TunnelState,
     WatchState,
     WorkerState,
     decode,
+    parts_of,
 )
 from fairlead.web import View
 
@@ -216,9 +218,7 @@ def test_a_response_of_another_program_is_refused(body: bytes) -> None:
 
 
 def test_every_part_has_a_field_in_a_state() -> None:
-    assert set(PART_FIELDS) == set(get_args(Part))
-    places = {name for type_ in STATES.values() for name in type_.__struct_fields__}
-    assert set(PART_FIELDS.values()) <= places
+    assert set(PART_FIELDS) == set(Part.__subclasses__())
 
 
 class ComponentWithStatus(Component):
@@ -248,3 +248,17 @@ def test_a_view_contains_the_status_of_its_components() -> None:
         together = msgspec.structs.replace(alone, peers=peers)
         assert decode(msgspec.json.encode(view.state()), "") == together
     assert decode(msgspec.json.encode(view.state()), "") == alone
+
+
+@pytest.mark.parametrize("state", [GATEWAY, NODE, CONTROLLER], ids=lambda each: type(each).__name__)
+def test_every_part_is_shown_in_the_order_of_the_fields(state: RoleState) -> None:
+    parts = parts_of(state)
+    assert [PART_FIELDS[type(each)] for each in parts] == [
+        name for name in type(state).__struct_fields__ if name in PART_FIELDS.values()
+    ]
+    for part in parts:
+        shown = list(part.shown())
+        assert shown, f"{type(part).__name__} has something to tell"
+        for each in shown:
+            if isinstance(each, Table):
+                assert {len(row) for row in each.rows} <= {len(each.header)}

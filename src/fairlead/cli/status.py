@@ -7,27 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from msgspec.structs import astuple
 
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, NodeService
 from fairlead.role_state import (
     STATES,
-    ApiServersState,
-    ControllerState,
     GatewayState,
-    NodeState,
-    OctaviaState,
-    PeersState,
-    ProbesState,
-    ProxyState,
+    Part,
     ResourceState,
     RoleState,
     ServiceState,
     ServiceTraffic,
     TrafficState,
     decode,
+    listed,
+    parts_of,
 )
 
 DEFAULT_ADDRESSES = ("127.0.0.1:9440", "127.0.0.1:9441", "127.0.0.1:9442")
@@ -128,18 +123,12 @@ def _tables(states: Sequence[RoleState]) -> None:
         if number:
             click.echo()
         click.echo(f"{' '.join(filter(None, (_role(state), state.node)))}: {_step(state)}")
-        match state:
-            case GatewayState():
-                _gateway(state)
-            case NodeState():
-                _outcomes(state.services)
-                if state.tunnel is not None:
-                    packets = _listed(state.tunnel.packets)
-                    click.echo(f"tunnel: {state.tunnel.kind}, packets: {packets}")
-            case ControllerState():
-                _outcomes(state.services)
-                if state.octavia is not None:
-                    _octavia(state.octavia)
+        if isinstance(state, GatewayState):
+            _balancers(state.services, state.traffic or TrafficState())
+        else:
+            _outcomes(state.services)
+        for part in parts_of(state):
+            _print(part)
         for finding in state.host:
             click.echo(f"host: {finding}")
 
@@ -148,16 +137,15 @@ def _role(state: RoleState) -> str:
     return next(role for role, type_ in STATES.items() if isinstance(state, type_))
 
 
-def _gateway(state: GatewayState) -> None:
-    traffic = state.traffic or TrafficState()
-    _balancers(state.services, traffic)
-    _proxied(state.proxy or ProxyState())
-    _api_servers(state.api_servers or ApiServersState())
-    _nodes(traffic)
-    _probed(state.probes or ProbesState())
-    _draining(traffic)
-    _interfaces(traffic)
-    _peers(state.peers or PeersState())
+def _print(part: Part) -> None:
+    for shown in part.shown():
+        if isinstance(shown, str):
+            click.echo(shown)
+            continue
+        click.echo()
+        if shown.title:
+            click.echo(shown.title)
+        draw(shown.header, shown.rows)
 
 
 def _step(state: RoleState) -> str:
@@ -209,9 +197,9 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
             click.echo(f"{name}: {service.outcome.state}: {service.outcome.message}")
     for name, counted in traffic.services.items():
         if counted.drops:
-            click.echo(f"{name}: drops: {_listed(counted.drops)}")
-    click.echo(f"drops: {_listed(traffic.drops)}")
-    click.echo(f"messages: {_listed(traffic.messages)}")
+            click.echo(f"{name}: drops: {listed(counted.drops)}")
+    click.echo(f"drops: {listed(traffic.drops)}")
+    click.echo(f"messages: {listed(traffic.messages)}")
     if used := [_used(name, each) for name, each in traffic.resources.items()]:
         click.echo(f"used: {', '.join(used)}")
     if traffic.untracked:
@@ -226,124 +214,3 @@ def _used(name: str, resource: ResourceState) -> str:
     if name == "table_memory":
         return f"table memory {used / 2**20:.1f} of {limit / 2**20:g} MiB"
     return f"{name.replace('_', ' ')} {used} of {limit}"
-
-
-def _proxied(proxy: ProxyState) -> None:
-    """Print the counters of Services whose connections end at HAProxy."""
-    if not proxy.services:
-        return
-    header = "CONNECTIONS", "OPEN", "BYTES IN", "BYTES OUT", "REFUSED", "FAILED", "OVER SHARE"
-    click.echo()
-    draw(
-        ("PROXIED SERVICE", *header),
-        [(name, *map(str, astuple(each))) for name, each in proxy.services.items()],
-    )
-    if proxy.worker.limit:
-        click.echo(
-            f"HAProxy has {proxy.worker.connections} open connections, of at most "
-            f"{proxy.worker.limit}"
-        )
-
-
-def _api_servers(balancer: ApiServersState) -> None:
-    """Print the load balancer of the API servers, and which API servers get connections."""
-    if not balancer.addresses:
-        return
-    click.echo(f"\nAPI servers behind {', '.join(balancer.addresses)}:")
-    rows = [
-        (name, each.state, str(each.open), str(each.connections))
-        for name, each in balancer.servers.items()
-    ]
-    draw(("API SERVER", "STATE", "OPEN", "CONNECTIONS"), rows)
-
-
-def _nodes(traffic: TrafficState) -> None:
-    """Print the traffic of each node, and how packets reach it."""
-    rows = [
-        (
-            name,
-            ", ".join(each.forwarding),
-            ", ".join(each.next_hops),
-            *map(str, (each.flows, each.packets, each.bytes)),
-        )
-        for name, each in traffic.nodes.items()
-    ]
-    click.echo()
-    draw(("NODE", "FORWARDING", "NEXT HOP", "FLOWS", "PACKETS", "BYTES"), rows)
-
-
-def _probed(probes: ProbesState) -> None:
-    """Print the paths by which nodes are probed, and the verdicts."""
-    _if_any(("NODE", "ADDRESS", "PROBE PATH", "VERDICT"), [astuple(each) for each in probes.nodes])
-
-
-def _draining(traffic: TrafficState) -> None:
-    """Print the nodes that are draining, with the remaining time."""
-    rows = [
-        (each.service, each.listener, each.node, f"{max(0.0, each.left_s):.0f} s")
-        for each in traffic.draining
-    ]
-    _if_any(("SERVICE", "LISTENER", "DRAINING", "LEFT"), rows)
-
-
-def _interfaces(traffic: TrafficState) -> None:
-    """Print where the data plane is attached at each interface, and why."""
-    click.echo()
-    header = ("INTERFACE", "ATTACHED", "WHY", "PROBLEM")
-    rows = [(each.name, each.attach, each.why, each.problem or "-") for each in traffic.interfaces]
-    draw(header, rows)
-
-
-def _peers(peers: PeersState) -> None:
-    """Print the other gateways, and whether this gateway receives their flow entries."""
-    rows = [
-        (each.address, "yes" if each.connected else "no", each.problem) for each in peers.gateways
-    ]
-    _if_any(("PEER", "FOLLOWED", "PROBLEM"), rows)
-
-
-def _octavia(state: OctaviaState) -> None:
-    """Print the status of load balancers in Octavia, and the ready pods that Octavia reports as
-    failed."""
-    if not state.load_balancers:
-        return
-    rows = []
-    for each in state.load_balancers:
-        balancer = [
-            each.service,
-            f"{each.address} ({each.provider})",
-            each.operating,
-            f"{each.seen_s_ago:.0f} s ago",
-        ]
-        for listener, members in each.members.items():
-            names = (
-                ", ".join(f"{m.address}:{m.port}={m.weight} {m.operating}" for m in members)
-                or "none"
-            )
-            rows.append((*balancer, listener, names))
-            balancer = [""] * len(balancer)
-    click.echo()
-    draw(
-        (
-            "LOAD BALANCER OF",
-            "ADDRESS",
-            "OCTAVIA STATUS",
-            "LAST SEEN",
-            "LISTENER",
-            "MEMBERS (weight status)",
-        ),
-        rows,
-    )
-    for each in state.load_balancers:
-        for discrepancy in each.discrepancies:
-            click.echo(f"{each.service}: {discrepancy} (load balancer {each.id})")
-
-
-def _if_any(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if rows:
-        click.echo()
-        draw(header, rows)
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in counts.items() if count) or "none"
