@@ -334,6 +334,15 @@ Settings = DirectSettings | ProxySettings | OctaviaSettings
 it serves by the type of their settings."""
 
 
+class Announcement(Value, frozen=True):
+    """The gateway that announces an address in its network, and the interface of this gateway on
+    which it does so."""
+
+    address: str
+    owner: str
+    interface: str
+
+
 class LoadBalancer(Value, frozen=True):
     """Everything that one Service should get from a load balancer. Listeners are sorted by (family,
     port, protocol)."""
@@ -367,6 +376,8 @@ class LoadBalancer(Value, frozen=True):
     grants: tuple[Grant, ...] = ()
     """The grants by which the Service holds the addresses, in their order. Only in the plan of the
     controller."""
+    announcements: tuple[Announcement, ...] = ()
+    """How the addresses are announced, as far as they are. Only in the plan of a gateway."""
 
     @property
     def terminates_connections(self) -> bool:

@@ -18,6 +18,7 @@ from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
+from fairlead.plan.announce import announcers_of, moved
 from fairlead.plan.exclusions import (
     API_SERVICE,
     Exclusions,
@@ -325,8 +326,9 @@ class State:
         """Store the gateways that are alive. All Services of type LoadBalancer are marked if the
         first gateway that forwards has appeared, or the last one has ended, or if gateways are
         gone or have returned, or other problems of their hosts count; otherwise the Services for
-        which refusals of gateways have changed."""
-        before, self.gateways = self.gateways, gateways
+        which refusals of gateways have changed, or whose addresses have another owner."""
+        before = self.gateways
+        self.update_announcers(gateways)
         if (
             before is None
             or bool(before.forwarding) != bool(gateways.forwarding)
@@ -337,6 +339,19 @@ class State:
             return
         old, new = before.refusals, gateways.refusals
         self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
+
+    def update_announcers(self, gateways: Gateways) -> None:
+        """Store the gateways that are alive, for a role whose plans depend only on the owners of
+        addresses. The Services whose addresses have another owner now are marked; if the gateways
+        were not known before, all that show an address."""
+        before, self.gateways = self.gateways, gateways
+        changed = moved(
+            self._showing,
+            announcers_of(before, self.nodes) if before is not None else None,
+            announcers_of(gateways, self.nodes),
+        )
+        # What is probed does not depend on the owners.
+        self.subscribers.mark({key for address in changed for key in self._showing[address]})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
         """Store changed namespaces. Mark the Services of a namespace whose labels have changed,

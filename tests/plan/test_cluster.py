@@ -1,6 +1,7 @@
 """The plan of each role for a state: which address each Service gets, and which Services are
 claimed, released or not planned at all."""
 
+from collections.abc import Callable
 from itertools import product
 
 import msgspec
@@ -20,7 +21,9 @@ from fairlead.kube.objects import (
     ServiceSpec,
     ServiceStatus,
 )
+from fairlead.kube.presence import OnLink
 from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.announce import announcers_of, owner_of
 from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.roles.controller import Planner
 from fairlead.state import State
@@ -238,3 +241,35 @@ def test_a_service_is_dirty_when_its_findings_about_gateways_change() -> None:
                 assert A in dirty, (before, after)
             if before == after:
                 assert A not in dirty
+
+
+def test_only_services_whose_address_has_another_owner_are_dirty_when_a_gateway_comes_or_goes() -> (
+    None
+):
+    services = [service(name, held=f"192.0.2.{number}") for number, name in enumerate("abcdefgh")]
+    state = state_of(*services)
+    both = {name: (OnLink("eth0", "192.0.2.0/24"),) for name in ("gw1", "gw2")}
+    one, two = ({name: both[name] for name in names} for names in (("gw1",), ("gw1", "gw2")))
+    before, after = (Gateways(frozenset(each), announcers=each) for each in (one, two))
+    moving = {
+        each.key
+        for number, each in enumerate(services)
+        if (found := owner_of(f"192.0.2.{number}", announcers_of(after, {})))
+        and found.owner == "gw2"
+    }
+    assert 0 < len(moving) < len(services)
+
+    def dirty_after(update: Callable[[Gateways], None], value: Gateways) -> set[ServiceKey]:
+        with (
+            state.subscribers.subscription() as dirty,
+            state.objects_only.subscribers.subscription() as of_objects,
+        ):
+            update(value)
+            assert not of_objects._keys, "which nodes are probed does not depend on it"
+            return dirty._keys
+
+    assert dirty_after(state.update_announcers, before) == {each.key for each in services}
+    for update in (state.update_announcers, state.update_gateways):
+        assert dirty_after(update, before) == set()
+        assert dirty_after(update, after) == moving
+        assert dirty_after(update, before) == moving

@@ -9,9 +9,11 @@ from fairlead.kube.objects import ObjectKey, ObjectMeta
 from fairlead.kube.presence import (
     MAX_ADDRESSES,
     MAX_NAMED,
+    MAX_NETWORKS,
     MAX_REASON_LENGTH,
     RECORD_ANNOTATION,
     NotServed,
+    OnLink,
     Presence,
 )
 from fairlead.model import ServiceKey
@@ -24,11 +26,25 @@ DURATION_S = 30
 
 
 def lease(
-    name: str, *, ready: bool = True, refuses: str = "", problem: str = ""
+    name: str,
+    *,
+    ready: bool = True,
+    refuses: str = "",
+    problem: str = "",
+    announces: tuple[OnLink, ...] = (),
 ) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
-    record = Presence("gateway", name, "1", "", ready=ready, problem=problem, not_served=refused)
+    record = Presence(
+        "gateway",
+        name,
+        "1",
+        "",
+        ready=ready,
+        problem=problem,
+        not_served=refused,
+        announces=announces,
+    )
     metadata = ObjectMeta(
         name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
     )
@@ -250,3 +266,14 @@ def test_the_addresses_of_a_gateway_are_known_while_its_lease_exists() -> None:
     assert len(addresses) == MAX_ADDRESSES - 2
     silences.update({key: None}, first=False)
     assert silences.addresses() == {}
+
+
+def test_a_gateway_announces_the_networks_of_its_record_while_it_is_alive() -> None:
+    silences = GatewayLeases(MOST_S)
+    links = tuple(OnLink("eth0", f"192.0.2.{number}/32") for number in range(MAX_NETWORKS + 1))
+    silences.update(lease("gw1", announces=links[:1]) | lease("gw2"), first=False)
+    assert silences.value().announcers == {"gw1": links[:1]}
+    silences.update(lease("gw1", announces=links), first=False)
+    assert silences.value().announcers == {"gw1": links[:MAX_NETWORKS]}, "a client can write more"
+    pass_time(silences, DURATION_S + 1)
+    assert silences.value().announcers == {}

@@ -11,7 +11,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import Warned, lease_name, presence_of
+from fairlead.kube.presence import OnLink, Warned, lease_name, presence_of
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.roles.presence import Announcer
@@ -78,3 +78,23 @@ async def test_without_permission_to_read_its_lease_a_process_announces_itself(
         await until(lambda: renewals(server) > 0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_another_network_is_announced_at_once(server: ApiServer) -> None:
+    """Other gateways choose the owners of addresses by it."""
+    section = PresenceConfig(lease_duration_s=600.0)
+    links: list[OnLink] = []
+    async with Client(Access(server.url)) as client:
+        key = ObjectKey(section.namespace, lease_name("gateway", "gw1"))
+        announcer = Announcer(
+            client, section, View("gateway", "gw1"), "gw1", announces=lambda: links
+        )
+        task = asyncio.ensure_future(announcer.run())
+        await until(lambda: renewals(server) > 0)
+        links.append(OnLink("eth0", "192.0.2.0/24", "02:00:00:00:00:01"))
+        await until(lambda: renewals(server) > 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        record = presence_of(await client.get(LEASES, key))
+    assert record is not None
+    assert record.announces == tuple(links)

@@ -33,6 +33,8 @@ MAX_REASON_LENGTH = 200
 MAX_ADDRESSES = 64
 """The maximum number of addresses in a record. A host with more leaves out own addresses from which
 it does not reach others."""
+MAX_NETWORKS = 64
+"""The maximum number of networks in a record."""
 
 
 class NotServed(Fields, frozen=True):
@@ -57,6 +59,15 @@ class Warned(Fields, frozen=True):
     uid: str
 
 
+class OnLink(Fields, frozen=True):
+    """A network whose addresses the instance can announce, because it is on the link of this
+    interface. `mac`: the MAC address of the interface."""
+
+    interface: str
+    network: str
+    mac: str = ""
+
+
 class Presence(Fields, frozen=True):
     """The record of one instance."""
 
@@ -74,6 +85,9 @@ class Presence(Fields, frozen=True):
     interfaces: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     """For a gateway: the addresses that it needs itself, its own and those of its next hops."""
+    announces: tuple[OnLink, ...] = ()
+    """For a gateway that announces addresses: the networks that are on the links of its
+    interfaces."""
     served: int = 0
     """The number of Services that it serves."""
     not_served_count: int = 0

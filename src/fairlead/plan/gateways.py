@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from fairlead.kube.presence import OnLink
 from fairlead.model import Finding, ServiceKey
 
 NO_GATEWAY = "NoGateway"
@@ -26,12 +27,14 @@ class Gateways(msgspec.Struct, frozen=True):
     """The gateways as the controller observes them. `refusals`: the Services that some live
     gateways cannot serve, with the message of each of these gateways. `problems`: why some live
     gateways do not forward now, for any Service. `gone`: gateways that have stopped renewing their
-    Leases."""
+    Leases. `announcers`: the live gateways that can announce addresses, with the networks on their
+    links."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
     problems: Mapping[str, str] = msgspec.field(default_factory=dict)
     gone: frozenset[str] = frozenset()
+    announcers: Mapping[str, tuple[OnLink, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def forwarding(self) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """Detection of the gateways that are alive, by the Leases with which they announce themselves, and
 deletion of Leases that expired long ago.
 
-In: the Leases of the gateways. Out: `Gateways` in the state, which the controller's plan reads.
+In: the Leases of the gateways. Out: `Gateways` in the state, which the plans of the controller and
+of gateways that announce addresses read.
 Follows client-go's leader election, which observes Leases in the same way.
 
 Invariants: no time that another process wrote is compared with a clock. A gateway is gone if its
@@ -36,6 +37,7 @@ from fairlead.kube.presence import (
     COMPONENT_LABEL,
     MAX_ADDRESSES,
     MAX_NAMED,
+    MAX_NETWORKS,
     MAX_REASON_LENGTH,
     SELECTOR,
     Presence,
@@ -181,20 +183,33 @@ class GatewayLeases:
             for each in self.gateways.values()
             if each.expired
         )
-        return Gateways(names, refusals, problems, gone - names)
+        announcers = {
+            presence.name[:MAX_REASON_LENGTH]: presence.announces[:MAX_NETWORKS]
+            for presence in alive
+            if presence.announces
+        }
+        return Gateways(names, refusals, problems, gone - names, announcers)
 
 
 class GatewayWatch(Component):
     """Keeps `state.gateways`, and the excluded addresses of gateways, equal to the Leases.
-    `decided` is set once the gateways are known, or cannot become known."""
+    `decided` is set once the gateways are known, or cannot become known. `update`: stores the
+    gateways; absent: `State.update_gateways`."""
 
     name = "gateways"
 
     def __init__(
-        self, client: Client, state: State, section: PresenceConfig, freshness: Freshness
+        self,
+        client: Client,
+        state: State,
+        section: PresenceConfig,
+        freshness: Freshness,
+        *,
+        update: Callable[[Gateways], None] | None = None,
     ) -> None:
         self.decided = asyncio.Event()
         self._state = state
+        self._update = update or state.update_gateways
         self._tick_s = section.lease_duration_s / 12
         self._leases = GatewayLeases(section.lease_duration_s / 3)
         self._reflector: Reflector[Lease] = Reflector(
@@ -244,7 +259,7 @@ class GatewayWatch(Component):
         before, after = self._state.gateways, self._leases.value()
         if before is not None and before.alive != after.alive:
             log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
-        self._state.update_gateways(after)
+        self._update(after)
         self.decided.set()
 
     def _forbidden(self) -> None:

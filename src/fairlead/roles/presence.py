@@ -38,8 +38,10 @@ from fairlead.kube.presence import (
     MAX_ADDRESSES,
     MAX_LISTED,
     MAX_NAMED,
+    MAX_NETWORKS,
     MAX_REASON_LENGTH,
     NotServed,
+    OnLink,
     Presence,
     Warned,
     lease_body,
@@ -61,8 +63,9 @@ CHECK_INTERVAL_S = 0.5
 
 class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
-    where packets arrive. `addresses`: the addresses that the host needs itself. `warned`: the
-    Warnings that the instance has written and that still hold."""
+    where packets arrive. `addresses`: the addresses that the host needs itself. `announces`: the
+    networks whose addresses it can announce. `warned`: the Warnings that the instance has written
+    and that still hold."""
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Announcer:
         *,
         interfaces: Callable[[], Sequence[str]] = tuple,
         addresses: Callable[[], Sequence[str]] = tuple,
+        announces: Callable[[], Sequence[OnLink]] = tuple,
         warned: Callable[[], Sequence[Warned]] = tuple,
     ) -> None:
         self._client = client
@@ -81,6 +85,7 @@ class Announcer:
         self._name = name
         self._interfaces = interfaces
         self._addresses = addresses
+        self._announces = announces
         self._warned = warned
         self._key = ObjectKey(section.namespace, lease_name(view.role, name))
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -110,16 +115,18 @@ class Announcer:
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
-                # A change of readiness must not wait for the next renewal, because the conditions
-                # of Services depend on it. The text of a problem may change often, and can wait.
+                # A change of readiness or of networks must not wait for the next renewal, because
+                # the conditions of Services and the owners of addresses depend on it. The text of a
+                # problem may change often, and can wait.
                 while time.monotonic() < until_s and self._condition() == announced:
                     await asyncio.sleep(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
         finally:
             if remove_at_end:
                 await asyncio.shield(remove(self._client, self._key))
 
-    def _condition(self) -> tuple[bool, bool, bool]:
-        return self._view.synced, self._view.working, bool(self._view.problem)
+    def _condition(self) -> tuple[object, ...]:
+        view = self._view
+        return view.synced, view.working, bool(view.problem), tuple(self._announces())
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
         """Read the record that an earlier process of this instance left. Take over its Warnings and
@@ -178,6 +185,7 @@ class Announcer:
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
             addresses=tuple(self._addresses())[:MAX_ADDRESSES],
+            announces=tuple(self._announces())[:MAX_NETWORKS],
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
             not_served=tuple(not_served[:MAX_NAMED]),

@@ -1,0 +1,129 @@
+"""The owner of an announced address: which gateways can own it, shares, and what moves when the
+gateways change."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.kube.objects import EXCLUDE_LABEL, Node, ObjectMeta
+from fairlead.kube.presence import OnLink
+from fairlead.model import Announcement, Listener, LoadBalancer, ServiceKey
+from fairlead.plan.announce import Announcers, announcements_of, announcers_of, moved, owner_of
+from fairlead.plan.gateways import Gateways
+
+LAN = OnLink("eth0", "192.0.2.0/24")
+EVERYWHERE = OnLink("eth0", "0.0.0.0/0")
+ADDRESSES = [f"198.51.{number >> 8}.{number & 255}" for number in range(1000)]
+GATEWAYS = st.sets(st.text("abcdefgh-0123456789", min_size=1, max_size=12), min_size=2, max_size=8)
+
+
+def announcers(links: Mapping[str, tuple[OnLink, ...]]) -> Announcers:
+    return announcers_of(Gateways(frozenset(links), announcers=links), {})
+
+
+def on_lan(*names: str) -> Announcers:
+    return announcers(dict.fromkeys(names, (LAN,)))
+
+
+def anywhere(*names: str) -> Announcers:
+    """Return gateways that can announce every address."""
+    return announcers(dict.fromkeys(names, (EVERYWHERE,)))
+
+
+def owners(addresses: list[str], names: Announcers) -> dict[str, str]:
+    found = {each: owner_of(each, names) for each in addresses}
+    return {address: each.owner for address, each in found.items() if each is not None}
+
+
+@pytest.mark.parametrize(
+    ("address", "links", "interface"),
+    [
+        ("192.0.2.9", {"gw1": (LAN,)}, "eth0"),
+        ("192.0.3.9", {"gw1": (LAN,)}, None),
+        ("192.0.2.9", {"gw1": (OnLink("eth1", "192.0.2.8/30"), LAN)}, "eth1"),
+        ("192.0.2.9", {"gw1": (OnLink("eth1", "192.0.2.0/24"), LAN)}, "eth0"),
+        ("192.0.2.9", {"gw1": (OnLink("eth1", "nonsense"), OnLink("eth2", "2001:db8::/32"))}, None),
+        ("192.0.2.9", {}, None),
+    ],
+)
+def test_an_address_is_announced_where_a_network_contains_it(
+    address: str, links: Mapping[str, tuple[OnLink, ...]], interface: str | None
+) -> None:
+    found = owner_of(address, announcers(links))
+    assert (found.interface if found is not None else None) == interface
+
+
+def test_only_a_gateway_in_the_network_of_an_address_owns_it() -> None:
+    other = (OnLink("eth0", "203.0.113.0/24"),)
+    names = announcers({"gw1": (LAN,), "gw2": (LAN,), "gw3": other})
+    assert set(owners([f"192.0.2.{n}" for n in range(1, 255)], names).values()) == {"gw1", "gw2"}
+    assert set(owners([f"203.0.113.{n}" for n in range(1, 255)], names).values()) == {"gw3"}
+
+
+def test_addresses_are_shared_equally() -> None:
+    names = anywhere("node1", "node2", "node3", "node4")
+    shares = Counter(owners(ADDRESSES, names).values())
+    # Four standard deviations of a binomial distribution are 55.
+    assert all(195 <= count <= 305 for count in shares.values()), shares
+    assert len(shares) == 4
+
+
+def test_the_choice_is_the_same_in_every_version() -> None:
+    names = on_lan("gw1", "gw2", "gw3")
+    found = owners([f"192.0.2.{number}" for number in range(224, 232)], names)
+    assert list(found.values()) == ["gw2", "gw1", "gw1", "gw1", "gw2", "gw3", "gw3", "gw3"]
+
+
+@given(GATEWAYS)
+def test_the_loss_of_a_gateway_moves_only_its_addresses(names: set[str]) -> None:
+    lost = min(names)
+    before, after = anywhere(*names), anywhere(*names - {lost})
+    addresses = ADDRESSES[:100]
+    first, second = owners(addresses, before), owners(addresses, after)
+    differing = {each for each in addresses if first[each] != second[each]}
+    assert differing == {each for each in addresses if first[each] == lost}
+    assert moved(addresses, before, after) == differing
+    assert moved(addresses, after, before) == differing, "its return takes only these back"
+
+
+def test_what_moves() -> None:
+    before = on_lan("gw1", "gw2")
+    addresses = [f"192.0.2.{number}" for number in range(1, 100)]
+    assert moved(addresses, before, on_lan("gw2", "gw1")) == set()
+    assert moved([*addresses, "2001:db8::1"], None, before) == {*addresses, "2001:db8::1"}
+    other = announcers({"gw1": (OnLink("eth1", "192.0.2.0/24"),), "gw2": (LAN,)})
+    found = owners(addresses, before)
+    assert moved([*addresses, "2001:db8::1"], before, other) == {
+        each for each, owner in found.items() if owner == "gw1"
+    }, "another interface of the same owner"
+
+
+def test_gateways_that_do_not_forward_or_are_excluded_own_nothing() -> None:
+    names = frozenset(("gw1", "gw2", "gw3"))
+    links = dict.fromkeys(names, (LAN,))
+    gateways = Gateways(names, announcers=links, problems={"gw1": "eth0 is down"})
+    labelled = {"gw2": Node(ObjectMeta("gw2", labels={EXCLUDE_LABEL: ""}))}
+    assert announcers_of(gateways, {}).keys() == {"gw2", "gw3"}
+    assert announcers_of(gateways, labelled).keys() == {"gw3"}
+    broken = msgspec.structs.replace(gateways, problems=dict.fromkeys(names, "no interface"))
+    assert announcers_of(broken, {}).keys() == names, "where nobody forwards, nothing moves"
+
+
+def test_a_load_balancer_is_announced_at_its_ipv4_addresses() -> None:
+    listener = Listener("IPv4", 80, "TCP", "Local", 30080, ())
+    balancer = LoadBalancer(
+        ServiceKey("default", "web"),
+        "uid",
+        "fairlead.io/direct",
+        ("192.0.2.10", "2001:db8::10", "203.0.113.10"),
+        (listener,),
+    )
+    assert announcements_of(balancer, on_lan("gw1")) == (Announcement("192.0.2.10", "gw1", "eth0"),)
+    assert announcements_of(balancer, {}) == ()
+    only_v6 = msgspec.structs.replace(listener, family="IPv6")
+    no_ipv4 = msgspec.structs.replace(balancer, listeners=(only_v6,))
+    assert announcements_of(no_ipv4, on_lan("gw1")) == (), "no port is served there"
