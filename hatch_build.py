@@ -45,6 +45,7 @@ def _commands() -> dict[Path, list[str]]:
         OBJECTS / "direct_xdp.o": [*bpf, "-DXDP", "-c", str(ROOT / "bpf" / "direct.bpf.c"), "-o"],
         OBJECTS / "node_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "node.bpf.c"), "-o"],
         OBJECTS / "probe_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "probe.bpf.c"), "-o"],
+        OBJECTS / "neighbor_tc.o": [*bpf, "-c", str(ROOT / "bpf" / "neighbor.bpf.c"), "-o"],
         OBJECTS / "maglev.so": [
             *shared,
             str(ROOT / "bpf" / "maglev.c"),

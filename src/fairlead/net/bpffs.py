@@ -5,6 +5,7 @@ directory; a pinned object is freed when nothing else references it. Follows
 Documentation/bpf/bpf_iterators and the man page bpf(2), BPF_OBJ_PIN."""
 
 import ctypes
+import fcntl
 import os
 from pathlib import Path
 
@@ -54,6 +55,23 @@ def prepare(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Unavailable(f"creating the directory {path}: {error.strerror}") from error
+
+
+def lock(pin_path: Path) -> int:
+    """Lock the pin path for this process, and return the descriptor that holds the lock until it is
+    closed. Create the directory and mount the bpffs if they do not exist. Raise Refused if another
+    process holds the lock."""
+    prepare(pin_path)
+    descriptor = os.open(pin_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise Refused(
+            f"another process uses the pins in {pin_path}",
+            fix="stop it first, or use another pin path",
+        ) from error
+    return descriptor
 
 
 def remove(path: Path) -> None:

@@ -200,7 +200,7 @@ class DirectDriver(Component):
 
         Raise Refused if the host does not permit it, and Unavailable if an interface does not
         exist. After an error, no program is attached that was not attached before."""
-        self._pin_lock = pins.lock(self._pin_path)
+        self._pin_lock = bpffs.lock(self._pin_path)
         attached_before = await attach.attached(self._pin_path)
         try:
             self._blackholes = BlackholeRoutes(lambda: self._attachments.names, self._priority)
@@ -660,7 +660,7 @@ async def remove_pins(pin_path: Path, priority: int = 100) -> list[str]:
 
     The pins may be missing although the rest exists, because the bpffs was mounted again or a user
     deleted them."""
-    lock = pins.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
+    lock = bpffs.lock(pin_path) if await asyncio.to_thread(pin_path.exists) else -1
     try:
         await _check_owner(pin_path)
         detached = await attach.detach(pin_path)

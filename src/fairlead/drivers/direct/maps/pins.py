@@ -12,9 +12,7 @@ Invariant: one process at a time uses a pin path. It holds a lock on the directo
 the process.
 """
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -141,23 +139,6 @@ def _load(object_file: ObjectFile, maps: Mapping[str, Map], program_type: int) -
         program_type=program_type,
         license_name=object_file.license,
     )
-
-
-def lock(pin_path: Path) -> int:
-    """Lock the pin path for this process, and return the descriptor that holds the lock until it is
-    closed. Create the directory and mount the bpffs if they do not exist. Raise Refused if another
-    process holds the lock."""
-    bpffs.prepare(pin_path)
-    descriptor = os.open(pin_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise Refused(
-            f"another process uses the pins in {pin_path}",
-            fix="stop it first, or use another pin path",
-        ) from error
-    return descriptor
 
 
 def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
