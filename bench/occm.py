@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.cost import Cost, Figures, Size
 from bench.options import progress
 from tests.drivers.octavia.site import SUBNET
-from tests.openstack.fault_proxy import FaultProxy, SuccessResponse
+from tests.openstack.fault_proxy import FaultProxy, Response
 from tests.openstack.keystone import REGION, Keystone
 from tests.openstack.octavia import Octavia
 
@@ -38,7 +38,7 @@ with a second and grow by a fifth each time."""
 POLL_S = 0.1
 WITHIN_S = 3600.0
 INTERNAL = "service.beta.kubernetes.io/openstack-internal-load-balancer"
-NOTHING = SuccessResponse({"floatingips": [], "security_groups": []})
+NOTHING = Response({"floatingips": [], "security_groups": []})
 
 
 def find() -> Path | None:
@@ -53,9 +53,7 @@ def empty_neutron() -> Iterator[str]:
     """Run a network service in which every list is empty; yield its URL."""
     with FaultProxy("http://127.0.0.1:1").listen() as proxy:
         link = {"href": f"{proxy.url}/v2.0/", "rel": "self"}
-        versions = SuccessResponse(
-            {"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]}
-        )
+        versions = Response({"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]})
         proxy.fault = lambda call: versions if call.path == "/" else NOTHING
         yield proxy.url
 

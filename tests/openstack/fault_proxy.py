@@ -72,13 +72,15 @@ class Delay:
 
 
 @dataclass(frozen=True)
-class SuccessResponse:
-    """The proxy responds with status 200 and this body, and does not forward the call."""
+class Response:
+    """The proxy responds with this body and status, and does not forward the call. A body that is
+    not `bytes` is encoded as JSON."""
 
     body: object
+    status: int = 200
 
 
-Fault = ErrorResponse | SuccessResponse | Disconnect | Delay | None
+Fault = ErrorResponse | Response | Disconnect | Delay | None
 """None: the call is forwarded."""
 
 
@@ -174,11 +176,10 @@ class FaultProxy:
                 handler.answer(
                     status, [("Content-Type", "application/json"), *headers.items()], text
                 )
-            case SuccessResponse(body):
-                call.status = 200
-                handler.answer(
-                    200, [("Content-Type", "application/json")], json.dumps(body).encode()
-                )
+            case Response(body, status):
+                call.status = status
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                handler.answer(status, [("Content-Type", "application/json")], data)
             case Disconnect(after, first):
                 if after:
                     call.status, *_ = self._forward(handler, call)

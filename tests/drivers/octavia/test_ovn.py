@@ -9,7 +9,7 @@ from tests.drivers.octavia.cloud_site import CloudSite
 from tests.drivers.octavia.site import listener, service
 from tests.openstack import clients
 from tests.openstack.cloud import NODES
-from tests.openstack.fault_proxy import SuccessResponse
+from tests.openstack.fault_proxy import Response
 
 from fairlead.drivers.octavia.balancers import ACTIVE
 from fairlead.model import LoadBalancer, Member, OctaviaChecks, SharedOrAdopted
@@ -114,9 +114,7 @@ async def test_monitors_are_recreated_if_an_old_provider_does_not_cover_the_floa
     site = cloud_site
     links = [{"rel": "self", "href": f"{site.proxy.url}/v2"}]
     versions = [{"id": id_, "status": "CURRENT", "links": links} for id_ in ("v2.0", "v2.26")]
-    site.proxy.fault = lambda call: (
-        SuccessResponse({"versions": versions}) if call.path == "/" else None
-    )
+    site.proxy.fault = lambda call: Response({"versions": versions}) if call.path == "/" else None
     ports = [listener(port, *nodes("node1")) for port in (80, 443)]
     await site.reconcile(service(*ports, octavia=site.settings()))
     tree = await site.tree()

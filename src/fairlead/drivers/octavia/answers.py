@@ -2,16 +2,18 @@
 and Neutron.
 
 In: a Cloud and a path. Out: one object, or all pages of a list: both APIs return at most 1000
-objects in one page. A field that the API may omit or set to null has a default. Fields: Octavia API
-reference, version 2.30."""
+objects in one page. A field that the API may omit or set to null has a default. Any other answer,
+such as the HTML page of an HTTP proxy in between, is Unavailable, which concerns the Service that
+asked. Fields: Octavia API reference, version 2.30."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
 from fairlead.drivers.octavia.cloud import Cloud, Params
+from fairlead.drivers.octavia.failures import UNDECODABLE
 from fairlead.drivers.octavia.paths import VERSIONS, url_of
 from fairlead.errors import Unavailable
 
@@ -65,6 +67,20 @@ class Balancer(msgspec.Struct):
     tags: tuple[str, ...] = ()
     created_at: str | None = None
     listeners: tuple[Id, ...] = ()
+
+
+class BalancerStatus(msgspec.Struct):
+    provisioning_status: str
+
+
+class Statuses(msgspec.Struct):
+    loadbalancer: BalancerStatus
+
+
+class StatusTree(msgspec.Struct):
+    """The status of a load balancer and, in fields that are not read, of its children."""
+
+    statuses: Statuses
 
 
 class Listener(msgspec.Struct):
@@ -141,12 +157,11 @@ async def get_one(cloud: Cloud, path: str, type_: type[ItemT]) -> ItemT | None:
     body = await cloud.get(path)
     if body is None:
         return None
-    found = _decoded(path, body, dict[str, type_])  # type: ignore[valid-type]
-    return next(iter(found.values()))
+    return decode_one(f"GET {url_of(path)}", body, type_)
 
 
 async def get_versions(cloud: Cloud) -> Versions:
-    return _decoded(VERSIONS, await cloud.get(VERSIONS) or b"{}", Versions)
+    return decode(f"GET {url_of(VERSIONS)}", await cloud.get(VERSIONS) or b"{}", Versions)
 
 
 async def get_list(
@@ -160,23 +175,40 @@ async def get_list(
         body = await cloud.get(path, params)
         if body is None:
             return found  # the parent object was deleted meanwhile
-        page = _decoded(path, body, dict[str, object]).get(name)
-        items = _converted(path, page, list[type_])  # type: ignore[valid-type]
+        request = f"GET {url_of(path)}"
+        page = decode(request, body, dict[str, object]).get(name)
+        items = _converted(request, page, list[type_])  # type: ignore[valid-type]
         found += items
         if len(items) < PAGE:
             return found
 
 
-def _decoded(path: str, body: bytes, type_: type[AnyT]) -> AnyT:
-    """Decode an answer. Raise Unavailable if it does not have the form of the API."""
+def decode_one(request: str, body: bytes, type_: type[AnyT]) -> AnyT:
+    """Decode an answer with one object, which the API wraps in an object with its name, as in
+    `{"loadbalancer": {...}}`. Raise Unavailable if the answer does not have this form."""
+    one = Annotated[dict[str, type_], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]
+    found: dict[str, AnyT] = decode(request, body, one)
+    return next(iter(found.values()))
+
+
+def decode(request: str, body: bytes, type_: type[AnyT]) -> AnyT:
+    """Decode the answer to `request`, such as `GET /lbaas/loadbalancers`. Raise Unavailable if it
+    does not have the form of the API."""
     try:
         return msgspec.json.decode(body, type=type_)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Unavailable(f"GET {url_of(path)}: the answer cannot be decoded: {error}") from error
+    except UNDECODABLE as error:
+        raise _undecodable(request, error) from error
 
 
-def _converted(path: str, found: object, type_: type[AnyT]) -> AnyT:
+def _converted(request: str, found: object, type_: type[AnyT]) -> AnyT:
     try:
         return msgspec.convert(found, type_)
     except msgspec.ValidationError as error:
-        raise Unavailable(f"GET {url_of(path)}: the answer cannot be decoded: {error}") from error
+        raise _undecodable(request, error) from error
+
+
+def _undecodable(request: str, error: Exception) -> Unavailable:
+    return Unavailable(
+        f"{request}: the answer does not have the form of the API: {error}",
+        fix="check that no HTTP proxy answers in place of the API",
+    )

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from fairlead.drivers.octavia.answers import Id, decode_one
 from fairlead.drivers.octavia.balancers import DELETED, ERROR
 from fairlead.drivers.octavia.changes import Call
 from fairlead.drivers.octavia.cloud import Cloud, Failed
+from fairlead.drivers.octavia.paths import url_of
 from fairlead.drivers.octavia.read import settled
 from fairlead.errors import Unavailable
 
@@ -75,7 +77,8 @@ async def carry_out(
     cloud: Cloud, steps: Sequence[Call], schedule: PollSchedule, fence: Callable[[], None]
 ) -> None:
     """Make the writes in order, and wait for each. `fence` is called before each write, and raises
-    if the write must not be made. Raise StillWorking, and the errors of `Cloud.write`."""
+    if the write must not be made. Raise StillWorking, the errors of `Cloud.write`, and Unavailable
+    for an answer that cannot be decoded."""
     names: dict[str, str] = {}
     for step in steps:
         path, body = _named(step.path, names), _filled(step.body, names)
@@ -84,7 +87,7 @@ async def carry_out(
             answer = await cloud.write(step.method, path, body, step.revision)
         if step.at_neutron:
             continue
-        made = _id_in(answer)
+        made = _made(step, answer)
         if step.saves:
             names[f"${step.saves}"] = made
         balancer_id = step.balancer_id or made
@@ -143,13 +146,9 @@ def _filled(
     }
 
 
-class _Made(msgspec.Struct):
-    id: str = ""
-
-
-def _id_in(answer: bytes) -> str:
-    """Return the id of the created or changed object. Answers to some writes have no body."""
-    if not answer:
+def _made(step: Call, answer: bytes) -> str:
+    """Return the id of the created or changed object. Answers to some writes have no body. Raise
+    Unavailable if the answer is not one of the API: the write may not have been made."""
+    if not answer and step.balancer_id and not step.saves:
         return ""
-    whole = msgspec.json.decode(answer, type=dict[str, _Made])
-    return next(iter(whole.values()), _Made()).id
+    return decode_one(f"{step.method} {url_of(step.path)}", answer, Id).id

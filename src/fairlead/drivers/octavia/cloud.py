@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.drivers.octavia.failures import Answer, neutron_error, of_region
+from fairlead.drivers.octavia.failures import UNDECODABLE, Answer, neutron_error, of_region
 from fairlead.drivers.octavia.paths import NETWORK, VERSIONS, url_of
 from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
 from fairlead.sections import OctaviaConfig
@@ -177,7 +177,7 @@ class _Fault(msgspec.Struct):
 def _text(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=_Fault).faultstring or "nothing"
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return body.decode(errors="replace").strip()[:200] or "nothing"
 
 

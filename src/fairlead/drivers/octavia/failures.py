@@ -28,6 +28,12 @@ def of_region(name: str) -> str:
     return f" of region {name}" if name else ""
 
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a body that is no JSON, such as the HTML page of an HTTP proxy, or that
+does not have the expected form: strings that are not UTF-8, and lists that are nested too deep, are
+not DecodeErrors."""
+
+
 class NoAddressLeft(Unavailable):
     """The subnet or network has no free address."""
 
@@ -50,7 +56,7 @@ def neutron_error(method: str, path: str, answer: Answer) -> FairleadError:
     and objects in use, and 412 if the object has changed since the given revision."""
     try:
         problem = msgspec.json.decode(answer.body, type=_ErrorBody).problem
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         problem = _Problem("", answer.body.decode(errors="replace").strip()[:200])
     message = (
         f"{method} /{path}: Neutron{answer.where} answered {answer.status}: "

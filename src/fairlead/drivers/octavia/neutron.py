@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.drivers.octavia.answers import get_list
+from fairlead.drivers.octavia.answers import decode_one, get_list
 from fairlead.drivers.octavia.balancers import FloatingIp
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import Owner, is_kept
-from fairlead.drivers.octavia.paths import FLOATING_IPS, SUBNETS
+from fairlead.drivers.octavia.paths import FLOATING_IPS, SUBNETS, url_of
 from fairlead.kube.networks import read_address
 from fairlead.model import ServiceKey
 
@@ -64,8 +64,9 @@ async def subnets(cloud: Cloud, network_id: str) -> list[Subnet]:
 
 
 def made(answer: bytes, owner: Owner) -> FloatingIp:
-    """Return the floating IP of an answer to a write."""
-    return _value(msgspec.json.decode(answer, type=dict[str, _FloatingIp])["floatingip"], owner)
+    """Return the floating IP in the answer to its creation. Raise Unavailable if there is none: the
+    floating IP may exist then, and the next read finds it by its mark."""
+    return _value(decode_one(f"POST {url_of(FLOATING_IPS)}", answer, _FloatingIp), owner)
 
 
 def _values(found: Iterable[_FloatingIp], owner: Owner) -> list[FloatingIp]:

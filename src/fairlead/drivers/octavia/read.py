@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from fairlead.drivers.octavia import answers
-from fairlead.drivers.octavia.answers import get_list, get_one
+from fairlead.drivers.octavia.answers import decode, get_list, get_one
 from fairlead.drivers.octavia.balancers import (
     DELETED,
     ERROR,
@@ -31,6 +31,7 @@ from fairlead.drivers.octavia.balancers import (
 )
 from fairlead.drivers.octavia.cloud import Cloud
 from fairlead.drivers.octavia.marks import ANY, OCCM, Owner, service_tag
+from fairlead.drivers.octavia.paths import url_of
 from fairlead.kube.networks import read_address, read_network
 from fairlead.model import ServiceKey
 
@@ -134,14 +135,14 @@ async def settled(cloud: Cloud, balancer_id: str) -> str:
     """Return the status of a load balancer, or PENDING while Octavia works on it or on any of its
     children: provider ovn reports a load balancer as ACTIVE when the first of several operations is
     done. DELETED: the load balancer is gone. ERROR: it has failed, even if children are still
-    pending."""
-    body = await cloud.get(f"loadbalancers/{balancer_id}/status")
+    pending. Raise Unavailable or Refused as `Cloud.get`, and Unavailable for an answer without
+    it."""
+    path = f"loadbalancers/{balancer_id}/status"
+    body = await cloud.get(path)
     if body is None:
         return DELETED
-    whole = msgspec.json.decode(body, type=dict[str, dict[str, dict[str, object]]])
-    status = str(
-        whole.get("statuses", {}).get("loadbalancer", {}).get("provisioning_status", DELETED)
-    )
+    tree = decode(f"GET {url_of(path)}", body, answers.StatusTree)
+    status = tree.statuses.loadbalancer.provisioning_status
     return "PENDING" if b"PENDING_" in body and status not in (DELETED, ERROR) else status
 
 
