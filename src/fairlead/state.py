@@ -326,7 +326,8 @@ class State:
         """Store the gateways that are alive. All Services of type LoadBalancer are marked if the
         first gateway that forwards has appeared, or the last one has ended, or if gateways are
         gone or have returned, or other problems of their hosts count; otherwise the Services for
-        which refusals of gateways have changed, or whose addresses have another owner."""
+        which refusals of gateways have changed, which the first gateway serves again or no gateway
+        any more, or whose addresses have another owner."""
         before = self.gateways
         self.update_announcers(gateways)
         if (
@@ -338,7 +339,14 @@ class State:
             self._mark(self._balanced())
             return
         old, new = before.refusals, gateways.refusals
-        self._mark({key for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
+        self._mark(
+            {
+                key
+                for key in old.keys() | new.keys()
+                if old.get(key) != new.get(key)
+                or bool(before.serving(key)) != bool(gateways.serving(key))
+            }
+        )
 
     def update_announcers(self, gateways: Gateways) -> None:
         """Store the gateways that are alive, for a role whose plans depend only on the owners of

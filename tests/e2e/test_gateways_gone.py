@@ -122,7 +122,7 @@ async def test_killed_gateways_are_reported_and_packets_still_pass(web: Web) -> 
         assert row.startswith("gateway gw1 gone ")
         assert "by its own clock" in row
         assert "no gateway is alive" not in text
-        await await_ready_condition(site, "True", "EndpointsReady")
+        await await_ready_condition(site, "True", "GatewayGone")
 
         await site.kill_role("gw2")
         await await_ready_condition(site, "False", "NoGateway")
@@ -130,7 +130,7 @@ async def test_killed_gateways_are_reported_and_packets_still_pass(web: Web) -> 
         assert "no gateway is alive" in await status(site)
 
         await site.start_role("gw1")
-        await await_ready_condition(site, "True", "EndpointsReady")
+        await await_ready_condition(site, "True", "GatewayGone")
         await await_described(site, "Normal", "Recovered", "NoGateway no longer holds")
         await site.start_role("gw2")
         check_unharmed(await load.take())

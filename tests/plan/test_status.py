@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey, UnservedPort
+from fairlead.plan.gateways import NOT_SERVED
 from fairlead.plan.status import CONDITION_TYPES, conditions_of
 
 
@@ -15,6 +16,7 @@ def balancer(*notes: Finding) -> LoadBalancer:
 
 PORT = Finding("PortConflict", "another Service has port 80; use another port", blocks="Programmed")
 NO_ENDPOINTS = Finding("NoReadyEndpoints", "no endpoint is ready; check the pods", blocks="Ready")
+ONE_GATEWAY = Finding(NOT_SERVED, "gateway gw2 cannot serve it: port 80 is in use")
 RANGES = Finding("LoadBalancerSourceRanges", "no range contains the pods; add their range")
 
 ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, str, str]]] = {
@@ -29,6 +31,12 @@ ROWS: dict[str, tuple[LoadBalancer | None, Outcome, tuple[str, ...], tuple[str, 
         DONE,
         (),
         ("True/Accepted", "True/Programmed", "True/EndpointsReady"),
+    ),
+    "a gateway of several does not serve it": (
+        balancer(RANGES, ONE_GATEWAY),
+        DONE,
+        (),
+        ("True/Accepted", "True/Programmed", "True/GatewayNotServing"),
     ),
     "a port conflict blocks Programmed": (
         balancer(PORT),
@@ -101,6 +109,12 @@ def test_the_message_of_a_condition_is_that_of_its_finding() -> None:
         PORT.message,
         NO_ENDPOINTS.message,
     )
+
+
+def test_a_ready_service_names_the_gateways_that_do_not_serve_it() -> None:
+    accepted, _, ready = conditions_of(balancer(RANGES, ONE_GATEWAY), DONE, ())
+    assert accepted.message == RANGES.message
+    assert ready.message == f"served on 203.0.113.1; {ONE_GATEWAY.message}"
 
 
 def test_the_conditions_of_a_refused_service_say_on_which_addresses_it_is_still_served() -> None:

@@ -177,9 +177,7 @@ def ready_or_not(gateways: Gateways) -> list[tuple[str, str]]:
     return [(str(each), each.blocks) for each in gateway_notes(gateways, WEB)]
 
 
-def test_only_what_no_other_gateway_makes_good_keeps_a_service_from_being_ready() -> None:
-    """Routers send nothing to a gateway that is not ready, but still send to a gateway that refuses
-    only this Service."""
+def test_a_service_is_ready_while_a_gateway_forwards_and_serves_it() -> None:
     both = frozenset({"gw1", "gw2"})
     down = "gateway gw1 cannot serve it: down"
     assert ready_or_not(Gateways(both, problems={"gw1": "down"})) == [(down, "")]
@@ -187,9 +185,7 @@ def test_only_what_no_other_gateway_makes_good_keeps_a_service_from_being_ready(
         (f"{down}; gateway gw2 cannot serve it: down", "Ready")
     ]
     no_room = {WEB: {"gw2": "no room"}}
-    assert ready_or_not(Gateways(both, no_room)) == [
-        ("gateway gw2 cannot serve it: no room", "Ready")
-    ]
+    assert ready_or_not(Gateways(both, no_room)) == [("gateway gw2 cannot serve it: no room", "")]
     assert ready_or_not(Gateways(both, no_room, problems={"gw1": "down"})) == [
         (f"{down}; gateway gw2 cannot serve it: no room", "Ready")
     ]

@@ -1,11 +1,10 @@
 """Findings about the gateways of a Service.
 
 In: the live gateways, those that are gone, and the Services that each live gateway cannot serve.
-Out: Findings. A Finding prevents the condition Ready of the Service if a gateway that forwards
-cannot serve this Service, because routers still send packets of the Service there, or if no live
-gateway forwards. A gateway that is gone or does not forward does not prevent it while another one
-serves: routers that follow its health no longer send to it. Pure. Invariant: a Finding does not
-change while its cause lasts, so it names no time."""
+Out: Findings. A Finding prevents the condition Ready of the Service if no live gateway forwards and
+serves it. While at least one does, clients can connect, and the Finding about the others is the
+reason and the message of Ready: the connections that routers send to those are lost. Pure.
+Invariant: a Finding does not change while its cause lasts, so it names no time."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,6 +16,9 @@ from fairlead.model import Finding, ServiceKey
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
 GONE = "GatewayGone"
+AT_SOME_GATEWAYS = frozenset({NOT_SERVED, GONE})
+"""The codes of Findings that, unless they block Ready, say that some gateways do not serve a
+Service that others serve."""
 MAX_NAMED = 3
 """Maximum number of gateways that a message names."""
 SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that host"
@@ -40,6 +42,10 @@ class Gateways(msgspec.Struct, frozen=True):
     def forwarding(self) -> frozenset[str]:
         """The live gateways that forward."""
         return self.alive.difference(self.problems)
+
+    def serving(self, key: ServiceKey) -> frozenset[str]:
+        """Return the gateways that forward and do not refuse this Service."""
+        return self.forwarding.difference(self.refusals.get(key, ()))
 
 
 def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
@@ -81,7 +87,7 @@ def _not_served(gateways: Gateways, key: ServiceKey) -> Iterator[Finding]:
     ]
     more = f"; and {len(reports) - MAX_NAMED} more gateways" if len(reports) > MAX_NAMED else ""
     message = "; ".join(reports[:MAX_NAMED]) + more
-    if gateways.forwarding and refusals.keys() == gateways.problems.keys():
+    if gateways.serving(key):
         yield Finding(NOT_SERVED, message)
     else:
         yield Finding(NOT_SERVED, message, severity="error", blocks="Ready")

@@ -2,7 +2,9 @@
 
 In: the planned LoadBalancer, if any, and its Outcome. Out: three conditions in the style of the
 Gateway API. Accepted is False if the request cannot be fulfilled. Programmed is False if it is not
-carried out, or only in part. Ready is False if it is carried out, but no endpoint can answer.
+carried out, or only in part. Ready is False if it is carried out, but no client can connect: no
+endpoint can answer, or no gateway serves the Service. If some gateways serve it, Ready is True with
+the reason that concerns the others, as Accepted of a Gateway is True with ListenersNotValid.
 Invariant: pure; a condition does not change while its cause lasts. Services have no generation, so
 the conditions have no observedGeneration. Follows the API conventions, section "Typical status
 properties"."""
@@ -13,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.model import Finding, LoadBalancer, Outcome, Value
+from fairlead.plan.gateways import AT_SOME_GATEWAYS
 
 ACCEPTED = "fairlead.io/Accepted"
 PROGRAMMED = "fairlead.io/Programmed"
@@ -82,9 +85,14 @@ def _done(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
     where = f"served on {', '.join(intent.addresses)}"
     # If no port is served, no client can connect: what blocks Programmed blocks Ready too.
     blocking = "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"
+    unblocking = [note for note in intent.notes if not note.blocks]
+    elsewhere = [note for note in unblocking if note.code in AT_SOME_GATEWAYS]
     return (
         ServiceCondition(
-            ACCEPTED, "True", "Accepted", _joined(note for note in intent.notes if not note.blocks)
+            ACCEPTED,
+            "True",
+            "Accepted",
+            _joined(note for note in unblocking if note not in elsewhere),
         ),
         _condition(
             PROGRAMMED,
@@ -94,8 +102,8 @@ def _done(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
         ),
         _condition(
             READY,
-            "EndpointsReady",
-            where,
+            elsewhere[0].code if elsewhere else "EndpointsReady",
+            "; ".join([where, *map(str, elsewhere)]),
             [note for note in intent.notes if note.blocks == blocking],
         ),
     )
