@@ -274,8 +274,8 @@ MUTATIONS = (
     ),
     Mutation(
         "src/fairlead/plan/node.py",
-        "(each.port, each.protocol) == (port.port, port.protocol)",
-        "each.port == port.port",
+        "(port.port, port.protocol) not in without",
+        "port.port not in {number for number, _ in without}",
         _NODE,
     ),
     # The nftables elements of a node, and the liveness of nodes.
