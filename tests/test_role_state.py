@@ -26,6 +26,8 @@ from fairlead.role_state import (
     PART_FIELDS,
     STATES,
     VERSION,
+    AnnouncedAddress,
+    AnnounceState,
     ApiServerContact,
     ApiServersState,
     ApiServerState,
@@ -126,6 +128,13 @@ GATEWAY = GatewayState(
     proxy=ProxyState({"default/web": ProxiedTraffic(9, 2, 30, 40, 1, 0)}, WorkerState(1, 2, 99)),
     api_servers=ApiServersState(
         ("203.0.113.5:6443",), {"192.0.2.1:6443": ApiServerState("ready", 3, 8)}
+    ),
+    announce=AnnounceState(
+        (
+            AnnouncedAddress("192.0.2.224", "gw1", "eth0", 3.5),
+            AnnouncedAddress("192.0.2.225", "gw2", "eth1"),
+        ),
+        {"answered": 3, "dropped": 1},
     ),
     peers=PeersState((PeerState("192.0.2.12:7946", False, "refused"),), 1),
     probes=ProbesState((ProbedNode("node1", "192.0.2.21", "route", "up"),)),

@@ -16,7 +16,7 @@ import msgspec
 from fairlead.errors import Refused
 from fairlead.net import selection
 from fairlead.net.address import numeric_host, split_host_port
-from fairlead.sections import OctaviaConfig, Section
+from fairlead.sections import AnnounceConfig, L2Config, OctaviaConfig, Section, Selectors
 
 MAX_RANGE_LENGTH = 128
 """The maximum length of a range of addresses; two IPv6 addresses have at most 90 characters."""
@@ -96,10 +96,6 @@ class ApiServerConfig(Section, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 6443
     source_ranges: tuple[str, ...] = ()
     """CIDRs of the clients that may connect. Empty: every client may connect."""
-
-
-Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
-"""Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
 
 
 class PeerTLSConfig(Section, frozen=True):
@@ -267,6 +263,7 @@ class Config(Section, frozen=True):
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     proxy: ProxyConfig = msgspec.field(default_factory=ProxyConfig)
     octavia: OctaviaConfig | None = None
+    announce: AnnounceConfig = msgspec.field(default_factory=AnnounceConfig)
     tunnel: TunnelConfig = msgspec.field(default_factory=TunnelConfig)
     node: NodeConfig = msgspec.field(default_factory=NodeConfig)
     presence: PresenceConfig = msgspec.field(default_factory=PresenceConfig)
@@ -340,7 +337,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
                 if version == other_version and first <= other_last and other_first <= last:
                     raise Refused(f"{source}: {text} overlaps {other} - at {where}")
             seen.append((version, first, last, text))
-    api = config.gateway.api_server
+    api, l2 = config.gateway.api_server, config.announce.l2 or L2Config()
     if api is not None:
         _check_api_server(api, seen, source)
     for name, cidrs in (
@@ -348,6 +345,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
         ("cluster.serviceCIDRs", config.cluster.service_cidrs),
         ("gateway.apiServer.sourceRanges", api.source_ranges if api is not None else ()),
         ("tunnel.gateways", config.tunnel.gateways),
+        ("announce.l2.networks", l2.networks),
         ("node.nodePortAddresses", config.node.node_port_addresses),
         ("web.metricsFrom", config.web.metrics_from),
     ):
@@ -356,6 +354,13 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
                 ipaddress.ip_network(cidr)
             except ValueError as error:
                 raise Refused(f"{source}: {error} - at $.{name}[{at}]") from error
+    for at, cidr in enumerate(l2.networks):
+        if ":" in cidr:
+            raise Refused(
+                f"{source}: {cidr} is IPv6, and only IPv4 addresses are announced - at "
+                f"$.announce.l2.networks[{at}]",
+                fix="remove it, and route IPv6 addresses to the gateways",
+            )
 
 
 def _check_ports(config: Config, source: str) -> None:
@@ -434,22 +439,27 @@ def _check_tunnel(config: Config, source: str) -> None:
 
 
 def _check_interfaces(config: Config, source: str) -> None:
+    announced = config.announce.l2 or L2Config()
+    _check_selectors({"announce.l2.interfaces": announced.interfaces}, source)
     for name, section in (("gateway", config.gateway), ("node", config.node)):
         lists = {f"{name}.interfaces": section.interfaces}
         lists |= {
             f"{name}.interfacesByNode.{host}": selectors
             for host, selectors in section.interfaces_by_node.items()
         }
-        for where, selectors in lists.items():
-            for at, selector in enumerate(selectors):
-                try:
-                    selection.check(selector)
-                except ValueError as error:
-                    raise Refused(
-                        f"{source}: {error} - at $.{where}[{at}]",
-                        fix="give the name of an interface, a pattern (eth*), a CIDR, or "
-                        "default-route",
-                    ) from error
+        _check_selectors(lists, source)
+
+
+def _check_selectors(lists: Mapping[str, Selectors], source: str) -> None:
+    for where, selectors in lists.items():
+        for at, selector in enumerate(selectors):
+            try:
+                selection.check(selector)
+            except ValueError as error:
+                raise Refused(
+                    f"{source}: {error} - at $.{where}[{at}]",
+                    fix="give the name of an interface, a pattern (eth*), a CIDR, or default-route",
+                ) from error
 
 
 def read_suffix(text: str) -> str | None:

@@ -1,5 +1,5 @@
 """The base of all sections of the configuration file, and the sections for class
-fairlead.io/octavia.
+fairlead.io/octavia and for the announcement of addresses.
 
 In: YAML. Out: frozen values, each within its limits. `config` reads the file."""
 
@@ -11,6 +11,33 @@ import msgspec
 
 class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Base of all sections: names are camelCase in the file, and unknown fields are rejected."""
+
+
+Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
+"""Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
+
+
+class L2Config(Section, frozen=True):
+    """The announcement of IPv4 addresses on layer 2: by answers to ARP requests."""
+
+    interfaces: Selectors = ()
+    """The interfaces on which gateways announce addresses. Absent: those of `gateway.interfaces`.
+    """
+    networks: tuple[str, ...] = ()
+    """IPv4 CIDRs that routers and clients on these links reach without a router, although no
+    interface of a gateway has an address in them."""
+
+
+class AnnounceConfig(Section, frozen=True):
+    """How gateways announce the addresses of Services themselves. Absent: they do not, and routes
+    lead to them."""
+
+    l2: L2Config | None = None
+    """Absent: no address is announced on layer 2."""
+    ignore_exclude_label: bool = False
+    """Whether Nodes with the label node.kubernetes.io/exclude-from-external-load-balancers get
+    traffic and announce addresses like others. kubeadm gives the label to nodes of the control
+    plane, which may be all nodes of a cluster."""
 
 
 class OctaviaMonitorConfig(Section, frozen=True):

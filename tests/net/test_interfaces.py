@@ -3,11 +3,12 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from ipaddress import ip_network
 
 import pytest
 
 from fairlead.lab import namespace
-from fairlead.net.interfaces import Link, default_devices, holders, links
+from fairlead.net.interfaces import Link, Network, default_devices, holders, links, networks
 
 pytestmark = pytest.mark.root
 
@@ -86,3 +87,23 @@ def test_every_next_hop_of_the_default_route_is_a_default_device(host: None) -> 
     )
     with namespace.inside(NAME):
         assert default_devices() == {"back", "front"}
+
+
+def test_the_networks_on_the_links_of_interfaces(host: None) -> None:
+    """An address with a prefix as long as itself, such as one on lo, has no network."""
+    with namespace.inside(NAME):
+        found = {each for each in networks() if not each.network.is_link_local}
+    assert found == {
+        Network("lo", ip_network("127.0.0.0/8")),
+        Network("back", ip_network("198.18.0.0/24")),
+        Network("back", ip_network("2001:db8::/64")),
+    }
+
+
+def test_a_link_without_carrier_is_recognized(host: None) -> None:
+    ip("link", "set", "front-end", "down")
+    with namespace.inside(NAME):
+        assert {name: each.carrier for name, each in links().items() if name in MACS} == {
+            "front": False,
+            "back": True,
+        }

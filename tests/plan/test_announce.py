@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from fairlead.kube.objects import EXCLUDE_LABEL, Node, ObjectMeta
 from fairlead.kube.presence import OnLink
 from fairlead.model import Announcement, Listener, LoadBalancer, ServiceKey
-from fairlead.plan.announce import Announcers, announcements_of, announcers_of, moved, owner_of
+from fairlead.plan.announce import (
+    Announcers,
+    announce_notes,
+    announcements_of,
+    announcers_of,
+    moved,
+    owner_of,
+)
 from fairlead.plan.gateways import Gateways
+from fairlead.plan.members import excluded
+from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER, GATEWAY, including_excluded
 
 LAN = OnLink("eth0", "192.0.2.0/24")
 EVERYWHERE = OnLink("eth0", "0.0.0.0/0")
@@ -127,3 +136,51 @@ def test_a_load_balancer_is_announced_at_its_ipv4_addresses() -> None:
     only_v6 = msgspec.structs.replace(listener, family="IPv6")
     no_ipv4 = msgspec.structs.replace(balancer, listeners=(only_v6,))
     assert announcements_of(no_ipv4, on_lan("gw1")) == (), "no port is served there"
+
+
+def texts(addresses: list[str], gateways: Gateways, **nodes: Node) -> list[str]:
+    return [
+        f"{each.code} {each.blocks}: {each}" for each in announce_notes(addresses, gateways, nodes)
+    ]
+
+
+def test_an_address_that_nobody_announces_is_reported_with_the_remedy() -> None:
+    links = {"gw1": (LAN,), "gw2": (LAN, OnLink("eth1", "198.51.100.0/24"))}
+    gateways = Gateways(frozenset(links), announcers=links)
+    assert texts(["192.0.2.224"], gateways) == []
+    assert texts(["203.0.113.10", "2001:db8::10"], gateways) == [
+        "AddressNotOnSegment : no gateway announces 203.0.113.10: it is in no network of their "
+        "interfaces (eth0 192.0.2.0/24, eth1 198.51.100.0/24); use an address of such a network, "
+        "or route it to the gateways; if routers and clients reach it without a router, add its "
+        "network to announce.l2.networks",
+        "FamilyNotAnnounced : 2001:db8::10 is not announced: only IPv4 addresses are announced on "
+        "layer 2; route it to the gateways",
+    ]
+
+
+def test_a_service_is_not_ready_if_no_gateway_can_announce() -> None:
+    links = {"gw1": (LAN,), "gw2": (LAN,)}
+    gateways = Gateways(frozenset(links), announcers=links)
+    labels = {EXCLUDE_LABEL: ""}
+    nodes = {name: Node(ObjectMeta(name, labels=labels)) for name in links}
+    assert texts(["192.0.2.224"], gateways, gw1=nodes["gw1"]) == []
+    (labelled,) = texts(["192.0.2.224"], gateways, **nodes)
+    assert labelled.startswith("AddressNotAnnounced Ready: no gateway announces 192.0.2.224: all")
+    assert f"kubectl label nodes --all {EXCLUDE_LABEL}-" in labelled
+    (unable,) = texts(["192.0.2.224"], Gateways(frozenset(links)))
+    assert unable.startswith("AddressNotAnnounced Ready: ")
+    assert "check announce.l2" in unable
+    assert texts(["192.0.2.224"], Gateways()) == [], "that there is no gateway is reported anyway"
+
+
+def test_the_label_that_excludes_nodes_can_be_ignored() -> None:
+    node = Node(ObjectMeta("node1", labels={EXCLUDE_LABEL: "", "zone": "a"}))
+    for each in (GATEWAY, CONTROLLER, CLOUD_CONTROLLER):
+        before, after = each.node(node), including_excluded(each).node(node)
+        assert before is not None
+        assert after is not None
+        assert excluded(before)
+        assert not excluded(after)
+        assert after.metadata.labels == {
+            name: text for name, text in before.metadata.labels.items() if name != EXCLUDE_LABEL
+        }

@@ -26,6 +26,7 @@ from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.announce import announcers_of, owner_of
 from fairlead.plan.gateways import Gateways, gateway_notes
 from fairlead.roles.controller import Planner
+from fairlead.sections import AnnounceConfig, L2Config
 from fairlead.state import State
 
 CONFIG = Config(
@@ -273,3 +274,23 @@ def test_only_services_whose_address_has_another_owner_are_dirty_when_a_gateway_
         assert dirty_after(update, before) == set()
         assert dirty_after(update, after) == moving
         assert dirty_after(update, before) == moving
+
+
+def test_the_controller_reports_addresses_that_nobody_announces_only_if_gateways_announce() -> None:
+    announcing = msgspec.structs.replace(CONFIG, announce=AnnounceConfig(L2Config()))
+    state = state_of(service("a", held="203.0.113.1"))
+
+    def codes(config: Config) -> list[str]:
+        planned = Planner(state, config)([A])[A]
+        assert isinstance(planned, LoadBalancer)
+        return [each.code for each in planned.notes]
+
+    before = codes(CONFIG)
+    assert codes(announcing) == before, "the gateways are not known yet"
+    links = {"gw1": (OnLink("eth0", "192.0.2.0/24"),)}
+    state.update_gateways(Gateways(frozenset(links), announcers=links))
+    assert codes(CONFIG) == before
+    assert codes(announcing) == ["AddressNotOnSegment", *before]
+    links = {"gw1": (OnLink("eth0", "203.0.113.0/24"),)}
+    state.update_gateways(Gateways(frozenset(links), announcers=links))
+    assert codes(announcing) == before

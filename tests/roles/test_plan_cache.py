@@ -29,10 +29,13 @@ from fairlead.kube.objects import (
     ServiceSpec,
     ServiceStatus,
 )
+from fairlead.kube.presence import OnLink
 from fairlead.model import LoadBalancer, ServiceKey, Verdict
 from fairlead.plan.classes import DIRECT, PROXY
+from fairlead.plan.gateways import Gateways
 from fairlead.plan.members import NODE_NOT_ANSWERING
 from fairlead.roles.plan_cache import PlanCache
+from fairlead.sections import AnnounceConfig, L2Config
 from fairlead.state import State
 
 CONFIG = msgspec.structs.replace(Config(), default_class=DIRECT.name)
@@ -251,3 +254,30 @@ def test_members_of_class_proxy_and_direct_are_confirmed_separately() -> None:
         address(NODES[0]): {"route": "up"},
         address(NODES[1]): {"ipip": "down", "route": "up"},
     }
+
+
+def test_the_plan_of_a_gateway_that_announces_names_the_owners_of_addresses() -> None:
+    announcing = msgspec.structs.replace(CONFIG, announce=AnnounceConfig(L2Config()))
+    state = State(())
+    key = ServiceKey("default", "a")
+    spec = ServiceSpec(
+        type="LoadBalancer", ports=(ServicePort(80, "web"),), load_balancer_class=DIRECT.name
+    )
+    status = ServiceStatus(LoadBalancerStatus((LoadBalancerIngress("203.0.113.1"),)))
+    state.update_services({ObjectKey(*key): Service(ServiceMeta("a", "default"), spec, status)})
+    planned, silent = PlanCache(state, announcing), PlanCache(state, CONFIG)
+
+    def owners() -> list[str]:
+        found = planned.confirmed([key])[key]
+        assert isinstance(found, LoadBalancer)
+        return [each.owner for each in found.announcements]
+
+    assert owners() == [], "the gateways are not known yet"
+    for name in ("gw1", "gw2"):
+        links = {name: (OnLink("eth0", "203.0.113.0/24"),)}
+        with state.subscribers.subscription() as dirty:
+            state.update_announcers(Gateways(frozenset(links), announcers=links))
+            assert key in dirty
+        assert owners() == [name]
+    assert silent.confirmed([key])[key] == planned.unconfirmed([key])[key]
+    assert planned.unconfirmed([key])[key] is planned.unconfirmed([key])[key], "it stays cached"

@@ -7,7 +7,15 @@ them at its start. Follows rtnetlink(7), Linux include/uapi/linux/{rtnetlink,if_
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,18 +35,26 @@ _LINK_MAC, _LINK_NAME, _LINK_MTU = 1, 3, 4
 _ADDRESS_OTHER_END, _ADDRESS_OWN = 1, 2
 _ROUTE_DEVICE, _ROUTE_HOPS = 4, 9
 _NUMBER = struct.Struct("=I")
-_MAIN_TABLE, _UP = 254, 1
+_MAIN_TABLE, _UP, _LOWER_UP = 254, 1, 1 << 16
+
+
+class Network(NamedTuple):
+    """A network that is on the link of an interface."""
+
+    interface: str
+    network: IPv4Network | IPv6Network
 
 
 class Link(msgspec.Struct, frozen=True):
     """A network device. `mac` is empty for devices that have none; `up` is the administrative
-    state."""
+    state; `carrier`: whether the link to the next device works."""
 
     name: str
     index: int
     mac: str
     mtu: int
     up: bool
+    carrier: bool = True
 
 
 def links() -> Mapping[str, Link]:
@@ -85,6 +101,23 @@ def present(*, routes: bool) -> tuple[Present, ...]:
         )
 
 
+def networks() -> Sequence[Network]:
+    """Return the networks of the addresses of all devices, by index. An address with a prefix as
+    long as itself has none. Raise Unavailable."""
+    with open_rtnetlink("listing interfaces and their networks") as kernel:
+        found = []
+        for body in kernel.exchange(_GET_ADDRESS, DUMP, _ADDRESS.pack(0, 0, 0, 0, 0)):
+            family, length, _, _, index = _ADDRESS.unpack_from(body)
+            fields = dict(attributes(body, _ADDRESS.size))
+            # On a point-to-point link the prefix is that of the other end.
+            address = fields.get(_ADDRESS_OTHER_END) or fields.get(_ADDRESS_OWN, b"")
+            if family in (socket.AF_INET, socket.AF_INET6) and length < 8 * len(address):
+                found.append((index, ip_network((address, length), strict=False)))
+        names = {each.index: each.name for each in _links(kernel)}
+        found.sort(key=lambda each: each[0])
+        return [Network(names[index], network) for index, network in found if index in names]
+
+
 def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
     """Yield the index of the device of each default route in the main table."""
     for body in kernel.exchange(
@@ -115,7 +148,8 @@ def _links(kernel: RtnetlinkSocket) -> Iterator[Link]:
         fields = dict(attributes(body, _LINK.size))
         name = fields[_LINK_NAME].rstrip(b"\0").decode()
         (mtu,) = _NUMBER.unpack(fields[_LINK_MTU])
-        yield Link(name, index, fields.get(_LINK_MAC, b"").hex(":"), mtu, bool(flags & _UP))
+        mac = fields.get(_LINK_MAC, b"").hex(":")
+        yield Link(name, index, mac, mtu, bool(flags & _UP), bool(flags & _LOWER_UP))
 
 
 def _hops(data: bytes) -> Iterator[int]:

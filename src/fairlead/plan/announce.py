@@ -13,12 +13,18 @@ from hashlib import blake2b
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from typing import NamedTuple
 
-from fairlead.kube.objects import Node
+from fairlead.kube.objects import EXCLUDE_LABEL, Node
 from fairlead.kube.presence import OnLink
-from fairlead.model import Announcement, LoadBalancer
+from fairlead.model import Announcement, Finding, LoadBalancer
 from fairlead.net.address import family_of
 from fairlead.plan.gateways import Gateways
 from fairlead.plan.members import excluded
+
+NOT_ANNOUNCED = "AddressNotAnnounced"
+NOT_ON_SEGMENT = "AddressNotOnSegment"
+FAMILY_NOT_ANNOUNCED = "FamilyNotAnnounced"
+MAX_NAMED = 5
+"""Maximum number of networks that a message names."""
 
 
 class Link(NamedTuple):
@@ -83,6 +89,65 @@ def announcements_of(balancer: LoadBalancer, announcers: Announcers) -> tuple[An
         owner_of(each, announcers) for each in balancer.addresses if family_of(each) == "IPv4"
     )
     return tuple(sorted(each for each in owners if each is not None))
+
+
+def announce_notes(
+    addresses: Iterable[str], gateways: Gateways, nodes: Mapping[str, Node]
+) -> Sequence[Finding]:
+    """Return why addresses of a Service are announced by no gateway. Without a live gateway there
+    is nothing to add to the Finding about that."""
+    if not gateways.alive:
+        return ()
+    announcers = announcers_of(gateways, nodes)
+    return [
+        _not_announced(each, gateways, announcers)
+        for each in addresses
+        if family_of(each) != "IPv4" or owner_of(each, announcers) is None
+    ]
+
+
+def _not_announced(address: str, gateways: Gateways, announcers: Announcers) -> Finding:
+    if family_of(address) != "IPv4":
+        return Finding(
+            FAMILY_NOT_ANNOUNCED,
+            f"{address} is not announced: only IPv4 addresses are announced on layer 2",
+            remedy="route it to the gateways",
+        )
+    if announcers:
+        links = sorted(
+            {
+                f"{each.interface} {each.network}"
+                for name in announcers
+                for each in gateways.announcers[name]
+            }
+        )
+        more = f" and {len(links) - MAX_NAMED} more" if len(links) > MAX_NAMED else ""
+        return Finding(
+            NOT_ON_SEGMENT,
+            f"no gateway announces {address}: it is in no network of their interfaces "
+            f"({', '.join(links[:MAX_NAMED])}{more})",
+            remedy="use an address of such a network, or route it to the gateways; if routers and "
+            "clients reach it without a router, add its network to announce.l2.networks",
+        )
+    if gateways.announcers:
+        return Finding(
+            NOT_ANNOUNCED,
+            f"no gateway announces {address}: all gateways are on Nodes that are leaving or have "
+            f"the label {EXCLUDE_LABEL}",
+            severity="error",
+            remedy=f"kubectl label nodes --all {EXCLUDE_LABEL}-, or set "
+            "announce.ignoreExcludeLabel to true",
+            blocks="Ready",
+        )
+    return Finding(
+        NOT_ANNOUNCED,
+        f"no gateway announces {address}: no live gateway has an interface with an IPv4 network "
+        "on which it announces addresses",
+        severity="error",
+        remedy="see `fairlead status --cluster`, and check announce.l2 in the configuration of the "
+        "gateways",
+        blocks="Ready",
+    )
 
 
 def _weight(address: bytes, name: str) -> bytes:

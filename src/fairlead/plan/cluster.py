@@ -24,6 +24,7 @@ from fairlead.plan.addresses import (
     ports_of,
     shown_by,
 )
+from fairlead.plan.announce import announce_notes
 from fairlead.plan.balancer import PORT_CONFLICT, Unconfirmed, plan_load_balancer, plan_unconfirmed
 from fairlead.plan.classes import ServiceClass, addresses_of, refusal_of, service_class_of
 from fairlead.plan.conflicts import of_shown
@@ -117,6 +118,9 @@ def _balancer(
         notes = (*notes, _port_conflict(result.rivals))
     if class_.served_by == "gateways":
         notes = (*gateway_notes(cluster.gateways, service.key), *notes)
+        if config.announce.l2 is not None and cluster.gateways is not None:
+            found = announce_notes(balancer.addresses, cluster.gateways, cluster.nodes)
+            notes = (*found, *notes)
     notes = about(f"Service {service.key}", (*notes, *balancer.notes))
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))
 

@@ -156,6 +156,23 @@ TUNNEL_NODE = Projection(published_service, None, of_node)
 """For a node that only terminates tunnels, because kube-proxy is its service proxy."""
 
 
+def including_excluded(projection: Projection) -> Projection:
+    """Return a projection in which no Node has the label that excludes it from the traffic of load
+    balancers."""
+
+    def unlabelled(node: Node) -> Node | None:
+        found = projection.node(node)
+        if found is None or EXCLUDE_LABEL not in found.metadata.labels:
+            return found
+        labels = {
+            name: each for name, each in found.metadata.labels.items() if name != EXCLUDE_LABEL
+        }
+        metadata = msgspec.structs.replace(found.metadata, labels=labels)
+        return msgspec.structs.replace(found, metadata=metadata)
+
+    return msgspec.structs.replace(projection, node=unlabelled)
+
+
 def _served(service: Service, *, selector: bool) -> Service:
     """Return the fields that a role reads if it serves Services but does not write them."""
     metadata, spec = service.metadata, service.spec

@@ -4,11 +4,13 @@
 - `part`: the base of all parts. A part is the type of what one component shows, with its tables.
 - `traffic`: the eBPF data plane.
 - `proxy`: HAProxy, for Services and for the API servers.
+- `announce`: the announcement of addresses.
 - `peers`: the exchange with other gateways.
 - `probes`: the probes of nodes.
 - `tunnel`: the node's end of the tunnels.
 - `octavia`: the load balancers in OpenStack."""
 
+from fairlead.role_state.announce import AnnouncedAddress, AnnounceState
 from fairlead.role_state.octavia import LoadBalancerHealth, MemberHealth, OctaviaState
 from fairlead.role_state.part import Part, Table, listed
 from fairlead.role_state.peers import PeersState, PeerState
@@ -50,6 +52,8 @@ __all__ = [
     "PART_FIELDS",
     "STATES",
     "VERSION",
+    "AnnounceState",
+    "AnnouncedAddress",
     "ApiServerContact",
     "ApiServerState",
     "ApiServersState",

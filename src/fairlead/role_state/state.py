@@ -16,6 +16,7 @@ import msgspec
 
 from fairlead.errors import Refused
 from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, Value
+from fairlead.role_state.announce import AnnounceState
 from fairlead.role_state.octavia import OctaviaState
 from fairlead.role_state.part import Part
 from fairlead.role_state.peers import PeersState
@@ -73,6 +74,7 @@ class GatewayState(StateOfAnyRole, frozen=True, kw_only=True, tag="gateway"):
     proxy: ProxyState | None = None
     api_servers: ApiServersState | None = None
     traffic: TrafficState | None = None
+    announce: AnnounceState | None = None
     probes: ProbesState | None = None
     peers: PeersState | None = None
 

@@ -3,7 +3,8 @@ can serve them.
 
 In: Services with their addresses (from their status, where the controller publishes them),
 EndpointSlices, Nodes, and the results of its own probes of the nodes. Out: the eBPF data plane of
-this host (class direct) and a HAProxy process (class proxy). Any number of gateways share the work
+this host (class direct) and a HAProxy process (class proxy); and, if the configuration says so, the
+announcement of addresses on layer 2. Any number of gateways share the work
 without coordination, because equal objects give equal plans. When the process stops or is killed,
 the kernel and HAProxy continue with their last configuration, and the next start adopts both.
 Gateways with peers send each other the flow entries of slots in transition, so that a connection
@@ -20,6 +21,7 @@ probed."""
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +30,7 @@ import structlog
 
 from fairlead.config import Config
 from fairlead.drivers import Component
+from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement
 from fairlead.drivers.direct import (
     DirectDriver,
     Peers,
@@ -45,15 +48,17 @@ from fairlead.errors import FairleadError, Refused
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.kube.freshness import Freshness
 from fairlead.model import Finding, LoadBalancer, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
-from fairlead.plan.projection import GATEWAY
+from fairlead.plan.projection import GATEWAY, including_excluded
 from fairlead.plan.refusals import EXCLUDED
 from fairlead.reconcile import Loop, Pace
 from fairlead.role_state import ProbedNode, ProbesState
-from fairlead.roles.components import Context, Task, remove_components, run_components
+from fairlead.roles.components import Context, Task, Until, remove_components, run_components
+from fairlead.roles.gateways import GatewayWatch
 from fairlead.roles.host import HostSettings
 from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.plan_cache import PlanCache
@@ -93,6 +98,8 @@ thread, delays a change for at most this time."""
 FIRST_VERDICTS_S = 0.6
 """How long a start waits for results after it sent the first probe to the last node; long enough to
 detect every dead node."""
+GATEWAYS_S = 2.0
+"""How long a start waits until it is known which gateways are alive."""
 ACCESS_S = 1.0
 """The interval at which a start checks for a kubeconfig that does not exist yet."""
 NOTES = frozenset({EXCLUDED, HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING})
@@ -107,6 +114,7 @@ class DataPlane(NamedTuple):
     probe_paths: ProbePaths
     direct: DirectDriver
     proxy: ProxyDriver
+    announce: AnnounceDriver | NoAnnouncement
 
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
@@ -122,7 +130,7 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         )
     sys.setswitchinterval(SWITCH_S)
     state, peers = State(SOURCES), peers_of(config)
-    plane = data_plane(config, selectors, state, peers)
+    plane = data_plane(config, selectors, state, peers, name=node_name)
     access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
     hosts = KnownHosts(state, config, access)
     own = await leave_hosts(hosts, state, plane)
@@ -151,9 +159,15 @@ async def leave_hosts(hosts: KnownHosts, state: State, plane: DataPlane) -> OwnA
 
 
 def data_plane(
-    config: Config, selectors: Sequence[str], state: State, peers: Peers | None = None
+    config: Config,
+    selectors: Sequence[str],
+    state: State,
+    peers: Peers | None = None,
+    *,
+    name: str = "",
 ) -> DataPlane:
-    """Return everything that a gateway may leave on its host, according to the configuration."""
+    """Return everything that a gateway may leave on its host, according to the configuration.
+    `name`: the name of the gateway."""
     section = config.gateway
     return DataPlane(
         apiserver_balancer(config),
@@ -167,6 +181,7 @@ def data_plane(
             belongs_to_host=lambda address: state.exclusions.host_at(address) is not None,
             shares=Shares(max_files(), section.namespace_share),
         ),
+        announce_driver(config, selectors, state, name),
     )
 
 
@@ -187,11 +202,12 @@ def components(
     report = reporter_of(view, state, recorder)
     planned = PlanCache(state, config)
     prober, prefetch, probing = probing_of(config, state, plane, planned)
+    announce = plane.announce if isinstance(plane.announce, AnnounceDriver) else None
     forwarding = Loop(
         "forwarding",
         state,
         planned.confirmed,
-        [direct, plane.proxy],
+        [direct, plane.proxy, *([announce] if announce is not None else [])],
         report,
         pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE),
     )
@@ -205,8 +221,11 @@ def components(
         name,
         interfaces=lambda: [each.name for each in direct.interfaces],
         addresses=lambda: own.addresses,
+        announces=lambda: announce.on_link if announce is not None else (),
         warned=report.warned,
     )
+    projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
+    watched, known = others_of(config, client, state, freshness)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     return [
@@ -214,7 +233,9 @@ def components(
         plane.probe_paths,
         own,
         prober,
-        Feed(client, state, freshness, GATEWAY, started=forwarding.settled),
+        plane.announce,
+        *watched,
+        Feed(client, state, freshness, projection, started=forwarding.settled),
         Task("freshness", freshness.run),
         Task("presence", partial(announcer.run, resume=report.resume)),
         probing,
@@ -228,9 +249,28 @@ def components(
         Task("cluster nodes", partial(pass_node_addresses, state, direct)),
         Task("returned packets", returned),
         FirstVerdicts(prefetch, prober, state),
+        *known,
         forwarding,
         plane.proxy,
     ]
+
+
+def others_of(
+    config: Config, client: Client, state: State, freshness: Freshness
+) -> tuple[Sequence[Component], Sequence[Component]]:
+    """Return the component that observes all gateways, and the one that delays the start until they
+    are known; none if this gateway announces no address, because it need not know the others."""
+    if config.announce.l2 is None:
+        return (), ()
+    watch = GatewayWatch(client, state, config.presence, freshness, update=state.update_announcers)
+
+    async def known() -> None:
+        # The API server may be away: then addresses are announced later.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATEWAYS_S):
+                await watch.decided.wait()
+
+    return (watch,), (Until("the gateways are known", known),)
 
 
 class Probing(NamedTuple):
@@ -329,6 +369,25 @@ def direct_driver(
             section.table_memory_mib << 20, section.connection_entries, section.datagram_entries
         ),
         namespace_share=section.namespace_share,
+    )
+
+
+def announce_driver(
+    config: Config, selectors: Sequence[str], state: State, name: str
+) -> AnnounceDriver | NoAnnouncement:
+    """Return the driver that announces addresses, on the configured interfaces or on those where
+    packets arrive. If no address is announced, return the component that removes what an earlier
+    configuration left."""
+    l2, pin_path = config.announce.l2, Path(config.gateway.pin_path)
+    if l2 is None:
+        return NoAnnouncement(pin_path)
+    return AnnounceDriver(
+        name,
+        l2,
+        l2.interfaces or selectors,
+        pin_path=pin_path,
+        lease_s=config.presence.lease_duration_s,
+        gateways=lambda: state.gateways,
     )
 
 

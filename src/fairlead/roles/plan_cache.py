@@ -8,9 +8,12 @@ complete new plan."""
 
 from collections.abc import Collection, Iterable, Mapping
 
+import msgspec
+
 from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.announce import Announcers, announcements_of, announcers_of
 from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
@@ -44,9 +47,14 @@ class PlanCache:
         self, keys: Collection[ServiceKey]
     ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """Return the plan of the loop that forwards, with members as the probes of this gateway
-        have confirmed them."""
+        have confirmed them, and with the owners of announced addresses."""
+        state, announcers = self._state, None
+        if self._config.announce.l2 is not None and state.gateways is not None:
+            announcers = announcers_of(state.gateways, state.nodes)
         return {
-            key: each if isinstance(each, Refused) else self._confirmed(each)
+            key: each
+            if isinstance(each, Refused)
+            else _announced(self._confirmed(each), announcers)
             for key, each in self._plans_of(keys).items()
         }
 
@@ -63,3 +71,11 @@ class PlanCache:
         if new := [key for key in keys if key not in self._cached]:
             self._cached.update(plan_gateway_unconfirmed(self._state, self._config, new))
         return {key: self._cached[key] for key in keys if key in self._cached}
+
+
+def _announced(balancer: LoadBalancer, announcers: Announcers | None) -> LoadBalancer:
+    """Return the plan with the owners of its addresses. They are no part of the cached plan, which
+    does not depend on the gateways."""
+    if announcers is None or not (found := announcements_of(balancer, announcers)):
+        return balancer
+    return msgspec.structs.replace(balancer, announcements=found)

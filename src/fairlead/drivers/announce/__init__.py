@@ -1,7 +1,13 @@
 """The driver that announces load-balancer addresses on layer 2.
 
-responder     answers ARP requests for owned addresses, by a program in the kernel
-maps          the pinned maps of the program
-gratuitous    announces owned addresses by gratuitous ARP
-schedule      when each address is announced
-"""
+- `driver`: keeps what this gateway announces equal to the plan.
+- `spec`: its specs and changes.
+- `responder`: answers ARP requests for owned addresses, by a program in the kernel.
+- `maps`: the pinned maps of the program.
+- `gratuitous`: announces owned addresses by gratuitous ARP.
+- `schedule`: when each address is announced.
+- `metrics`: addresses and requests."""
+
+from fairlead.drivers.announce.driver import AnnounceDriver, NoAnnouncement
+
+__all__ = ["AnnounceDriver", "NoAnnouncement"]

@@ -130,6 +130,15 @@ class Responder:
         """See `remove_responder`."""
         return await remove_responder(self._pin_path)
 
+    def answered(self) -> frozenset[str]:
+        """Return the addresses that the program answers now, also those of a previous process."""
+        now = now_ns()
+        return frozenset(
+            address
+            for address, entry in self._opened.entries().items()
+            if entry.interface and entry.deadline_ns > now
+        )
+
     def last_request(self, interface: str) -> float | None:
         """Return how many seconds ago a request for an owned address was last answered on the
         interface, also by a previous process; None if there was none."""

@@ -1,0 +1,282 @@
+"""The driver that announces the addresses of Services on layer 2.
+
+In: LoadBalancers, each with the gateways that announce its addresses. Out: this gateway answers ARP
+requests for the addresses that it owns, and announces them by gratuitous ARP; requests for those of
+other gateways are dropped, so that no second host answers. It is the last driver of its chain: an
+address is announced after the drivers before it serve the Service, and withdrawn before they stop.
+
+Invariants: the program in the kernel goes on without the process until its deadline, which is later
+than the time at which the other gateways notice that this one is gone; a restart changes nothing.
+While the API server is away, the owners stay as they are. Nothing is sent when an address is
+withdrawn: its next owner announces it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import structlog
+
+from fairlead.drivers import Component
+from fairlead.drivers.announce import spec
+from fairlead.drivers.announce.gratuitous import Gratuitous
+from fairlead.drivers.announce.metrics import AnnounceCollector
+from fairlead.drivers.announce.responder import Responder, directory_of, remove_responder
+from fairlead.drivers.announce.spec import Change, Held, Spec
+from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.presence import OnLink
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
+from fairlead.net import interfaces
+from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
+from fairlead.plan.gateways import Gateways
+from fairlead.role_state import AnnouncedAddress, AnnounceState
+from fairlead.sections import L2Config
+
+log = structlog.get_logger()
+
+ANNOUNCED = "AddressAnnounced"
+CONFLICT = "AddressConflict"
+NO_REQUESTS = "NoArpRequests"
+GATEWAYS_UNKNOWN = "GatewaysUnknown"
+REQUEST_S = 60.0
+"""How long no ARP request may arrive before a finding reports it."""
+SETTLE_S = 10.0
+"""In the first moments of an address, claims of its former owner are no conflict."""
+CLAIM_S = 600.0
+"""How long a claim of another station is reported."""
+
+
+class AnnounceDriver(Component):
+    """Driver of the announcements of one gateway. Call `open` first and `close` last, in the
+    network namespace of the gateway.
+
+    - `gateway`: the name of this gateway.
+    - `selectors`: select the interfaces on which it announces (see `net.selection`).
+    - `lease_s`: the duration of the Lease by which others notice that the gateway is gone.
+    - `gateways`: returns the gateways that are alive; None while they are not known."""
+
+    name = "announce"
+
+    def __init__(
+        self,
+        gateway: str,
+        section: L2Config,
+        selectors: Sequence[str],
+        *,
+        pin_path: Path,
+        lease_s: float,
+        gateways: Callable[[], Gateways | None],
+    ) -> None:
+        self.on_link: tuple[OnLink, ...] = ()
+        """The networks in which this gateway can announce addresses."""
+        self._gateway = gateway
+        self._section = section
+        self._selectors = tuple(selectors)
+        self._lease_s = lease_s
+        self._gateways = gateways
+        self._selection: Selection | None = None
+        self._responder = Responder(self._names, pin_path, 2 * lease_s)
+        self._gratuitous = Gratuitous()
+        self._known: dict[ServiceKey, Spec] = {}
+        self._held = Held({}, {})
+        self._since_s: dict[str, float] = {}
+        """When this process began to announce each owned address, in time of `time.monotonic`."""
+        self._findings: tuple[Finding, ...] = ()
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Take over what a previous process announced. Raise Unavailable if an interface that is
+        selected by name is missing, or no interface is selected."""
+        self._names()
+        assert self._selection is not None
+        if problem := self._selection.problem:
+            raise Unavailable(problem, fix="check announce.l2.interfaces against `ip address`")
+        await self._responder.open()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._responder.run())
+            group.create_task(self._gratuitous.run())
+            group.create_task(self._keep())
+
+    async def close(self) -> None:
+        self._gratuitous.close()
+        await self._responder.close()
+
+    async def remove(self) -> list[str]:
+        return await self._responder.remove()
+
+    def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Spec]:
+        """See `spec.render`."""
+        return spec.render(intents)
+
+    def diff(
+        self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
+    ) -> Sequence[Change]:
+        """See `spec.diff`."""
+        return spec.diff(desired, actual)
+
+    async def read(self, keys: Collection[ServiceKey] | None) -> Mapping[ServiceKey, Spec]:
+        """Return what this process has announced. What others change in the kernel is repaired by
+        `run`. What a previous process left is replaced by the first `apply`, or ends by itself."""
+        if keys is None:
+            return dict(self._known)
+        return {key: self._known[key] for key in keys if key in self._known}
+
+    async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
+        async with self._turn:
+            known = spec.carried_out(self._known, changes)
+            before, after = self._held, spec.held(known, self._gateway)
+            answered = self._responder.answered()
+            # An address is answered before it is announced.
+            await self._responder.set(after.owned, after.others)
+            self._known, self._held = known, after
+        for address in before.owned.keys() - after.owned.keys():
+            self._gratuitous.withdraw(address)
+            del self._since_s[address]
+        for address, interface in after.owned.items():
+            if before.owned.get(address) != interface:
+                self._gratuitous.announce(address, interface)
+                self._since_s[address] = time.monotonic()
+        gained = after.owned.keys() - answered
+        return {
+            change.service: Outcome(DONE.state, notes=notes)
+            for change in changes
+            if (notes := tuple(self._notes(change, gained)))
+        }
+
+    def _notes(self, change: Change, gained: Collection[str]) -> Iterator[Finding]:
+        for each in change.wanted:
+            if each.address in gained:
+                message = (
+                    f"{each.address} is announced by gateway {each.owner}, on its interface "
+                    f"{each.interface}"
+                )
+                yield Finding(ANNOUNCED, message, "info")
+
+    async def _keep(self) -> None:
+        """Move the deadlines, and look for changes of the networks and for problems."""
+        while True:
+            try:
+                self._responder.refresh()
+                self._names()
+                self._findings = tuple(self._problems())
+            except FairleadError as error:
+                log.warning("the announcement of addresses is not kept", error=str(error))
+            await asyncio.sleep(min(10.0, self._lease_s / 3))
+
+    def _names(self) -> Sequence[str]:
+        """Select the interfaces, and find out what is on their links."""
+        present = interfaces.present(routes=DEFAULT_ROUTE in self._selectors)
+        self._selection = select(self._selectors, present, self._selection)
+        links = interfaces.links()
+        usable = {
+            name: links[name].mac
+            for name in self._selection.names
+            if name in links and links[name].mac and links[name].up and links[name].carrier
+        }
+        found = [
+            OnLink(each.interface, str(each.network), usable[each.interface])
+            for each in interfaces.networks()
+            if each.interface in usable and isinstance(each.network, IPv4Network)
+        ]
+        found += [
+            OnLink(name, network, mac)
+            for name, mac in usable.items()
+            for network in self._section.networks
+        ]
+        self.on_link = tuple(dict.fromkeys(found))
+        return self._selection.names
+
+    def status(self) -> AnnounceState:
+        now_s, (owned, others) = time.monotonic(), self._held
+        since_s = self._since_s.copy()
+        addresses = [
+            AnnouncedAddress(address, self._gateway, interface, now_s - since_s.get(address, now_s))
+            for address, interface in owned.items()
+        ]
+        addresses += [
+            AnnouncedAddress(each.address, each.owner, each.interface) for each in others.values()
+        ]
+        return AnnounceState(tuple(sorted(addresses)), self._responder.counts())
+
+    def findings(self) -> Sequence[Finding]:
+        return self._findings
+
+    def collectors(self) -> tuple[AnnounceCollector]:
+        return (AnnounceCollector(lambda: self._held.owned, self._responder.counts),)
+
+    def _problems(self) -> Iterator[Finding]:
+        gateways = self._gateways()
+        if gateways is None:
+            yield Finding(
+                GATEWAYS_UNKNOWN,
+                "this gateway does not know the other gateways, so it announces only what it "
+                "announced before",
+                "error",
+                remedy="allow it to list and watch the Leases of presence.namespace",
+            )
+        now_s = time.monotonic()
+        yield from self._silent_interfaces(now_s)
+        owned = self._held.owned
+        macs = {
+            each.mac: name
+            for name, links in (gateways.announcers if gateways else {}).items()
+            for each in links
+        }
+        for claim in sorted(self._responder.claims()):
+            since_s, interface = self._since_s.get(claim.address), owned.get(claim.address)
+            if (
+                since_s is None
+                or interface is None
+                or claim.age_s > min(CLAIM_S, now_s - since_s - SETTLE_S)
+            ):
+                continue
+            owner = macs.get(claim.mac)
+            who = f"gateway {owner}" if owner else "a station that is no gateway"
+            yield Finding(
+                CONFLICT,
+                f"{claim.address} is announced by this gateway, and {who} also uses it "
+                f"({claim.mac} on {interface})",
+                "error",
+                remedy="give that station another address, or exclude the address from the pool",
+            )
+
+    def _silent_interfaces(self, now_s: float) -> Iterator[Finding]:
+        first_s: dict[str, float] = {}
+        for address, interface in self._held.owned.items():
+            began_s = self._since_s[address]
+            first_s[interface] = min(began_s, first_s.get(interface, began_s))
+        for interface, began_s in sorted(first_s.items()):
+            if now_s - began_s > REQUEST_S and self._responder.last_request(interface) is None:
+                yield Finding(
+                    NO_REQUESTS,
+                    f"no ARP request for an announced address has arrived at {interface}",
+                    remedy="this is normal if nobody has used the addresses yet. Otherwise clients "
+                    "and routers are not on this link, or the network drops ARP for addresses that "
+                    "it did not assign (port security, allowed address pairs)",
+                )
+
+
+class NoAnnouncement(Component):
+    """The component of a gateway that announces no address: it removes what an earlier
+    configuration left."""
+
+    name = "no announcement"
+
+    def __init__(self, pin_path: Path) -> None:
+        self._pin_path = pin_path
+
+    async def open(self) -> None:
+        if await asyncio.to_thread(directory_of(self._pin_path).exists):
+            try:
+                removed = await self.remove()
+            except FairleadError as error:
+                log.warning("what announced addresses before is not removed", problem=str(error))
+                return
+            for what in removed:
+                log.info("removed a part of the former announcement", part=what)
+
+    async def remove(self) -> list[str]:
+        return await remove_responder(self._pin_path)

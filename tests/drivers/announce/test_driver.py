@@ -1,0 +1,209 @@
+"""The driver of announcements, with real packets: which addresses a gateway answers and announces,
+what it reports, and what its successor takes over."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tests.drivers.announce.test_packets import (  # noqa: F401
+    FOREIGN_MAC,
+    HOST,
+    MAC,
+    NAME,
+    OTHERS,
+    PINS,
+    VIP,
+    Router,
+    cleaned,
+    ip,
+    made_router,
+    made_site,
+)
+
+from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement
+from fairlead.drivers.announce import driver as driver_module
+from fairlead.drivers.announce.responder import directory_of
+from fairlead.errors import Unavailable
+from fairlead.kube.presence import OnLink
+from fairlead.model import Announcement, LoadBalancer, ServiceKey
+from fairlead.net import arp
+from fairlead.plan.gateways import Gateways
+from fairlead.role_state import AnnounceState
+from fairlead.sections import L2Config
+
+pytestmark = pytest.mark.root
+
+WEB, SHOP = ServiceKey("default", "web"), ServiceKey("default", "shop")
+GATEWAYS = Gateways(
+    frozenset(("gw1", "gw2")),
+    announcers={"gw2": (OnLink("eth0", "192.0.2.0/24", "02:00:00:00:00:98"),)},
+)
+
+
+def balancer(key: ServiceKey, **owners: str) -> LoadBalancer:
+    """Return a load balancer. `owners`: the gateways of the addresses VIP and OTHERS."""
+    addresses = {"vip": VIP, "others": OTHERS}
+    announced = tuple(
+        Announcement(addresses[name], owner, "eth0") for name, owner in owners.items()
+    )
+    return LoadBalancer(key, "uid", "fairlead.io/direct", (), (), announcements=announced)
+
+
+def driver(
+    *selectors: str,
+    networks: tuple[str, ...] = (),
+    gateways: Callable[[], Gateways | None] = lambda: GATEWAYS,
+) -> AnnounceDriver:
+    return AnnounceDriver(
+        "gw1",
+        L2Config(networks=networks),
+        selectors or ("eth*",),
+        pin_path=PINS,
+        lease_s=30.0,
+        gateways=gateways,
+    )
+
+
+async def serve(made: AnnounceDriver, *balancers: LoadBalancer) -> Mapping[ServiceKey, list[str]]:
+    """Pass these Services through the driver. Return the notes about each."""
+    intents = {each.service: each for each in balancers}
+    changes = made.diff(made.render(intents), await made.read(None))
+    outcomes = await made.apply(changes) if changes else {}
+    return {key: [str(note) for note in each.notes] for key, each in outcomes.items()}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def table(made: AnnounceDriver) -> list[tuple[str, str, str, bool]]:
+    state = made.status()
+    assert isinstance(state, AnnounceState)
+    return [
+        (each.address, each.owner, each.interface, each.since_s_ago is not None)
+        for each in state.addresses
+    ]
+
+
+def test_a_gateway_announces_what_it_owns(run: Any, router: Router) -> None:
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        assert made.on_link == (OnLink("eth0", "192.0.2.0/24", MAC.hex(":")),)
+        running = asyncio.ensure_future(made.run())
+        gained = f"{VIP} is announced by gateway gw1, on its interface eth0"
+        assert await serve(made, balancer(WEB, vip="gw1", others="gw2")) == {WEB: [gained]}
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        announced: list[arp.Arp] = []
+
+        def all_announced() -> bool:
+            announced.extend(router.received())
+            return len(announced) >= 4
+
+        await until(all_announced)
+        assert {(each.sender, each.sender_mac) for each in announced} == {(VIP, MAC)}
+        assert table(made) == [(VIP, "gw1", "eth0", True), (OTHERS, "gw2", "eth0", False)]
+        shared = balancer(SHOP, vip="gw1")
+        assert await serve(made, balancer(WEB, vip="gw1", others="gw2"), shared) == {}, (
+            "the address is not new"
+        )
+        await serve(made, shared)
+        assert router.answers(VIP) == [MAC], "another Service still has the address"
+        assert router.answers(OTHERS) == [MAC], "the host's own stack answers again"
+        await serve(made, balancer(SHOP, vip="gw2"))
+        assert router.answers(VIP) == []
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
+def test_a_restart_changes_nothing(run: Any, router: Router) -> None:
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        assert await serve(first, balancer(WEB, vip="gw1", others="gw2"))
+        await first.close()
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        second = driver()
+        await second.open()
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        assert await serve(second, balancer(WEB, vip="gw1", others="gw2")) == {}, (
+            "an Event reports only an address that is gained"
+        )
+        assert await serve(second, balancer(WEB, vip="gw2", others="gw1")) == {
+            WEB: [f"{OTHERS} is announced by gateway gw1, on its interface eth0"]
+        }
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
+        await second.close()
+        assert directory_of(PINS).exists()
+        await NoAnnouncement(PINS).open()
+        assert not directory_of(PINS).exists(), "a gateway that announces nothing leaves nothing"
+        assert router.answers(VIP) == [MAC]
+
+    run(scenario)
+
+
+def test_what_the_gateway_sees_on_the_link_is_reported(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "REQUEST_S", 0.0)
+    monkeypatch.setattr(driver_module, "SETTLE_S", 0.0)
+    known: list[Gateways | None] = [None]
+
+    async def scenario() -> None:
+        made = driver(gateways=lambda: known[0])
+        await made.open()
+
+        def codes() -> list[str]:
+            return [each.code for each in made._problems()]
+
+        assert codes() == ["GatewaysUnknown"]
+        known[0] = GATEWAYS
+        assert codes() == []
+        await serve(made, balancer(WEB, vip="gw1"))
+        assert codes() == ["NoArpRequests"]
+        router.answers(VIP)
+        assert codes() == []
+        for mac, who in (
+            (FOREIGN_MAC, "a station that is no gateway"),
+            (b"\2\0\0\0\0\x98", "gateway gw2"),
+        ):
+            router.send(*arp.announcement(mac, VIP))
+            router.answers(VIP)
+            (conflict,) = made._problems()
+            assert str(conflict).startswith(
+                f"{VIP} is announced by this gateway, and {who} also uses it "
+                f"({mac.hex(':')} on eth0); "
+            )
+        await serve(made, balancer(WEB, vip="gw2"))
+        assert codes() == []
+        await made.close()
+
+    run(scenario)
+
+
+def test_only_interfaces_with_a_link_announce(run: Any, router: Router) -> None:
+    async def scenario() -> None:
+        made = driver(networks=("203.0.113.0/24",))
+        await made.open()
+        on_lan, configured = (
+            OnLink("eth0", network, MAC.hex(":")) for network in ("192.0.2.0/24", "203.0.113.0/24")
+        )
+        assert made.on_link == (on_lan, configured)
+        running = asyncio.ensure_future(made.run())
+        await serve(made, balancer(WEB, vip="gw1"))
+        ip(NAME, "link", "set", "eth0", "down")
+        await until(lambda: made.on_link == ())
+        ip(NAME, "link", "set", "eth0", "up")
+        await until(lambda: made.on_link == (on_lan, configured))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+        with pytest.raises(Unavailable, match=r"no interface eth9; .*eth0 \(.*" + HOST):
+            await driver("eth9").open()
+
+    run(scenario)
