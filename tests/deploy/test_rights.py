@@ -49,6 +49,7 @@ VALUES = {
         "cluster": {"podCIDRs": [str(network) for network in PODS]},
         "controller": {"leaseDurationS": 3},
         "presence": {"leaseDurationS": 6},
+        "announce": {"l2": {}},
         # The list for this gateway, selected by a pattern of names, takes precedence. No host has
         # the interface of the common list.
         "gateway": {"interfaces": ["elsewhere0"], "interfacesByNode": {"gw*": ["eth*"]}},

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from fairlead.cli import instances as instances_module
 from fairlead.config import PresenceConfig
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
@@ -13,7 +14,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.instances import RENEW_TIME, observe
 from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import Presence, lease_body, lease_name
+from fairlead.kube.presence import Announced, OnLink, Presence, lease_body, lease_name
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.roles.presence import Announcer
@@ -86,3 +87,38 @@ async def test_a_gone_instance_shows_how_long_it_has_really_been_silent(server: 
     assert (gone.name, gone.state) == ("gw2", "gone")
     assert gone.silent_s is not None
     assert gone.silent_s >= 53
+
+
+async def test_an_instance_shows_what_it_announces(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    addresses = (Announced("192.0.2.224", "eth0", "2026-01-02T03:04:05Z"),)
+    record = Presence(
+        "gateway",
+        "gw2",
+        "1",
+        "",
+        announces=(OnLink("eth0", "192.0.2.0/24"),),
+        announced_count=3,
+        announced=addresses,
+    )
+    key = ObjectKey(SECTION.namespace, lease_name("gateway", "gw2"))
+
+    async def renew(client: Client) -> None:
+        while True:
+            now = datetime.now(UTC).strftime(RENEW_TIME)
+            body = lease_body(record, identity="gw2", now=now, lease_s=1.0)
+            await client.apply(LEASES, key, body, field_manager="gw2", force=True)
+            await asyncio.sleep(0.1)
+
+    async with Client(Access(server.url)) as client:
+        renewing = asyncio.ensure_future(renew(client))
+        instances = await observe(client, SECTION.namespace)
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+    assert [each.announced for each in instances if each.name == "gw2"] == [addresses]
+    instances_module._tables(instances)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "192.0.2.224 gw2 eth0 2026-01-02T03:04:05Z" in lines
+    assert "gateway gw2: announces 3 addresses, of 192.0.2.0/24 on eth0" in lines
+    assert "gateway gw2: 2 more addresses: `fairlead status` on its host lists them" in lines

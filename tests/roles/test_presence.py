@@ -11,7 +11,15 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import OnLink, Warned, lease_name, presence_of
+from fairlead.kube.presence import (
+    Announced,
+    OnLink,
+    Presence,
+    Warned,
+    lease_body,
+    lease_name,
+    presence_of,
+)
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
 from fairlead.roles.presence import Announcer
@@ -98,3 +106,38 @@ async def test_another_network_is_announced_at_once(server: ApiServer) -> None:
         record = presence_of(await client.get(LEASES, key))
     assert record is not None
     assert record.announces == tuple(links)
+
+
+async def test_a_restart_does_not_change_since_when_an_address_is_announced(
+    server: ApiServer,
+) -> None:
+    key = ObjectKey(SECTION.namespace, lease_name("gateway", "gw1"))
+
+    async def announced_by(view: View, owned: dict[str, str], renewed: int) -> list[Announced]:
+        """Announce these addresses until there are this many renewals. Return those of the
+        record."""
+        async with Client(Access(server.url)) as client:
+            announcer = Announcer(client, SECTION, view, "gw1", announced=lambda: owned)
+            task = asyncio.ensure_future(announcer.run(resume=lambda _: None))
+            until_s = renewals(server) + renewed
+            await until(lambda: renewals(server) >= until_s)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            record = presence_of(await client.get(LEASES, key))
+        assert record is not None
+        assert record.announced_count == len(record.announced)
+        return list(record.announced)
+
+    ready = View("gateway", "gw1")
+    ready.standing_by = lambda: True
+    old = Announced("192.0.2.224", "eth0", "2026-01-02T03:04:05Z")
+    async with Client(Access(server.url)) as client:
+        record = Presence("gateway", "gw1", "1", "", announced_count=1, announced=(old,))
+        body = lease_body(record, identity="former", now="", lease_s=1.0)
+        del body["spec"]["renewTime"]  # type: ignore[attr-defined]
+        await client.apply(LEASES, key, body, field_manager="test", force=True)
+    assert await announced_by(View("gateway", "gw1"), {}, 1) == [old], "the kernel still answers"
+    found = await announced_by(ready, {"192.0.2.224": "eth0", "192.0.2.225": "eth0"}, 2)
+    assert found[0] == old
+    assert [each.address for each in found] == ["192.0.2.224", "192.0.2.225"]
+    assert await announced_by(ready, {}, 2) == []

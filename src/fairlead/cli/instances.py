@@ -64,6 +64,7 @@ def _tables(instances: Sequence[Instance]) -> None:
         alive = [each for each in instances if each.role == role and each.alive]
         if not any(each.state == "leads" for each in alive) if role == "controller" else not alive:
             click.echo(f"no {role} {wanted}")
+    _announced([each for each in instances if each.alive])
     for each in instances:
         instance = f"{each.role} {each.name}"
         if each.stale:
@@ -76,6 +77,28 @@ def _tables(instances: Sequence[Instance]) -> None:
             click.echo(
                 f"{instance}: cannot serve {more} more Services: `fairlead status` on its host "
                 "lists them"
+            )
+
+
+def _announced(instances: Sequence[Instance]) -> None:
+    """Print which gateway announces which address on which interface, and since when."""
+    rows = sorted(
+        (address.address, each.name, address.interface, address.since)
+        for each in instances
+        for address in each.announced
+    )
+    if rows:
+        click.echo()
+        draw(("ANNOUNCED", "GATEWAY", "INTERFACE", "SINCE"), rows)
+    for each in instances:
+        if each.announces:
+            networks = ", ".join(f"{link.network} on {link.interface}" for link in each.announces)
+            count = each.announced_count
+            click.echo(f"gateway {each.name}: announces {count} addresses, of {networks}")
+        if (more := each.announced_count - len(each.announced)) > 0:
+            click.echo(
+                f"gateway {each.name}: {more} more addresses: `fairlead status` on its host lists "
+                "them"
             )
 
 

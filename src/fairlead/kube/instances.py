@@ -20,7 +20,15 @@ from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
 from fairlead.kube.lease_object import LEASES, Lease
 from fairlead.kube.objects import ObjectKey
-from fairlead.kube.presence import COMPONENT_LABEL, SELECTOR, NotServed, Presence, presence_of
+from fairlead.kube.presence import (
+    COMPONENT_LABEL,
+    SELECTOR,
+    Announced,
+    NotServed,
+    OnLink,
+    Presence,
+    presence_of,
+)
 from fairlead.kube.reflector import Reflector
 
 SLACK_S = 1.0
@@ -49,6 +57,9 @@ class Instance(msgspec.Struct, frozen=True):
     silent_s: float | None
     renewed: str
     interfaces: tuple[str, ...]
+    announces: tuple[OnLink, ...]
+    announced_count: int
+    announced: tuple[Announced, ...]
     served: int
     not_served_count: int
     not_served: tuple[NotServed, ...]
@@ -124,6 +135,9 @@ def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) 
         silent_s=_silent_s(lease, now_s - begun_s) if seen_s is None else None,
         renewed=lease.spec.renew_time or "",
         interfaces=record.interfaces,
+        announces=record.announces,
+        announced_count=record.announced_count,
+        announced=record.announced,
         served=record.served,
         not_served_count=record.not_served_count,
         not_served=record.not_served,

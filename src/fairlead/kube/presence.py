@@ -24,8 +24,8 @@ SELECTOR = f"{NAME_LABEL}=fairlead"
 RECORD_ANNOTATION = "fairlead.io/presence"
 FIELD_MANAGER = "fairlead-presence"
 MAX_LISTED = 50
-"""The maximum number of Services for which a record has the reason why they are not served, and the
-maximum number of Warnings."""
+"""The maximum number of Services for which a record has the reason why they are not served, of
+Warnings, and of announced addresses."""
 MAX_NAMED = 1000
 """The maximum number of Services in a record that are listed as not served. A record within these
 limits is shorter than the annotations of an object may be (256 KiB)."""
@@ -68,6 +68,15 @@ class OnLink(Fields, frozen=True):
     mac: str = ""
 
 
+class Announced(Fields, frozen=True):
+    """An address that the instance announces on this interface, and since when, by its own
+    clock."""
+
+    address: str
+    interface: str
+    since: str
+
+
 class Presence(Fields, frozen=True):
     """The record of one instance."""
 
@@ -88,6 +97,10 @@ class Presence(Fields, frozen=True):
     announces: tuple[OnLink, ...] = ()
     """For a gateway that announces addresses: the networks that are on the links of its
     interfaces."""
+    announced_count: int = 0
+    """The number of addresses that it announces."""
+    announced: tuple[Announced, ...] = ()
+    """The first of these addresses."""
     served: int = 0
     """The number of Services that it serves."""
     not_served_count: int = 0

@@ -48,7 +48,8 @@ def announcers_of(gateways: Gateways, nodes: Mapping[str, Node]) -> Announcers:
         for name, links in gateways.announcers.items()
         if name not in nodes or not excluded(nodes[name])
     }
-    return {name: admitted[name] for name in admitted if name in gateways.forwarding} or admitted
+    forwarding = gateways.forwarding
+    return {name: admitted[name] for name in admitted if name in forwarding} or admitted
 
 
 def owner_of(address: str, announcers: Announcers) -> Announcement | None:

@@ -222,6 +222,7 @@ def components(
         interfaces=lambda: [each.name for each in direct.interfaces],
         addresses=lambda: own.addresses,
         announces=lambda: announce.on_link if announce is not None else (),
+        announced=lambda: announce.owned if announce is not None else {},
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY

@@ -18,7 +18,7 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain, repeat
@@ -40,6 +40,7 @@ from fairlead.kube.presence import (
     MAX_NAMED,
     MAX_NETWORKS,
     MAX_REASON_LENGTH,
+    Announced,
     NotServed,
     OnLink,
     Presence,
@@ -64,8 +65,8 @@ CHECK_INTERVAL_S = 0.5
 class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
     where packets arrive. `addresses`: the addresses that the host needs itself. `announces`: the
-    networks whose addresses it can announce. `warned`: the Warnings that the instance has written
-    and that still hold."""
+    networks whose addresses it can announce. `announced`: the addresses that it announces, each
+    with the interface. `warned`: the Warnings that the instance has written and that still hold."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Announcer:
         interfaces: Callable[[], Sequence[str]] = tuple,
         addresses: Callable[[], Sequence[str]] = tuple,
         announces: Callable[[], Sequence[OnLink]] = tuple,
+        announced: Callable[[], Mapping[str, str]] = dict,
         warned: Callable[[], Sequence[Warned]] = tuple,
     ) -> None:
         self._client = client
@@ -86,6 +88,7 @@ class Announcer:
         self._interfaces = interfaces
         self._addresses = addresses
         self._announces = announces
+        self._announced = announced
         self._warned = warned
         self._key = ObjectKey(section.namespace, lease_name(view.role, name))
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -94,6 +97,9 @@ class Announcer:
         self._inherited: tuple[NotServed, ...] = ()
         """The Services that the predecessor did not serve; cleared when this process is ready for
         the first time."""
+        self._announced_since: dict[tuple[str, str], str] = {}
+        """Since when each address is announced on each interface; until this process is ready for
+        the first time, also by its predecessor."""
         self._failing: type[Exception] | None = None
 
     async def run(
@@ -145,7 +151,11 @@ class Announcer:
         return True
 
     def inherit(self, before: Presence) -> None:
-        """Take over the Services that an earlier process of this instance did not serve."""
+        """Take over the Services that an earlier process of this instance did not serve, and the
+        times since when it announced addresses: the kernel announces them in between."""
+        self._announced_since = {
+            (each.address, each.interface): each.since for each in before.announced
+        }
         self._inherited = before.not_served
         self._unavailable = {each.key for each in before.not_served}
 
@@ -174,6 +184,7 @@ class Announcer:
         if self._view.synced:
             self._inherited = ()
         not_served = self._inherited or self._not_served()
+        announced = self._announced_addresses()
         stale = self._view.freshness.stale() if self._view.freshness is not None else {}
         return Presence(
             self._view.role,
@@ -186,11 +197,24 @@ class Announcer:
             interfaces=tuple(self._interfaces()),
             addresses=tuple(self._addresses())[:MAX_ADDRESSES],
             announces=tuple(self._announces())[:MAX_NETWORKS],
+            announced_count=len(announced),
+            announced=announced[:MAX_LISTED],
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
             not_served=tuple(not_served[:MAX_NAMED]),
             stale={name: round(age_s) for name, age_s in stale.items()},
             warned=tuple(self._warned())[:MAX_LISTED],
+        )
+
+    def _announced_addresses(self) -> tuple[Announced, ...]:
+        present, now = {*self._announced().items()}, stamp(datetime.now(UTC))
+        if not self._view.synced:
+            present.update(self._announced_since)
+        known = self._announced_since
+        self._announced_since = {each: known.get(each, now) for each in sorted(present)}
+        return tuple(
+            Announced(address, interface, since)
+            for (address, interface), since in self._announced_since.items()
         )
 
     def _not_served(self) -> Sequence[NotServed]:

@@ -107,6 +107,11 @@ class AnnounceDriver(Component):
     async def remove(self) -> list[str]:
         return await self._responder.remove()
 
+    @property
+    def owned(self) -> Mapping[str, str]:
+        """The addresses that this gateway announces, each with the interface."""
+        return self._held.owned
+
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Spec]:
         """See `spec.render`."""
         return spec.render(intents)
@@ -205,7 +210,7 @@ class AnnounceDriver(Component):
         return self._findings
 
     def collectors(self) -> tuple[AnnounceCollector]:
-        return (AnnounceCollector(lambda: self._held.owned, self._responder.counts),)
+        return (AnnounceCollector(lambda: self.owned, self._responder.counts),)
 
     def _problems(self) -> Iterator[Finding]:
         gateways = self._gateways()
