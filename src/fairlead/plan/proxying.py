@@ -235,17 +235,16 @@ def ended(connections: int, max_workers: int) -> Finding:
 
 def reload_delayed(namespace: str, max_workers: int) -> Finding:
     """Return the Finding that a change waits, because it needs a reload that its namespace may not
-    cause now. `max_workers`: the maximum number of old workers, if the namespace has reached its
-    share of them; 0 if it has caused many reloads recently."""
+    cause now. `max_workers`: the maximum number of old workers, if it or the share of the namespace
+    is reached; 0 if the namespace has caused many reloads recently."""
     if max_workers:
         why = (
-            f"changes in namespace {namespace} have left as many old workers of HAProxy as they "
-            f"may, with connections of others, and this gateway keeps at most {max_workers}"
+            f"this gateway keeps at most {max_workers} old workers of HAProxy, of which namespace "
+            f"{namespace} may cause a part, and connections of others have not ended in them"
         )
         remedy = (
-            "it is applied when the connections of such a worker have ended, after a minute in any "
-            "case; change Services less often, several at the same time, or raise "
-            "gateway.proxyOldWorkers"
+            "it is applied when such connections have ended, after five minutes in any case; "
+            "change Services less often, several at the same time, or raise gateway.proxyOldWorkers"
         )
     else:
         why = f"Services of namespace {namespace} change often, and each change reloads HAProxy"

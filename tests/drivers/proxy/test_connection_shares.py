@@ -150,3 +150,25 @@ async def test_a_connection_limit_is_reported_where_it_is_reached_or_exceeds_the
         }
         for talk in held:
             talk.end()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("inside")
+async def test_a_new_process_with_other_shares_puts_them_into_effect_at_its_start(
+    folder: Path,
+) -> None:
+    """Also if the earlier process had none. Open connections continue."""
+    async with nodes("node1"), opened(folder) as driver:
+        await reconcile(driver, *all_services())
+        talk = await ClientConnection.start(port=PORTS[OTHER][0])
+        for shares, count in ((SHARES, 14), (Shares(files=100, share=0.25), 6), (NO_SHARES, 40)):
+            successor = ProxyDriver(folder, shares=shares)
+            for _ in range(2):
+                await successor.read(None)
+            assert successor.reloads == 1, "the second reading finds what it looks for"
+            filled = await served(BUSY, 40)
+            assert len(filled) == count
+            for each in filled:
+                each.end()
+        assert await talk.request() == ["node1", "-", "x"]
+        talk.end()

@@ -4,6 +4,7 @@ HAProxy."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.drivers.proxy.site import (
     ClientConnection,
@@ -16,7 +17,14 @@ from tests.drivers.proxy.site import (
 )
 
 from fairlead.drivers.proxy import ProxyDriver, runtime
-from fairlead.drivers.proxy.reloads import BURST, MAX_WAIT_S, OldWorker, Reloads
+from fairlead.drivers.proxy.reloads import (
+    BURST,
+    MAX_PAUSE_S,
+    MAX_WAIT_S,
+    OldWorker,
+    ReloadRecord,
+    Reloads,
+)
 from fairlead.model import LoadBalancer, Outcome, ProxySettings, ServiceKey
 from fairlead.plan.proxying import RELOAD_DELAYED
 
@@ -64,10 +72,11 @@ def test_a_namespace_gets_half_of_the_old_workers_that_others_leave(
     old = [OldWorker(pid, 0, {f"third{pid}": 1}) for pid in range(held_by_others)]
     for worker in old:
         reloads.record(worker.pid, {f"other{worker.pid}"}, 0.0)
-    caused = 0
-    while caused < 100 and reloads.has_room("noisy", old, 0.0):
+    caused, now_s = 0, MAX_PAUSE_S
+    while caused < 100 and reloads.has_room("noisy", old, now_s):
         caused += 1
-        reloads.record(1000 + caused, {"noisy"}, 0.0)
+        reloads.record(1000 + caused, {"noisy"}, now_s)
+        now_s += MAX_PAUSE_S
         old.append(OldWorker(1000 + caused, 0, {f"third{1000 + caused}": 1}))
     assert caused == allowed
 
@@ -86,22 +95,23 @@ def test_a_namespace_that_only_holds_connections_delays_no_change_for_longer_tha
     None
 ):
     """The noisy namespace changes nothing and has a connection in every worker. The quiet one
-    changes as often as it may. A third one has a single connection, in the first worker."""
+    changes as often as it may. A third one has a single connection, in the first worker. When all
+    workers have connections of others, reloads are rare."""
     reloads, now_s = Reloads(20, 0.0), 0.0
     old: list[OldWorker] = []
     ended: list[OldWorker] = []
     waits: list[float] = []
     for pid in range(60):
-        waits.append(0.0 if reloads.has_room("quiet", old, now_s) else MAX_WAIT_S)
-        if waits[-1]:
-            assert not reloads.has_room("quiet", old, now_s + MAX_WAIT_S - 1)
-            now_s += MAX_WAIT_S
-            assert reloads.has_room("quiet", old, now_s)
+        waits.append(0.0)
+        while not reloads.has_room("quiet", old, now_s):
+            waits[-1] += 1
+            now_s += 1
         reloads.record(pid, {"quiet"}, now_s)
         third = {"third": 1} if pid == 0 else {}
         old, more = grown(reloads, old, pid, {"noisy": 1, "quiet": 1} | third)
         ended += more
-    assert waits == [0.0] * 10 + [MAX_WAIT_S] * 50
+    growing = [max(MAX_WAIT_S, 30.0 * count) for count in range(10)]
+    assert waits == pytest.approx([0.0] * 10 + growing + [MAX_PAUSE_S] * 40, abs=1)
     assert [each.pid for each in ended] == list(range(1, 41)), "none with others' connections"
 
 
@@ -110,12 +120,13 @@ def test_connections_in_more_than_half_of_the_old_workers_take_no_room_from_othe
     old: list[OldWorker] = []
     for pid in range(100):
         namespace = "first" if pid < 10 else "second"
-        if not reloads.has_room(namespace, old, 0.0):
+        now_s = MAX_PAUSE_S * pid
+        if not reloads.has_room(namespace, old, now_s):
             break
-        reloads.record(pid, {namespace}, 0.0)
+        reloads.record(pid, {namespace}, now_s)
         old, _ = grown(reloads, old, pid, {"noisy": 2})
     assert len(old) == 19, "it would be 15 if all of them counted"
-    assert reloads.has_room("first", old, 0.0)
+    assert reloads.has_room("first", old, now_s)
     full = [*old, OldWorker(200, 1, {"third": 1}), OldWorker(201, 1, {"third": 1})]
     assert [each.pid for each in reloads.surplus(full)] == [0], "not one of the third"
 
@@ -136,6 +147,58 @@ def test_only_the_cause_pays_however_often_it_changes() -> None:
     assert len(ended) == 179
     assert {namespace for each in ended for namespace in each.connections} == {"noisy"}
     assert [each.pid for each in ended] == list(range(1, 180)), "the oldest ends first"
+
+
+@pytest.mark.parametrize("limit", [2, 20])
+def test_however_many_namespaces_change_an_old_worker_of_others_stays_for_long(limit: int) -> None:
+    """Each second another namespace that has caused nothing so far wants a reload. Each worker has
+    an idle connection of a bystander."""
+    reloads = Reloads(limit, 10.0)
+    old: list[OldWorker] = []
+    born_s: dict[int, float] = {}
+    last_s, ages_s, pauses_s = 0.0, [], []
+    for second in range(10_800):
+        now_s = float(second)
+        if reloads.has_room(f"noisy{second}", old, now_s):
+            pauses_s.append(now_s - last_s)
+            last_s = born_s[second] = now_s
+            reloads.record(second, {f"noisy{second}"}, now_s)
+            old, ended = grown(reloads, old, second, {f"quiet{second}": 1})
+            ages_s += [now_s - born_s[each.pid] for each in ended]
+    assert min(ages_s) >= 75 * limit
+    assert sorted(ages_s)[len(ages_s) // 2] >= min(limit * MAX_PAUSE_S, 1800)
+    assert max(pauses_s) <= MAX_PAUSE_S
+    assert len(old) == limit
+
+
+def test_a_namespace_whose_connections_alone_are_at_stake_waits_for_nobody() -> None:
+    """It loses them, and nobody else does."""
+    reloads = Reloads(2, 0.0)
+    reloads.record(1, {"noisy"}, 0.0)
+    reloads.record(2, {"noisy"}, 0.0)
+    old = [OldWorker(1, 2, {"third": 1}), OldWorker(2, 1, {"quiet": 9})]
+    assert not reloads.has_room("noisy", old, 1.0)
+    assert reloads.has_room("quiet", old, 1.0)
+    reloads.record(3, {"quiet"}, 1.0)
+    _, ended = grown(reloads, old, 3, {"fourth": 1})
+    assert [each.pid for each in ended] == [2]
+
+
+def test_what_a_process_knows_about_reloads_outlives_it() -> None:
+    before, after, rebooted = (Reloads(2, 10.0) for _ in range(3))
+    for pid in range(1, BURST + 2):
+        before.record(pid, {"noisy"}, 1000.0)
+    written = msgspec.json.encode(before.to_record())
+    after.restore(msgspec.json.decode(written, type=ReloadRecord), 1001.0)
+    old = [OldWorker(1, 2, {"noisy": 1}), OldWorker(2, 1, {"quiet": 1})]
+    for each in (before, after):
+        assert each.wait_s("noisy", 1001.0) == 9
+        assert [worker.pid for worker in each.surplus([*old, OldWorker(3, 0, {})])] == [1]
+        assert each.others_in(old) == {2: 1}
+    # The clock of a host begins with its start.
+    rebooted.restore(before.to_record(), 5.0)
+    assert rebooted.wait_s("noisy", 5.0) == 0
+    assert rebooted.has_room("third", [OldWorker(1, 1, {"quiet": 1})] * 2, 5.0)
 
 
 def test_a_worker_that_two_namespaces_caused_is_not_at_the_mercy_of_one() -> None:
@@ -175,14 +238,18 @@ async def has_old_workers(driver: ProxyDriver, count: int) -> bool:
     return sum(each.old for each in found) == count
 
 
+TOGETHER = "all changes that wait are applied together"
+
+
 async def attempt(driver: ProxyDriver, wanted: LoadBalancer) -> Outcome:
-    """Apply this state once, as soon as the pause after the last reload is over."""
+    """Apply this state once, as soon as the pause after the last reload is over, and the changes
+    that wait could have joined."""
     keys = {wanted.service: wanted}
     while True:
         changes = driver.diff(driver.render(keys), await driver.read(list(keys)))
         outcomes = await driver.apply(changes)
         outcome = outcomes.get(wanted.service, Outcome("done"))
-        if outcome.message != "HAProxy has just been reloaded":
+        if outcome.message not in ("HAProxy has just been reloaded", TOGETHER):
             return outcome
 
 
@@ -267,3 +334,47 @@ async def test_a_port_ends_together_with_the_pause_for_the_one_that_replaces_it(
             assert await new_answers() == [["node1", "-", "x"]]
         finally:
             await driver.remove()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("inside")
+async def test_a_new_process_knows_who_caused_the_old_workers(folder: Path) -> None:
+    """Otherwise they would count for others, and the namespace could change again at once."""
+    async with nodes("node1"), opened(folder, old_workers=4) as driver:
+        await reconcile(driver, changed(OWN, 0), changed(OTHER, 0))
+        talks = []
+        for count in (1, 2):
+            talks.append(await ClientConnection.start(port=81))
+            assert await talks[-1].request()
+            assert (await attempt(driver, changed(OWN, count))).state == "done"
+        assert (await attempt(driver, changed(OWN, 3))).state == "waiting"
+
+        successor = ProxyDriver(folder, reload_pause_s=0.1, old_workers=4)
+        await successor.read(None)
+        assert (await attempt(successor, changed(OWN, 3))).state == "waiting"
+        assert (await attempt(successor, changed(OTHER, 3))).state == "done"
+        for talk in talks:
+            assert await talk.request() == ["node1", "-", "x"]
+            talk.end()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("inside")
+async def test_changes_that_wait_share_the_next_reload_whoever_causes_it(folder: Path) -> None:
+    marked: set[ServiceKey] = set()
+    async with nodes("node1"), opened(folder, old_workers=2, requeue=marked.update) as driver:
+        await reconcile(driver, changed(OWN, 0), changed(OTHER, 0))
+        talk = await ClientConnection.start(port=81)
+        assert await talk.request()
+        for count in (1, 2):
+            outcome = await attempt(driver, changed(OWN, count))
+        assert outcome.state == "waiting"
+        reloads, wanted = driver.reloads, (changed(OWN, 2), changed(OTHER, 1))
+        alone = driver.render({OTHER: wanted[1]})
+        outcomes = await driver.apply(driver.diff(alone, await driver.read([OTHER])))
+        assert outcomes[OTHER].message == TOGETHER
+        assert marked == {OWN, OTHER}
+        await reconcile(driver, *wanted)
+        assert driver.reloads == reloads + 1
+        assert await talk.request() == ["node1", "-", "x"]
+        talk.end()

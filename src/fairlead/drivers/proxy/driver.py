@@ -70,6 +70,8 @@ RELOAD_PAUSE_S = 1.0
 """Minimum time between two reloads. Changes within this time share a reload."""
 PAUSES_AFTER_BURST = 10
 """The number of these times between two reloads of a namespace that has used up its burst."""
+GATHER_S = 0.5
+"""The delay of a reload that changes which have waited for longer are to share."""
 POLL_INTERVAL_S = 5.0
 """Interval at which counters are read, and connections of drained servers past their time are
 closed."""
@@ -131,6 +133,8 @@ class ProxyDriver(Component):
         self._leaving: set[tuple[str, str]] = set()
         """Servers in maintenance, as (section, node), that remain to be deleted."""
         self._reloaded_s = float("-inf")
+        self._gathering = False
+        """Whether the next pass has all changes that wait, so that their reload can take place."""
         self._removed_s = float("-inf")
         self._changing = asyncio.Lock()
 
@@ -161,9 +165,36 @@ class ProxyDriver(Component):
             if found or not self.haproxy.alive():
                 self._adopt(found)
                 await self._ensure_routes()
+                if found and not self.reloads:
+                    self._reloads.restore(self.haproxy.reload_record(), self._now_s())
+                    await self._set_shares()
             # Otherwise HAProxy runs but does not show its configuration. Keep what it was last
             # given; if that is nothing, everything is set again.
             return dict(self._specs)
+
+    async def _set_shares(self) -> None:
+        """Reload a HAProxy of an earlier process whose configuration has other shares than this
+        process, or none: they are part of it. Nobody's change is the cause."""
+        if self._shares.are_in(self.haproxy.text()):
+            return
+        replaced = await self._current_worker()
+        try:
+            await self.haproxy.run(render(self._specs, self.haproxy.paths, self._shares))
+        except FairleadError as error:
+            log.warning("the shares of connections were not changed", problem=str(error))
+            return
+        self._record_reload(replaced, ())
+        self._reloaded_s = self._now_s()
+        self.counters.end_worker()
+        log.info("HAProxy was reloaded with other shares of connections")
+
+    def _record_reload(self, replaced: int, namespaces: Collection[str]) -> None:
+        """Record that changes of these namespaces have made the worker `replaced` old; 0: there was
+        none."""
+        self.reloads += 1
+        if replaced:
+            self._reloads.record(replaced, namespaces, self._now_s())
+            self.haproxy.write_reload_record(self._reloads.to_record())
 
     async def _ensure_routes(self) -> None:
         """Restore the routes and the shield of the present listeners, if another program changed
@@ -233,7 +264,7 @@ class ProxyDriver(Component):
             with suppress(Unavailable):
                 old = workers.by_namespace(await workers.connections(self.haproxy))
             if any(self._reloads.has_room(each, old, now_s) for each in ready):
-                return {}
+                return self._gathered(services)
         new = self._reloads.begin_waits(services, now_s)
         outcomes = {}
         for service, wait_s in waits.items():
@@ -245,6 +276,17 @@ class ProxyDriver(Component):
                 notes=(note,) if service in new else (),
             )
         return outcomes
+
+    def _gathered(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
+        """Have the changes of all Services that wait share the reload that these may cause now: if
+        some are not in this pass, return outcomes that postpone it to the next one, once."""
+        others = self._reloads.waiting(self._now_s()) - set(services)
+        self._gathering = bool(others) and not self._gathering
+        if not self._gathering:
+            return {}
+        self._requeue({*others, *services})
+        why = Outcome("waiting", "all changes that wait are applied together", again_s=GATHER_S)
+        return dict.fromkeys(services, why)
 
     async def run(self) -> None:
         """Until cancelled: read counters, delete servers without connections, and restart HAProxy
@@ -426,10 +468,7 @@ class ProxyDriver(Component):
             await self._poll()
             replaced = await self._current_worker() if before else 0
             await self.haproxy.run(render(wanted, self.haproxy.paths, self._shares))
-            self.reloads += 1
-            if replaced:
-                namespaces = {each.namespace for each in causes}
-                self._reloads.record(replaced, namespaces, self._now_s())
+            self._record_reload(replaced, {each.namespace for each in causes})
         else:
             await self.haproxy.stop()
         if before:

@@ -18,9 +18,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from fairlead.drivers.proxy import runtime, states
+from fairlead.drivers.proxy.reloads import ReloadRecord
 from fairlead.drivers.proxy.render import MAX_FILES, Paths, description_of
 from fairlead.errors import Refused, Unavailable
 
@@ -56,6 +58,7 @@ class Haproxy:
         self._text = folder / "haproxy.cfg"
         self._states = Path(self.paths.states)
         self._pid_file = folder / "haproxy.pid"
+        self._reload_record = folder / "reloads.json"
 
     def make_folder(self) -> None:
         """Create the folder if it is missing. Raise Refused if that fails."""
@@ -71,6 +74,18 @@ class Haproxy:
         with suppress(FileNotFoundError):
             return self._text.read_text()
         return ""
+
+    def reload_record(self) -> ReloadRecord:
+        """Return what `write_reload_record` has stored last; an empty record if that cannot be
+        read."""
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            return msgspec.json.decode(self._reload_record.read_bytes(), type=ReloadRecord)
+        return ReloadRecord()
+
+    def write_reload_record(self, record: ReloadRecord) -> None:
+        draft = self._reload_record.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(record))
+        draft.replace(self._reload_record)
 
     async def running(self) -> bool:
         """Whether a master answers and has a current worker."""

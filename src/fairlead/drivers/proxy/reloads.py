@@ -10,16 +10,25 @@ many. An old worker is *free* if one namespace alone caused it, and it has conne
 namespace only: to end it costs nobody else anything. Every other old worker counts for the
 namespaces that caused it.
 
+The share of one namespace does not limit what many namespaces do together. So when more than half
+of the old workers that there may be have connections of others, the time between two reloads grows
+with their number, up to `MAX_PAUSE_S`, when each reload ends one of them. All changes that wait
+share the next reload. So connections have time to end, whoever changes how much: a worker stays for
+at least 75 s times the limit (`tests/drivers/proxy/test_reloads.py`).
+
 A namespace that only keeps connections in old workers must not prevent the changes of others
-either. So its connections count in half of the old workers at most, and no change waits for
-connections longer than `MAX_WAIT_S`.
+either. So its connections count in half of the old workers at most, and no change waits longer
+than `MAX_WAIT_S` for the end of connections while there may be more old workers.
 
 Invariants: a namespace for which as many workers count as may needs `MAX_WAIT_S` for each further
-reload that it causes alone; a free worker is ended before any other."""
+reload that it causes alone; a free worker is ended before any other. `to_record` and `restore`
+carry what is known over a restart of the process, which HAProxy outlives."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from fairlead.model import ServiceKey
 
@@ -32,6 +41,8 @@ fraction of the limit in which connections of one namespace count."""
 MAX_WAIT_S = 60.0
 """How long a namespace at most waits for the end of connections in old workers that count for it.
 """
+MAX_PAUSE_S = 300.0
+"""The time between two reloads when the limit is reached by workers with connections of others."""
 
 
 class OldWorker(NamedTuple):
@@ -41,6 +52,16 @@ class OldWorker(NamedTuple):
     pid: int
     reloads: int
     connections: Mapping[str, int]
+
+
+class ReloadRecord(msgspec.Struct, frozen=True):
+    """What the next process must know about reloads: the namespaces that caused those which made
+    workers old, by process id; when each namespace has its whole burst again, and when the last
+    reload took place, in seconds of the monotonic clock of the host."""
+
+    causes: Mapping[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    paid_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    last_s: float = 0.0
 
 
 class Reloads:
@@ -53,9 +74,11 @@ class Reloads:
     def __init__(self, limit: int, interval_s: float) -> None:
         self._limit = limit
         self._interval_s = interval_s
+        self._last_s = float("-inf")
+        self._last_causes: frozenset[str] = frozenset()
         self._causes: dict[int, frozenset[str]] = {}
-        """The namespaces that caused the reload which made a worker old, by process id. Those of
-        workers from before this process are not known: such workers count as caused by others."""
+        """The namespaces that caused the reload which made a worker old, by process id. A worker
+        for which they are not known counts as caused by others."""
         self._paid_s: dict[str, float] = {}
         """When each namespace has its whole burst again."""
         self._full_s: dict[str, float] = {}
@@ -65,7 +88,8 @@ class Reloads:
 
     def record(self, worker: int, namespaces: Collection[str], now_s: float) -> None:
         """Record that changes of these namespaces have made this worker old."""
-        self._causes[worker] = frozenset(namespaces)
+        self._last_s, self._last_causes = now_s, frozenset(namespaces)
+        self._causes[worker] = self._last_causes
         self._paid_s = {each: paid_s for each, paid_s in self._paid_s.items() if paid_s > now_s}
         self._full_s = {
             each: full_s
@@ -75,6 +99,19 @@ class Reloads:
         for namespace in namespaces:
             paid_s = self._paid_s.get(namespace, now_s)
             self._paid_s[namespace] = min(paid_s, now_s + self._burst_s) + self._interval_s
+
+    def to_record(self) -> ReloadRecord:
+        """Return what the next process must know."""
+        causes = {pid: tuple(sorted(each)) for pid, each in self._causes.items()}
+        return ReloadRecord(causes, dict(self._paid_s), max(self._last_s, 0.0))
+
+    def restore(self, record: ReloadRecord, now_s: float) -> None:
+        """Take over what an earlier process recorded. Times that cannot be right, because the host
+        has been started since, count as little as possible against anybody."""
+        self._causes = {pid: frozenset(each) for pid, each in record.causes.items()}
+        latest_s = now_s + self._burst_s + self._interval_s
+        self._paid_s = {key: at_s for key, at_s in record.paid_s.items() if at_s <= latest_s}
+        self._last_s = record.last_s if record.last_s <= now_s else float("-inf")
 
     def keep(self, old: Collection[int]) -> None:
         """Delete what is known about workers that have ended."""
@@ -95,30 +132,57 @@ class Reloads:
         self._waits_s |= dict.fromkeys(services, now_s)
         return new
 
+    def waiting(self, now_s: float) -> set[ServiceKey]:
+        """Return the Services whose changes wait."""
+        return {each for each, last_s in self._waits_s.items() if last_s > now_s - MAX_WAIT_S}
+
     def end_waits(self, services: Collection[ServiceKey]) -> None:
         """Record that no change of these Services waits any more."""
         for each in services:
             self._waits_s.pop(each, None)
 
     def has_room(self, namespace: str, old: Sequence[OldWorker], now_s: float) -> bool:
-        """Whether another old worker may count for the namespace. One always may; and one more if
-        this was asked in vain `MAX_WAIT_S` ago, and the namespace has caused no reload since."""
+        """Whether the namespace may cause another old worker: not before the time since the last
+        reload that the number of old workers with connections of other namespaces requires. One
+        may always count for the namespace; and one more if this was asked in vain `MAX_WAIT_S` ago,
+        and the namespace has caused no reload since."""
+        if not self._limit:
+            return True
+        at_stake = sum(bool(self._holders(each) - {namespace}) for each in old)
+        above_half = min(max(0.0, 2 * at_stake / self._limit - 1), 1.0)
+        return (
+            self._has_share(namespace, old, now_s)
+            and now_s - self._last_s >= MAX_PAUSE_S * above_half
+        )
+
+    def _has_share(self, namespace: str, old: Sequence[OldWorker], now_s: float) -> bool:
         counted = self.others_in(old)
         own = sum(namespace in self._causes.get(pid, ()) for pid in counted)
         others = len(counted) - own
-        if not self._limit or own < max(1, int(SHARE * (self._limit - others))):
+        if own < max(1, int(SHARE * (self._limit - others))):
             self._full_s.pop(namespace, None)
             return True
         return now_s - self._full_s.setdefault(namespace, now_s) >= MAX_WAIT_S
 
     def surplus(self, old: Sequence[OldWorker]) -> list[OldWorker]:
-        """Return the workers to end: free workers first, then those with the fewest connections of
-        others; of equal ones the oldest."""
+        """Return the workers to end: free workers first, then those with connections only of the
+        namespaces that caused the last reload, or that have connections in too many workers; of
+        equal ones the oldest."""
         if not self._limit:
             return []
         others = self.others_in(old)
-        ranked = sorted(old, key=lambda each: (others[each.pid], -each.reloads))
-        return ranked[: max(0, len(old) - self._limit)]
+
+        def rank(worker: OldWorker) -> tuple[bool, bool, int]:
+            holders = self._holders(worker)
+            paying = holders <= self._last_causes or worker.pid not in others
+            return bool(holders), not paying, -worker.reloads
+
+        return sorted(old, key=rank)[: max(0, len(old) - self._limit)]
+
+    def _holders(self, worker: OldWorker) -> set[str]:
+        """Return the namespaces with connections in the worker, except one that alone caused it."""
+        sole = self._causes.get(worker.pid, frozenset())
+        return worker.connections.keys() - (sole if len(sole) == 1 else frozenset())
 
     def others_in(self, old: Sequence[OldWorker]) -> Counter[int]:
         """Return the number of connections of others in each worker, without zeros: those that are
@@ -129,9 +193,8 @@ class Reloads:
         them, of equal ones in the newest."""
         held: dict[str, list[OldWorker]] = {}
         for worker in old:
-            for namespace in worker.connections:
-                if self._causes.get(worker.pid) != frozenset((namespace,)):
-                    held.setdefault(namespace, []).append(worker)
+            for namespace in self._holders(worker):
+                held.setdefault(namespace, []).append(worker)
         found: Counter[int] = Counter()
         for namespace, workers in held.items():
             workers.sort(key=lambda each: (-each.connections[namespace], each.reloads))

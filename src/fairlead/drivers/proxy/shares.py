@@ -56,13 +56,24 @@ class Shares(NamedTuple):
     def rule_lines(self, service: ServiceKey) -> list[str]:
         """Return the lines of a section of this Service."""
         keys = (ALL, service.namespace, str(service))
-        times = f"mul({self._weight.numerator}),div({self._weight.denominator})"
         return [
             *(f"{_RULE} track-sc{at} str({key}) table {TABLE}" for at, key in enumerate(keys)),
             f"{_RULE} set-var(sess.all) sc0_conn_cur,sub({_ROOM})",
-            f"{_RULE} set-var(sess.namespace) sc1_conn_cur,{times},add(sess.all)",
-            f"{_RULE} reject if {{ sc2_conn_cur,{times},add(sess.namespace) gt 0 }}",
+            f"{_RULE} set-var(sess.namespace) sc1_conn_cur,{self._times},add(sess.all)",
+            f"{_RULE} reject if {{ sc2_conn_cur,{self._times},add(sess.namespace) gt 0 }}",
         ] * self.limited
+
+    def are_in(self, text: str) -> bool:
+        """Whether a configuration was rendered with these shares."""
+        if not self.limited:
+            return f"table {TABLE}" not in text
+        lines = [*self.global_lines(text.count("\nlisten ")), f"sc1_conn_cur,{self._times},add"]
+        return all(each in text for each in lines)
+
+    @property
+    def _times(self) -> str:
+        """The converters that multiply by the weight."""
+        return f"mul({self._weight.numerator}),div({self._weight.denominator})"
 
     @property
     def limited(self) -> bool:
