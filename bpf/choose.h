@@ -17,6 +17,7 @@
 
 #include "maps.h"
 #include "packet.h"
+#include "shares.h"
 
 #define SECOND_NS 1000000000ULL
 #define NEAR (1 << 17) /* bytes that a client may send before its entry is established */
@@ -43,6 +44,7 @@ struct choice {
 	bool held;          /* the flow entry may not be copied yet; drop the packet */
 	struct flow *entry; /* the entry of the flow, if the action changes it */
 	__u32 now;          /* the `tick` of a datagram */
+	__u32 share;        /* the index of the listener's namespace in `shares` */
 };
 
 /* How long the entry of a silent UDP flow is valid, in ticks of 2^30 ns: 300 s, as RFC 4787 (REQ-5)
@@ -152,13 +154,61 @@ static __always_inline bool is_held(const struct choice *choice, __u32 previous)
 	       tick() <= config->copying_until;
 }
 
+/* Return the established entry of a connection. */
+static __always_inline struct flow *find_connection(const struct flow_key *key)
+{
+	struct flow *flow = bpf_map_lookup_elem(&connections, key);
+
+	return flow ? flow : bpf_map_lookup_elem(&excess_flows, key);
+}
+
+/* Return the established entry of a datagram's flow. */
+static __always_inline struct flow *find_datagrams(const struct flow_key *key)
+{
+	struct flow *flow = bpf_map_lookup_elem(&datagrams, key);
+
+	return flow ? flow : bpf_map_lookup_elem(&excess_flows, key);
+}
+
+/* Create or replace the established entry of the flow, in the namespace's share of the table if it
+ * is not used up. */
+static __always_inline bool establish(void *table, enum shared_table shared, enum limit limit,
+				      const struct flow_key *key, const struct choice *choice,
+				      __u32 mark)
+{
+	bool known = bpf_map_lookup_elem(table, key);
+
+	if (!known && !has_room(choice->share, shared))
+		return insert(&excess_flows, limit, key, choice->node, mark);
+	if (!insert(table, limit, key, choice->node, mark))
+		return false;
+	if (!known) {
+		count_entries(choice->share, shared, 1);
+		if (bpf_map_lookup_elem(&excess_flows, key))
+			bpf_map_delete_elem(&excess_flows, key);
+	}
+	return true;
+}
+
+/* Remove the established entry of a connection. Return whether there was one. A lookup is cheaper
+ * than an attempt to delete an entry, and mostly there is none. */
+static __always_inline bool remove_connection(const struct flow_key *key, __u32 share)
+{
+	if (bpf_map_lookup_elem(&connections, key) &&
+	    bpf_map_delete_elem(&connections, key) == 0) {
+		count_entries(share, CONNECTIONS, -1);
+		return true;
+	}
+	return bpf_map_lookup_elem(&excess_flows, key) &&
+	       bpf_map_delete_elem(&excess_flows, key) == 0;
+}
+
 /* Remove all entries of the flow. */
-static __always_inline void forget(const struct flow_key *key)
+static __always_inline void forget(const struct flow_key *key, __u32 share)
 {
 	if (bpf_map_lookup_elem(&new_connections, key))
 		bpf_map_delete_elem(&new_connections, key);
-	bool established = bpf_map_lookup_elem(&connections, key) &&
-			   bpf_map_delete_elem(&connections, key) == 0;
+	bool established = remove_connection(key, share);
 	if (bpf_map_lookup_elem(&closing_connections, key) &&
 	    bpf_map_delete_elem(&closing_connections, key) == 0)
 		established = true;
@@ -210,7 +260,7 @@ static __always_inline void choose_opening(const struct packet *packet,
 		choice->action = FORGET;
 		return;
 	}
-	flow = bpf_map_lookup_elem(&connections, &packet->flow);
+	flow = find_connection(&packet->flow);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&closing_connections, &packet->flow);
 	choice->action = OPEN;
@@ -239,7 +289,7 @@ static __always_inline void choose_stream(const struct packet *packet,
 	if (previous == NONE)
 		return; /* not in transition: all connections are on the current node */
 	choice->node = untracked;
-	flow = bpf_map_lookup_elem(&connections, &packet->flow);
+	flow = find_connection(&packet->flow);
 	established = flow;
 	/* A challenged entry may be of an older connection: the tentative entry of the newer
 	 * connection shows which of the two has sent this packet. */
@@ -277,7 +327,7 @@ static __always_inline void choose_datagram(const struct packet *packet,
 					    const struct listener *listener, __u32 previous,
 					    struct choice *choice)
 {
-	struct flow *flow = bpf_map_lookup_elem(&datagrams, &packet->flow);
+	struct flow *flow = find_datagrams(&packet->flow);
 	bool established = flow, alive;
 
 	if (!flow)
@@ -331,6 +381,7 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 	if (previous == NONE && listener->flags & CONVERGING)
 		previous = TRACKED;
 	choice->in_transition = previous != NONE;
+	choice->share = listener->share;
 	if (packet->flow.protocol == IPPROTO_UDP)
 		choose_datagram(packet, listener, previous, choice);
 	else
@@ -370,13 +421,15 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 	const struct flow_key *key = &packet->flow;
 
 	if (key->protocol == IPPROTO_UDP) {
-		if (!insert(&datagrams, ESTABLISHED_DATAGRAMS, key, choice->node, choice->now))
+		if (!establish(&datagrams, DATAGRAMS, ESTABLISHED_DATAGRAMS, key, choice,
+			       choice->now))
 			return;
 		bpf_map_delete_elem(&new_datagrams, key);
 	} else {
 		if (!choice->entry)
 			return; /* never happens, but the verifier requires the check */
-		if (!insert(&connections, ESTABLISHED_CONNECTIONS, key, choice->node, 0)) {
+		if (!establish(&connections, CONNECTIONS, ESTABLISHED_CONNECTIONS, key, choice,
+			       0)) {
 			choice->entry->sequence = packet->sequence;
 			return;
 		}
@@ -401,7 +454,7 @@ static __always_inline void close(const struct packet *packet, const struct choi
 	if (choice->entry)
 		bpf_map_delete_elem(&new_connections, key);
 	else
-		bpf_map_delete_elem(&connections, key);
+		remove_connection(key, choice->share);
 	if (choice->in_transition)
 		report(key, choice->node | CLOSING);
 }
@@ -427,7 +480,7 @@ static __always_inline __u32 apply_action(const struct packet *packet, const str
 		report(&packet->flow, choice->node);
 		break;
 	case FORGET:
-		forget(&packet->flow);
+		forget(&packet->flow, choice->share);
 		break;
 	case NO_ACTION:
 		break;

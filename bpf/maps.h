@@ -1,5 +1,5 @@
-/* The maps. The sizes of `arena`, `connections` and `datagrams` here are for tests of the program:
- * the gateway creates these maps with its own sizes (drivers/direct/maps/pins.py, Sizes). The names
+/* The maps. The sizes of `arena`, `connections`, `datagrams` and `excess_flows` here are for tests of
+ * the program: the gateway creates these maps with its own sizes (drivers/direct/maps/pins.py, Sizes). The names
  * of maps, fields and events are part of the pinned layout, which an upgrade copies by name. */
 #pragma once
 
@@ -13,6 +13,7 @@
 #define LISTENERS 32768 /* the number of tables of the smallest size that fit into the arena */
 #define NODES 4096
 #define ONE_PACKET_FLOWS 131072
+#define SHARES 4096 /* the number of namespaces, and one */
 #define CACHED_LISTENERS 4096 /* a power of two */
 
 struct {
@@ -70,14 +71,16 @@ struct {
 	__type(value, struct node_name);
 } node_names SEC(".maps");
 
-/* The flow entries, in five tables:
+/* The flow entries, in six tables:
  * - UDP flows are separate from connections, so that a flood of datagrams does not displace
  *   connections.
  * - Flows with only one packet so far (`new_*`: their entries are tentative) are separate from
  *   established flows, so that a flood of SYNs, or of datagrams with forged sources, displaces only
  *   tentative entries.
  * - Connections that their clients have begun to close are separate, so that short connections do
- *   not displace open ones. */
+ *   not displace open ones.
+ * - Established flows of a namespace beyond its share are separate (`excess_flows`), so that they
+ *   displace only each other: see shares.h. */
 #define FLOWS(name, entries)                         \
 	struct {                                     \
 		__uint(type, BPF_MAP_TYPE_LRU_HASH); \
@@ -91,6 +94,16 @@ FLOWS(datagrams, 131072);
 FLOWS(new_connections, ONE_PACKET_FLOWS);
 FLOWS(new_datagrams, ONE_PACKET_FLOWS);
 FLOWS(closing_connections, 32768);
+FLOWS(excess_flows, 65536);
+
+/* The number of entries of each namespace. User space changes its part through mmap. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SHARES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct share);
+} shares SEC(".maps");
 
 /* The nodes that keep their open flows. A listener for TCP or SCTP without a previous table, and
  * not converging, has no elements here, because its flow entries are not looked up. */

@@ -78,7 +78,7 @@ struct listener {
 	__u32 flags;
 	__u32 statistics;
 	__u32 ranges; /* the set of source ranges, if the flag RANGES is set */
-	__u32 pad;
+	__u32 share;  /* the index of its namespace in `shares`; 0: it has none */
 };
 
 /* A listener in the cache of a CPU, and the generation in which it was read. It has the size of a
@@ -150,6 +150,21 @@ struct flow {
 		__u32 seen;
 	};
 };
+
+/* The tables of flow entries in which namespaces have shares. */
+enum shared_table { CONNECTIONS, DATAGRAMS, SHARED_TABLES };
+
+/* How many entries of each shared table belong to a namespace; at index TOTAL, to all of them. The
+ * programs change `counted`, user space changes `corrected`, and the sum of both is the number: so
+ * no change is lost, although user space cannot change a number atomically. The sum is approximate
+ * (the kernel may evict an entry, or a listener may get another owner) until user space counts the
+ * entries again. */
+struct share {
+	__s64 counted[SHARED_TABLES];
+	__s64 corrected[SHARED_TABLES];
+};
+
+#define TOTAL 0
 
 /* A key that is present if the node may keep flows of the listener. `statistics` is the index of
  * the listener's counters. */
@@ -259,6 +274,11 @@ struct settings {
 	/* Until this `tick`, flow entries may still be copied from the maps of an older version; 0:
 	 * no copy is under way. */
 	__u32 copying_until;
+	/* The numbers of entries of which namespaces may have shares; 0: no limits. */
+	__u32 usable_connections;
+	__u32 usable_datagrams;
+	/* The fraction that one namespace may have of what the others leave, in parts of 2^16. */
+	__u32 namespace_share;
 };
 
 /* The separate rate limits. A flood of one type must not use up the limit of another. */

@@ -47,6 +47,7 @@ class Mutation(NamedTuple):
 _DIRECT = "tests/drivers/direct/test_"
 _PACKETS = (f"{_DIRECT}packets.py",)
 _FLOWS = (f"{_DIRECT}flows.py",)
+_FLOW_SHARES = (f"{_DIRECT}flow_shares.py",)
 _MESSAGES = (f"{_DIRECT}messages.py",)
 _FRAGMENTS = (f"{_DIRECT}fragments.py",)
 _NEXT_HOPS = (f"{_DIRECT}next_hops.py",)
@@ -122,6 +123,19 @@ MUTATIONS = (
         ".prefix_length = 128, .set = set };",
         (f"{_DIRECT}ranges.py",),
     ),
+    Mutation(
+        "bpf/shares.h",
+        "	if (index == TOTAL || of_all >= usable)\n		return false;\n",
+        "",
+        _FLOW_SHARES,
+    ),
+    Mutation(
+        "bpf/shares.h",
+        "	return of_own < (usable - others) * config->namespace_share >> 16;",
+        "	return true;",
+        _FLOW_SHARES,
+    ),
+    Mutation("bpf/choose.h", "		count_entries(share, CONNECTIONS, -1);\n", "", _FLOW_SHARES),
     Mutation(
         "bpf/listeners.h",
         "	return ours[0] == theirs[0] && ours[1] == theirs[1] && ours[2] == theirs[2];",

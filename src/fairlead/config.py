@@ -147,9 +147,9 @@ class GatewayConfig(Section, frozen=True):
     """Memory for the tables of all listeners of class fairlead.io/direct. If the value has changed
     since the last start, the tables are copied."""
     namespace_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    """The maximum fraction of table memory, listeners, retained nodes, source ranges and HAProxy's
-    connections that one namespace may use, of the capacity that other namespaces leave free. 1:
-    namespaces are not limited."""
+    """The maximum fraction of table memory, listeners, retained nodes, source ranges, flow entries
+    and HAProxy's connections that one namespace may use, of the capacity that other namespaces
+    leave free. 1: namespaces are not limited."""
     proxy_path: str = "/run/fairlead/haproxy"
     """Directory for the configuration and the sockets of the HAProxy process that serves class
     fairlead.io/proxy."""

@@ -27,7 +27,14 @@ from fairlead.config import AttachKind
 from fairlead.drivers.direct import DirectDriver, Sizes
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.pins import OBJECT, OBJECTS
-from fairlead.drivers.direct.maps.records import INDEX, LINK, LOCAL, SETTINGS, NextHop
+from fairlead.drivers.direct.maps.records import (
+    FRACTION,
+    INDEX,
+    LINK,
+    LOCAL,
+    SETTINGS,
+    NextHop,
+)
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol, ListenerSpec, SetListener
 from fairlead.lab import namespace
 from fairlead.model import Listener, LoadBalancer, Member, ServiceKey
@@ -53,6 +60,7 @@ FLOW_TABLES = (
     "new_connections",
     "new_datagrams",
     "closing_connections",
+    "excess_flows",
 )
 FLOWS = 4096
 LISTENERS, NODES = 1024, 256
@@ -64,6 +72,7 @@ SIZES = {
     "next_hops": 2 * NODES,
     "retained_nodes": 16384,
     "ranges": 16384,
+    "shares": 16,
 }
 """Map sizes for tests. Creating and reading maps of the size of a gateway takes longer than most
 tests."""
@@ -90,9 +99,11 @@ class Forwarder:
     fast: run the XDP program first, and the tc program only on packets that the XDP program passes,
     as on an interface. False: run the tc program alone."""
 
-    def __init__(self, maps: dict[str, Map], tc: Program, xdp: Program, *, fast: bool) -> None:
+    def __init__(
+        self, maps: dict[str, Map], tc: Program, xdp: Program, *, fast: bool, share: float = 1.0
+    ) -> None:
         self.maps, self.tc, self.xdp, self.fast = maps, tc, xdp, fast
-        self.tables = ListenerMaps(maps)
+        self.tables = ListenerMaps(maps, share=share)
         self.passed_on = 0
         """The number of packets that the XDP program passed to the tc program."""
         self.allow_inserts(1_000_000)
@@ -108,9 +119,14 @@ class Forwarder:
         messages_per_s: int = 1000,
         flags: int = 0,
         copying_until: int = 0,
+        usable: tuple[int, int] = (0, 0),
+        share: float = 1.0,
     ) -> None:
+        """`usable`: the limits of `connections` and `datagrams`; 0: none. `share`: the fraction
+        that a namespace may have of what others leave."""
         port = VXLAN_PORT.to_bytes(2, "big")
-        record = SETTINGS.pack(per_s, per_s, messages_per_s, flags, port, copying_until)
+        limits = (*usable, int(share * FRACTION))
+        record = SETTINGS.pack(per_s, per_s, messages_per_s, flags, port, copying_until, *limits)
         self.maps["settings"].update(INDEX.pack(0), record)
 
     def add_node(self, name: str, *addresses: str, here: bool = False) -> None:
@@ -131,6 +147,7 @@ class Forwarder:
         by_source: bool = False,
         refuses: bool = False,
         restricted: bool = False,
+        service: ServiceKey = SERVICE,
     ) -> Slots:
         """Set the weights of the listener. `retained_nodes`: the nodes that keep their connections;
         by default the nodes with a weight."""
@@ -144,7 +161,7 @@ class Forwarder:
         listener = ListenerSpec(
             key, by_source, shares, tuple(sorted(retained)), refuses=refuses, restricted=restricted
         )
-        set_listener(self.tables, SetListener(SERVICE, "uid", listener, after))
+        set_listener(self.tables, SetListener(service, "uid", listener, after))
         return after
 
     def run(self, packet: Packet | bytes, *, gso_size: int = 0) -> Answer:
@@ -223,10 +240,11 @@ _idle: list[Programs] = []
 
 
 @contextmanager
-def a_forwarder(*, fast: bool) -> Iterator[Forwarder]:
-    """A forwarder with empty maps and the nodes node1 to node3."""
+def a_forwarder(*, fast: bool, share: float = 1.0) -> Iterator[Forwarder]:
+    """A forwarder with empty maps and the nodes node1 to node3. `share`: the fraction that a
+    namespace may have of what others leave."""
     programs = _idle.pop() if _idle else Programs.load()
-    made = Forwarder(*programs, fast=fast)
+    made = Forwarder(*programs, fast=fast, share=share)
     for i in (1, 2, 3):
         made.add_node(f"node{i}", f"192.0.2.{i}", f"2001:db8::{i}")
     yield made

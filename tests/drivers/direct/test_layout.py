@@ -27,6 +27,7 @@ RECORDS = {
     "node_traffic": layout.NODE_TRAFFIC,
     "range_key": layout.RANGE_KEY,
     "retained_node": layout.RETAINED_NODE,
+    "share": layout.SHARE,
 }
 
 

@@ -24,6 +24,7 @@ FLOW_TABLES = (
     "new_connections",
     "new_datagrams",
     "closing_connections",
+    "excess_flows",
 )
 MESSAGES = {
     "echo_reply": "ECHO_ANSWERED",

@@ -121,8 +121,8 @@ class DirectDriver(Component):
     priority: of our filter among the tc filters of an interface. The kernel runs the filter with
         the lowest number first. Instances that share an interface need different priorities.
     sizes: sizes of the maps, if they do not exist yet.
-    namespace_share: the fraction of table memory, listeners, retained nodes and source ranges
-        that one namespace may use; see `maps.quota`.
+    namespace_share: the fraction of table memory, listeners, retained nodes, source ranges and
+        flow entries that one namespace may use; see `maps.quota` and `maps.flow_shares`.
     drain_s: how long a node may keep connections of a Service after it last got new ones, if the
         Service sets no limit; 0: as long as the node has pods of the Service. The time starts
         again when the process starts.
@@ -163,6 +163,7 @@ class DirectDriver(Component):
             INSERTS_PER_S,
             max(NEW_FLOWS_PER_S // (os.cpu_count() or 1), NEW_FLOWS_PER_CPU_S),
             MESSAGES_PER_S,
+            namespace_share,
             report_entries=inherit is not None,
         )
         self._drain_s, self._namespace_share = drain_s, namespace_share
@@ -218,6 +219,7 @@ class DirectDriver(Component):
                     self._tables.survey, self._tables.baseline(), with_entries=True
                 )
             )
+            await asyncio.to_thread(lambda made: [*made.recount_flows()], self._tables)
             if self._inherit is not None:
                 await self._inherit(self._tables, self._pins.maps)
             self._networks = Networks(
@@ -441,6 +443,9 @@ class DirectDriver(Component):
         self._retry_waiting(tables)
         networks.write_next_hops(next_hops)
         tables.end_convergence()
+        if tables.flow_shares.needs_recount:
+            async for _ in in_background(tables.recount_flows()):
+                pass
 
     async def apply(self, changes: Sequence[DirectChange]) -> Mapping[ServiceKey, Outcome]:
         """Apply the changes. A Service has an Outcome if one of its nodes cannot be reached (the

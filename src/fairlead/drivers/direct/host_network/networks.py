@@ -18,8 +18,11 @@ import structlog
 from fairlead.drivers.direct.host_network.attach import Attachments, Programs
 from fairlead.drivers.direct.host_network.host_network import HostNetwork, NetworkChanges, Node
 from fairlead.drivers.direct.host_network.next_hops import Rules
+from fairlead.drivers.direct.maps import flow_shares
+from fairlead.drivers.direct.maps.flow_shares import usable
 from fairlead.drivers.direct.maps.nodes import NO_NEXT_HOPS, Nodes
 from fairlead.drivers.direct.maps.records import (
+    FRACTION,
     INDEX,
     IS_NODE,
     LOCAL,
@@ -55,12 +58,15 @@ class Removals(NamedTuple):
 class Limits(NamedTuple):
     """The configured values of the map `settings`.
 
-    `report_entries`: whether the program reports new flow entries to user space.
+    `namespace_share`: the fraction of the tables of established flows that one namespace may have
+    of what the others leave. `report_entries`: whether the program reports new flow entries to user
+    space.
     """
 
     inserts_per_s: int
     tentative_per_s: int
     messages_per_s: int
+    namespace_share: float = 1.0
     report_entries: bool = False
 
 
@@ -131,6 +137,8 @@ class Networks:
             flags,
             port,
             self._copying_until,
+            *(usable(self._maps[table].spec.max_entries) for table in flow_shares.TABLES),
+            int(limits.namespace_share * FRACTION),
         )
         if self._maps["settings"].lookup(_ONLY) != record:
             self._maps["settings"].update(_ONLY, record)

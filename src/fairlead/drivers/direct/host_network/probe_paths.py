@@ -92,7 +92,8 @@ class ProbePaths(Component):
         used = {name for _, name in code.map_references}
         self._maps = create_maps([spec for name, spec in object_file.maps.items() if name in used])
         self._maps["settings"].update(
-            INDEX.pack(0), SETTINGS.pack(0, 0, 0, 0, self._rules.vxlan_port.to_bytes(2, "big"), 0)
+            INDEX.pack(0),
+            SETTINGS.pack(*(0,) * 4, self._rules.vxlan_port.to_bytes(2, "big"), *(0,) * 4),
         )
         self.program = await asyncio.to_thread(
             Program.load,

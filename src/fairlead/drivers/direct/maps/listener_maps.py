@@ -19,6 +19,7 @@ import structlog
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.convergence import Convergence
 from fairlead.drivers.direct.maps.counter_indexes import CounterIndexPool
+from fairlead.drivers.direct.maps.flow_shares import NO_SHARE, FlowShares
 from fairlead.drivers.direct.maps.listeners import Listeners
 from fairlead.drivers.direct.maps.mirror import Draining, InstalledListener, Mirror, Prepared
 from fairlead.drivers.direct.maps.nodes import Nodes
@@ -92,6 +93,10 @@ class ListenerMaps:
             self._memory, maps["arena"].spec.max_entries, self._counter_indexes, clock
         )
         self.quotas = Quotas.of({name: each.spec.max_entries for name, each in maps.items()}, share)
+        self.flow_shares = FlowShares(maps, share)
+        self._settled: tuple[set[ListenerKey], set[ListenerKey]] = set(), set()
+        """Listeners that were not in transition when the last but one survey was adopted, and the
+        last one."""
         self._mirror = Mirror(self.quotas)
         self._changed_since_survey: set[ListenerKey] = set()
         """Listeners that were changed since the last survey began."""
@@ -110,6 +115,7 @@ class ListenerMaps:
         """Release the memory of the maps."""
         self._memory.close()
         self._listeners.close()
+        self.flow_shares.close()
 
     def baseline(self) -> Baseline:
         """Return the known state with which a survey begins.
@@ -177,6 +183,48 @@ class ListenerMaps:
             self._addresses.update(pack_address(address), _PRESENT)
         for address in survey.addresses - present - changed_addresses:
             self._addresses.delete(pack_address(address))
+
+        self._adopt_shares()
+        settled = {key for key, each in self._mirror.listeners.items() if not _is_tracked(each)}
+        self._settled = self._settled[1], settled
+
+    def _adopt_shares(self) -> None:
+        """Adopt the numbers of namespaces that records name, and give a number to each listener
+        that has none, or the number of another namespace: a listener of an older version, or one
+        whose change was interrupted."""
+        listeners = self._mirror.listeners
+        self.flow_shares.adopt(
+            (each.service.namespace, each.record.share) for each in listeners.values()
+        )
+        records = {}
+        for key, each in listeners.copy().items():
+            share = self.flow_shares.number(each.service.namespace)
+            if each.record.share != share:
+                record = each.record._replace(share=share)
+                records[pack_listener_key(key)] = LISTENER.pack(*record)
+                self._mirror.put(key, each._replace(record=record))
+        if records:
+            self._listeners.set(records)
+
+    def recount_flows(self) -> Iterator[None]:
+        """Count the flow entries of each namespace again, see `FlowShares.recount`."""
+        return self.flow_shares.recount(self._flow_use)
+
+    def _flow_use(self, packed: bytes) -> tuple[int, bool]:
+        key = unpack_listener_key(packed)
+        installed = self.installed(key)
+        # The listener of a peer's entry may not exist here yet.
+        if installed is None:
+            return NO_SHARE, False
+        # A peer may have begun a transition a moment before this gateway does, and has sent the
+        # entries of its connections. So a transition must have been over for some time.
+        settled = all(key in each for each in self._settled) and not _is_tracked(installed)
+        return installed.record.share, settled
+
+    def share_of_flow(self, packed: bytes) -> int:
+        """Return the number of the namespace in `flow_shares` whose listener has this packed
+        key."""
+        return self._flow_use(packed)[0]
 
     def _put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
         """Store the listener in the mirror, and return the listener that it replaces."""
@@ -521,7 +569,8 @@ class ListenerMaps:
         record = record.with_range_sets(range_sets, ipv6=is_ipv6(key.address))
         refuses = listener is not None and listener.refuses
         record = record._replace(
-            flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging
+            flags=record.flags & ~REFUSES | REFUSES * refuses | CONVERGING * converging,
+            share=self.flow_shares.number(owner[0].namespace),
         )
         new = InstalledListener(*owner, slots, record, digest, listener, idle_since)
         # The quotas count the listener now, because other listeners are prepared before it takes
@@ -621,6 +670,12 @@ class ListenerMaps:
         if not self._mirror.unplanned and now_s - self._unused_checked_s >= GRACE_S:
             self._unused_checked_s = now_s
             self.nodes.forget_unused(self._mirror.uses, now_s)
+
+
+def _is_tracked(installed: InstalledListener) -> bool:
+    """Return whether connections of the listener may have flow entries that the program looks
+    up."""
+    return bool(installed.record.previous_size) or installed.record.converging
 
 
 def _describe_shortfall(choice: SlotsChoice, why: OutOfMemory) -> str:

@@ -49,7 +49,8 @@ class Sizes(NamedTuple):
     connections: int = 131072
     """Flow entries for TCP and SCTP connections in slots that changed; about 100 bytes each."""
     datagrams: int = 65536
-    """Flow entries for UDP."""
+    """Flow entries for UDP. Entries beyond the shares of namespaces are apart, half as many as
+    `connections`."""
 
     def entries(self) -> dict[str, int]:
         """Return the number of entries of each map, by name."""
@@ -57,6 +58,7 @@ class Sizes(NamedTuple):
             "arena": self.arena_bytes // CHUNK_BYTES,
             "connections": self.connections,
             "datagrams": self.datagrams,
+            "excess_flows": self.connections // 2,
         }
 
 

@@ -20,6 +20,8 @@ IS_NODE, REPORT_ENTRIES = 1, 2
 CLOSING = 0x10000
 """Added to the node number of a reported flow entry whose connection is closing."""
 UNREACHABLE, LINK, LOCAL, IPIP, VXLAN = range(5)
+FRACTION = 1 << 16
+"""The unit of `namespace_share` in `struct settings`: the program has no fractions."""
 HOPS_LEFT = 16
 """The hop limit of packets that the gateway sends to nodes. A packet that arrives with this hop
 limit or less has passed a gateway already (bpf/hops.h)."""
@@ -39,16 +41,17 @@ DROPS = (
 """The reasons for drops, in the order of `enum event`."""
 
 LISTENER_KEY = struct.Struct("=16s2sB5x")
-LISTENER = struct.Struct("=7I4x")
+LISTENER = struct.Struct("=8I")
 FLOW_KEY = struct.Struct("=16x16s2x2sB3x")
 FLOW = struct.Struct("=4s4x")
 NEXT_HOP = struct.Struct("=III2sH6s6sI16s16s16s")
 OWNER = struct.Struct("=64s64s40s")
 NODE_NAME = struct.Struct("=256s")
-SETTINGS = struct.Struct("=4I2s2xI")
+SETTINGS = struct.Struct("=4I2s2x4I")
 TRAFFIC = struct.Struct(f"={3 + len(DROPS)}Q")
 NODE_TRAFFIC = struct.Struct("=4Q")
 RANGE_KEY = struct.Struct("=II16s")
+SHARE = struct.Struct("=16s16s")
 RETAINED_NODE = struct.Struct("=II")
 TAG_KEY = struct.Struct("=II")
 MAC = struct.Struct("=6s2x")
@@ -57,7 +60,8 @@ COUNTER = struct.Struct("=Q")
 CHALLENGED = INDEX.pack(1)
 """The last field (`challenged`) of a connection's entry, if a SYN with the same ports arrived after
 the entry was created."""
-
+DATAGRAM_LIFETIME = 280
+"""How long the entry of a silent UDP flow is valid, in ticks (bpf/choose.h)."""
 
 _PROTOCOLS: dict[str, int] = {
     "TCP": socket.IPPROTO_TCP,
@@ -73,7 +77,10 @@ def tick(monotonic_s: float) -> int:
 
 
 class ListenerRecord(NamedTuple):
-    """The locations of a listener's tables: offsets in chunks of the arena, sizes in slots."""
+    """The locations of a listener's tables: offsets in chunks of the arena, sizes in slots.
+
+    `share`: the number of its namespace, see `flow_shares`.
+    """
 
     current_offset: int
     current_size: int
@@ -82,6 +89,7 @@ class ListenerRecord(NamedTuple):
     flags: int
     statistics: int
     ranges: int = 0
+    share: int = 0
 
     @property
     def converging(self) -> bool:
@@ -143,10 +151,15 @@ def unpack_listener_key(data: bytes) -> ListenerKey:
     return ListenerKey(unpack_address(address), int.from_bytes(port, "big"), name)
 
 
+def listener_of(flow: bytes) -> bytes:
+    """Return the packed key of a flow's listener, as `pack_listener_key` returns it."""
+    return LISTENER_KEY.pack(*FLOW_KEY.unpack(flow))
+
+
 def unpack_entry(key: bytes, value: bytes) -> tuple[bytes, int]:
     """Return the packed key of a flow entry's listener, as `pack_listener_key` returns it, and the
     number of the entry's node."""
-    return LISTENER_KEY.pack(*FLOW_KEY.unpack(key)), INDEX.unpack_from(value)[0]
+    return listener_of(key), INDEX.unpack_from(value)[0]
 
 
 def pack_next_hop(hop: NextHop) -> bytes:

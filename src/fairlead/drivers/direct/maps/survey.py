@@ -87,7 +87,10 @@ class Surveyor:
             maps["owners"],
             maps["addresses"],
         )
-        self._entries = maps["connections"], maps["new_connections"], maps["closing_connections"]
+        self._entries = tuple(
+            maps[name]
+            for name in ("connections", "excess_flows", "new_connections", "closing_connections")
+        )
         self._memory, self._clock = memory, clock
         self._nodes, self._ranges, self._retained_nodes = nodes, ranges, retained_nodes
 

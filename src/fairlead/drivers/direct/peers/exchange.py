@@ -20,15 +20,18 @@ hold regardless of the history of each gateway:
 Invariant: nothing here decides which node gets new connections. Only the plan of each gateway does.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 import msgspec
 import structlog
 
+from fairlead.drivers.direct.maps import flow_shares
+from fairlead.drivers.direct.maps.flow_shares import EXCESS_TABLE
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import InstalledListener
-from fairlead.drivers.direct.maps.records import CHALLENGED, CLOSING, FLOW, INDEX
+from fairlead.drivers.direct.maps.records import CHALLENGED, CLOSING, FLOW, INDEX, listener_of
 from fairlead.drivers.direct.peers.messages import ENTRY, MAX_ENTRIES, FlowsMessage, TablesMessage
 from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.spec import ListenerKey
@@ -45,7 +48,7 @@ _PROTOCOL_AT = ENTRY.size - INDEX.size - 4
 _NO_ENTRY = INDEX.pack(NONE)
 _TABLE_OF = {6: "connections", 132: "connections", 17: "datagrams"}
 _CLOSING_TABLE = "closing_connections"
-_TABLES = ("connections", "datagrams", _CLOSING_TABLE)
+_TABLES = ("connections", "datagrams", EXCESS_TABLE, _CLOSING_TABLE)
 
 
 class Exchange:
@@ -126,7 +129,7 @@ class Exchange:
 
     def _current_node(self, flow: bytes) -> bytes:
         """Return the present node of a flow in the form in which it is sent."""
-        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], _CLOSING_TABLE):
+        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], EXCESS_TABLE, _CLOSING_TABLE):
             if value := self._maps[name].lookup(flow):
                 return _encode_node(name, value)
         return _NO_ENTRY
@@ -154,7 +157,7 @@ class Exchange:
                 continue
             if (
                 closing
-                and (present := sets[table].get(key) or self._maps[table].lookup(key))
+                and (present := sets[table].get(key) or self._established(table, key))
                 and (present[: INDEX.size] != numbers[node])
             ):
                 # A newer connection with the same ports has an entry.
@@ -170,9 +173,53 @@ class Exchange:
                 sets[_CLOSING_TABLE if closing else table][key] = FLOW.pack(numbers[node])
         self.received += sum(map(len, sets.values()))
         sets["connections"] = dict(self._to_store(sets["connections"]))
-        for table, elements in sets.items():
-            self._maps[table].delete_all(deletes[table])
-            self._maps[table].update_all(elements)
+        for table in flow_shares.TABLES:
+            self._remove(table, deletes[table])
+            self._store(table, sets[table])
+        self._maps[_CLOSING_TABLE].delete_all(deletes[_CLOSING_TABLE])
+        self._maps[_CLOSING_TABLE].update_all(sets[_CLOSING_TABLE])
+
+    def _established(self, table: str, flow: bytes) -> bytes | None:
+        return self._maps[table].lookup(flow) or self._maps[EXCESS_TABLE].lookup(flow)
+
+    def _remove(self, table: str, flows: Iterable[bytes]) -> None:
+        """Remove the established entries of these flows."""
+        shares = self._tables.flow_shares
+        removed: Counter[bytes] = Counter()
+        for flow in flows:
+            if self._maps[table].delete(flow):
+                removed[listener_of(flow)] += 1
+            else:
+                self._maps[EXCESS_TABLE].delete(flow)
+        for listener, count in removed.items():
+            number = self._tables.share_of_flow(listener)
+            shares.add(number, flow_shares.TABLES.index(table), -count)
+
+    def _store(self, table: str, entries: Mapping[bytes, bytes]) -> None:
+        """Store established entries: as the program does, within the shares of their
+        namespaces."""
+        shares, index = self._tables.flow_shares, flow_shares.TABLES.index(table)
+        numbers: dict[bytes, int] = {}
+        added: Counter[int] = Counter()
+        within, excess = dict[bytes, bytes](), dict[bytes, bytes]()
+        for flow, entry in entries.items():
+            if self._maps[table].lookup(flow) is not None:
+                within[flow] = entry
+                continue
+            listener = listener_of(flow)
+            if listener not in numbers:
+                numbers[listener] = self._tables.share_of_flow(listener)
+            number = numbers[listener]
+            if added[number] < shares.room(number, index):
+                added[number] += 1
+                within[flow] = entry
+            else:
+                excess[flow] = entry
+        self._maps[table].update_all(within)
+        self._maps[EXCESS_TABLE].update_all(excess)
+        self._maps[EXCESS_TABLE].delete_all(list(within))
+        for number, count in added.items():
+            shares.add(number, index, count)
 
     def _to_store(self, entries: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries of connections that differ from the entries here.
@@ -183,7 +230,7 @@ class Exchange:
         challenged.
         """
         for key, entry in entries.items():
-            present = self._maps["connections"].lookup(key)
+            present = self._established("connections", key)
             if present and present[: INDEX.size] == entry[: INDEX.size]:
                 continue
             if self._maps["new_connections"].lookup(key) is not None:

@@ -1,0 +1,177 @@
+"""The share of each namespace in the tables of established flows, `connections` and `datagrams`.
+
+In: the namespaces that have listeners, and the entries in the maps. Out: the number of each
+namespace, which the records of its listeners name, and how many entries it may add. The program
+counts entries under these numbers, and puts entries beyond a share into `excess_flows`
+(bpf/shares.h): so clients of one namespace cannot displace the entries of another one.
+
+Invariant: each count is the sum of two parts. Only the programs change the first one, and only this
+process the second one. The sum is approximate, and contains entries that are of no more use, such
+as those of a transition that has ended. When a share is used up, `recount` removes such entries and
+counts the others.
+"""
+
+import ctypes
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from socket import IPPROTO_UDP
+
+from fairlead.drivers.direct.maps.quota import RESERVE
+from fairlead.drivers.direct.maps.records import DATAGRAM_LIFETIME, INDEX, listener_of, tick
+from fairlead.net.bpf import Map
+
+TABLES = ("connections", "datagrams")
+"""The tables with shares, in the order of `enum shared_table`."""
+EXCESS_TABLE = "excess_flows"
+NO_SHARE = 0
+"""The number of a namespace without a share. In the map, the counts of all namespaces together."""
+_TOTAL = 0
+_COLUMNS = 2 * len(TABLES)
+_PROTOCOL_AT = 18
+"""The offset of the protocol in the packed key of a listener."""
+_ENTRIES_AT_ONCE = 500
+"""Entries that are counted in one part, which takes about a millisecond."""
+
+UseOf = Callable[[bytes], tuple[int, bool]]
+"""Returns, for the key of a listener as bytes, the number of its namespace, and whether its slots
+have not been in transition for some time, so that it needs no entries of connections."""
+
+
+def usable(capacity: int) -> int:
+    """Return how many entries of a table of this size namespaces may use. The rest stays free:
+    each CPU holds up to 128 free entries ready, and the kernel evicts entries as soon as no others
+    are free."""
+    return capacity - capacity // RESERVE
+
+
+class FlowShares:
+    """The numbers of namespaces, and the map `shares`.
+
+    share: the fraction that one namespace may have of what the other namespaces leave.
+    """
+
+    def __init__(self, maps: Mapping[str, Map], share: float) -> None:
+        self._maps = tuple(maps[name] for name in TABLES)
+        self._excess = maps[EXCESS_TABLE]
+        self._excess_left = False
+        """Whether the last count found entries beyond shares."""
+        self._share = share
+        self._size = maps["shares"].spec.max_entries
+        self._memory = maps["shares"].memory()
+        self._numbers: dict[str, int] = {}
+        self._free: list[int] = []
+        self._next = _TOTAL + 1
+
+    def close(self) -> None:
+        """Release the memory of the map."""
+        self._memory.close()
+
+    def number(self, namespace: str) -> int:
+        """Return the number of the namespace: NO_SHARE if all numbers are in use."""
+        if namespace not in self._numbers:
+            if not self._free and self._next == self._size:
+                return NO_SHARE
+            number = self._free.pop() if self._free else self._next
+            self._next = max(self._next, number + 1)
+            self._numbers[namespace] = number
+            for table in range(len(TABLES)):
+                self._correct(number, table, -self._counted(number, table))
+        return self._numbers[namespace]
+
+    def adopt(self, held: Iterable[tuple[str, int]]) -> None:
+        """Adopt the numbers that listeners name, and free those of namespaces without listeners.
+
+        `held`: the namespace of each listener, and the number that its record names.
+        """
+        found = set(held)
+        present = {namespace for namespace, _ in found}
+        numbers = {
+            namespace: number for namespace, number in self._numbers.items() if namespace in present
+        }
+        taken = set(numbers.values())
+        for namespace, number in sorted(found):
+            if number != NO_SHARE and namespace not in numbers and number not in taken:
+                numbers[namespace] = number
+                taken.add(number)
+        self._numbers = numbers
+        self._next = max(taken, default=_TOTAL) + 1
+        self._free = [each for each in range(_TOTAL + 1, self._next) if each not in taken]
+
+    def room(self, number: int, table: int) -> int:
+        """Return how many entries the namespace with this number may add to a table, as the
+        program computes it. `table`: an index in TABLES."""
+        limit = usable(self._maps[table].spec.max_entries)
+        total, own = self._entries(_TOTAL, table), self._entries(number, table)
+        if number == NO_SHARE or total >= limit:
+            return 0
+        return max(0, int((limit - max(0, total - own)) * self._share) - own)
+
+    def add(self, number: int, table: int, entries: int) -> None:
+        """Count entries that this process has added to a table; a negative number: removed."""
+        for each in {number, _TOTAL}:
+            self._correct(each, table, self._corrected(each, table) + entries)
+
+    @property
+    def needs_recount(self) -> bool:
+        """Whether the share of any namespace is used up, or entries beyond shares were left."""
+        return self._excess_left or any(
+            not self.room(number, table)
+            for number in self._numbers.values()
+            for table in range(len(TABLES))
+        )
+
+    def recount(self, use_of: UseOf) -> Iterator[None]:
+        """Count the entries of each namespace again, and remove those that are of no more use.
+        Yield after each part. 100,000 entries take about 0.2 s."""
+        for table, entries in enumerate(self._maps):
+            before = [self._counted(number, table) for number in range(self._next)]
+            found: Counter[int] = Counter()
+            yield from _count(entries, use_of, found)
+            found[_TOTAL] = found.total()
+            for number, counted in enumerate(before):
+                self._correct(number, table, found[number] - counted)
+        beyond: Counter[int] = Counter()
+        yield from _count(self._excess, use_of, beyond)
+        self._excess_left = bool(beyond)
+
+    def _entries(self, number: int, table: int) -> int:
+        return max(0, self._counted(number, table) + self._corrected(number, table))
+
+    def _counted(self, number: int, table: int) -> int:
+        return self._cell(number, table).value
+
+    def _corrected(self, number: int, table: int) -> int:
+        return self._cell(number, len(TABLES) + table).value
+
+    def _correct(self, number: int, table: int, value: int) -> None:
+        self._cell(number, len(TABLES) + table).value = value
+
+    def _cell(self, number: int, column: int) -> ctypes.c_int64:
+        """Return a number of the map. It is read and written as one word of 64 bits, so that no
+        program reads half of it."""
+        at = (number * _COLUMNS + column) * ctypes.sizeof(ctypes.c_int64)
+        return ctypes.c_int64.from_buffer(self._memory, at)
+
+
+def _count(table: Map, use_of: UseOf, found: Counter[int]) -> Iterator[None]:
+    """Remove the entries of the table that are of no more use, and add the numbers of the others to
+    `found`. The listeners are looked up for each part, because they may change between parts."""
+    left = iter(table.items())
+    while some := list(islice(left, _ENTRIES_AT_ONCE)):
+        uses: dict[bytes, tuple[int, bool]] = {}
+        expired = tick(time.monotonic()) - DATAGRAM_LIFETIME
+        void = []
+        for key, entry in some:
+            listener = listener_of(key)
+            if listener not in uses:
+                uses[listener] = use_of(listener)
+            number, settled = uses[listener]
+            (seen,) = INDEX.unpack_from(entry, INDEX.size)
+            if 0 < seen <= expired if listener[_PROTOCOL_AT] == IPPROTO_UDP else settled:
+                void.append(key)
+            else:
+                found[number] += 1
+        table.delete_all(void)
+        yield
