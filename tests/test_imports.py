@@ -23,7 +23,7 @@ RANKS = [
     {"web"},
     {"roles"},
     {"probe"},
-    {"ingress"},
+    {"ingress", "doctor"},
     {"lab"},
     {"cli"},
 ]

@@ -20,6 +20,10 @@ COMMANDS = {
         "fairlead.cli.ingress",
         "Configure an ingress controller behind a load balancer, and check one.",
     ),
+    "doctor": (
+        "fairlead.cli.doctor",
+        "Name the root cause of what is wrong with Services, on any cluster.",
+    ),
     "octavia": (
         "fairlead.cli.octavia",
         "List and delete the OpenStack resources of deleted Services.",
@@ -103,7 +107,7 @@ def cli() -> None:
     With root, in the source tree:        fairlead demo
                                           fairlead lab up
     Processes of a cluster:               fairlead controller | gateway | node
-    As a client of a cluster:             kubectl fairlead plan
+    As a client of a cluster:             kubectl fairlead plan | doctor
     """
 
 

@@ -1,0 +1,251 @@
+"""Rules about the controller of a Service: whether there is one, whether there are two, and what it
+reports. Pure.
+
+In: a `Case`. Out: at most one finding of this module for each Service."""
+
+from difflib import get_close_matches
+
+from fairlead.doctor.facts import Case, Facts
+from fairlead.doctor.finding import Fact, RootCause
+from fairlead.kube.objects import CLEANUP_FINALIZER, Condition
+from fairlead.plan.classes import CLASSES
+from fairlead.plan.service import CLASS_PREFIX, claimed_class
+
+PATIENCE = 10
+"""A controller that is not known may need this many grace periods for a deletion: clouds are
+slow."""
+GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
+"""Finalizers of Kubernetes' own garbage collector."""
+
+
+def finalizer_orphaned(case: Case) -> RootCause | None:
+    """Return the finding that a Service is not deleted, because no controller removes its
+    finalizer."""
+    metadata, facts = case.service.metadata, case.facts
+    left = [each for each in metadata.finalizers if each not in GARBAGE_COLLECTOR]
+    if not metadata.deletion_timestamp or not left:
+        return None
+    ours = bool(claimed_class(case.service)) and left[0] == CLEANUP_FINALIZER
+    if ours and (facts.processes is None or case.facts.controllers):
+        return None
+    patience_s = facts.grace_s * (1 if ours else PATIENCE)
+    if facts.age_s(metadata.deletion_timestamp) <= patience_s:
+        return None
+    index = metadata.finalizers.index(left[0])
+    path = f"/metadata/finalizers/{index}"
+    tests = f'{{"op":"test","path":"{path}","value":"{left[0]}"}}'
+    evidence = [
+        Fact("deletionTimestamp", metadata.deletion_timestamp, f"{case.subject} metadata"),
+        Fact("finalizers", ", ".join(left), f"{case.subject} metadata"),
+    ]
+    if ours:
+        evidence.append(
+            Fact("live controllers of Fairlead", "0", "Leases with the label of Fairlead")
+        )
+    whose = case.owner if case.owner not in ("none", "an unknown controller") else "its controller"
+    return RootCause(
+        code="FinalizerOrphaned",
+        severity="error",
+        subject=case.subject,
+        message=(
+            f"{case.subject} has been in deletion since {metadata.deletion_timestamp}, because "
+            f"{whose} does not remove the finalizer {left[0]}"
+        ),
+        known_by=tuple(evidence),
+        remedy=(
+            f"kubectl patch service -n {case.namespace} {case.name} --type=json "
+            f'-p \'[{tests},{{"op":"remove","path":"{path}"}}]\''
+            "  # only if the controller is uninstalled; what it made outside of the cluster stays"
+        ),
+        actor="cluster operator",
+        consequences=(f"addresses {', '.join(case.addresses)} remain assigned",)
+        if case.addresses
+        else (),
+    )
+
+
+def two_controllers(case: Case) -> RootCause | None:
+    """Return the finding that two controllers overwrite each other's addresses: the first one wrote
+    again after the second one. A single change of the writer is a migration."""
+    writes = (case.facts.writes or {}).get(case.service.key, ())
+    order = [each.manager for each in writes]
+    turns = [b for a, b in zip(["", *order], order, strict=False) if a != b]
+    if len(turns) < 3 or len(set(turns)) < 2:
+        return None
+    managers = sorted(set(turns))
+    return RootCause(
+        code="TwoControllers",
+        severity="error",
+        subject=case.subject,
+        message=(
+            f"{' and '.join(managers)} overwrite each other's addresses in the status of "
+            f"{case.subject}"
+        ),
+        known_by=(
+            *(
+                Fact(
+                    f"addresses by {each.manager}",
+                    ", ".join(each.addresses) or "none",
+                    f"{case.subject} managedFields, status.loadBalancer",
+                )
+                for each in {each.manager: each for each in writes}.values()
+            ),
+            Fact(
+                "changes of the writer while doctor watched",
+                str(len(turns) - 1),
+                f"watch of {case.subject}; {turns[-1]} wrote last",
+            ),
+        ),
+        remedy=(
+            f"kubectl get service -n {case.namespace} {case.name} -o yaml --show-managed-fields"
+            "  # give the Service to one of them by spec.loadBalancerClass"
+        ),
+        actor="cluster operator",
+    )
+
+
+def class_unserved(case: Case) -> RootCause | None:
+    """Return the finding that no controller has claimed the Service."""
+    name = case.service.spec.load_balancer_class or ""
+    if not case.settled or case.addresses:
+        return None
+    wanted = name or case.our_class
+    if wanted in CLASSES:
+        if case.facts.processes is None or case.facts.controllers:
+            return None
+    elif not name.startswith(CLASS_PREFIX) and (case.owner != "none" or case.facts.events is None):
+        return None
+    known = _served_classes(case.facts)
+    served = ", ".join(known) or "none"
+    if wanted in CLASSES:
+        message = f"{case.subject} is of class {wanted}, and no controller of Fairlead runs"
+    elif not name:
+        message = (
+            f"{case.subject} has no loadBalancerClass, and no controller of the cluster serves "
+            "Services without one"
+        )
+    else:
+        message = (
+            f"{case.subject} has the loadBalancerClass {name}, which no controller serves; "
+            f"classes that are served: {served}"
+        )
+    is_wrong = bool(name) and name not in CLASSES
+    remedy = "kubectl get deployments -A  # install or start the controller of load balancers"
+    if is_wrong:
+        near = get_close_matches(name, known, 1)
+        remedy = _change_class(case, near[0] if near else "CLASS")
+    return RootCause(
+        code="ClassUnserved",
+        severity="error",
+        subject=case.subject,
+        message=message,
+        known_by=(
+            Fact("loadBalancerClass", name or "absent", f"{case.subject} spec"),
+            Fact("classes with addresses or a controller", served, "Services, Leases"),
+            Fact("addresses", "none", f"{case.subject} status.loadBalancer"),
+        ),
+        remedy=remedy,
+        actor="Service owner" if is_wrong else "cluster operator",
+    )
+
+
+def _served_classes(facts: Facts) -> list[str]:
+    shown = {
+        each.spec.load_balancer_class
+        for each in facts.services
+        if each.spec.load_balancer_class and each.status.load_balancer.ingress
+    }
+    return sorted(shown | (set(CLASSES) if facts.controllers else set()))
+
+
+def _change_class(case: Case, name: str) -> str:
+    """Return the commands that change the class, which the API allows only together with the
+    type."""
+    patch = f"kubectl patch service -n {case.namespace} {case.name} --type=merge -p"
+    return (
+        f"""{patch} '{{"spec":{{"type":"NodePort","loadBalancerClass":null}}}}' && """
+        f"""{patch} '{{"spec":{{"type":"LoadBalancer","loadBalancerClass":"{name}"}}}}'"""
+    )
+
+
+def address_pending(case: Case) -> RootCause | None:
+    """Return the finding that a controller publishes no address. This is the last rule about
+    addresses: the others know why. A controller that reports no failure may need longer: clouds are
+    slow."""
+    if case.addresses or not case.settled:
+        return None
+    said = _false_conditions(case) or tuple(
+        f"{each.reason}: {each.message}" for each in case.warnings[:1]
+    )
+    age_s = case.facts.age_s(case.service.metadata.creation_timestamp)
+    if not said and age_s <= PATIENCE * case.facts.grace_s:
+        return None
+    report = said[0] if said else "nothing that the doctor was able to read"
+    return RootCause(
+        code="AddressPending",
+        severity="error",
+        subject=case.subject,
+        message=f"{case.subject} has no address; its controller reports {report}",
+        known_by=(
+            Fact("addresses", "none", f"{case.subject} status.loadBalancer"),
+            Fact("report", report, f"Events and conditions of {case.subject}"),
+        ),
+        remedy=f"kubectl describe service -n {case.namespace} {case.name}",
+        actor="Service owner" if said else "cluster operator",
+    )
+
+
+def condition_false(case: Case) -> RootCause | None:
+    """Return the finding that a condition of Fairlead is False, for causes that no other rule
+    knows."""
+    condition = false_condition(case)
+    if condition is None:
+        return None
+    return RootCause(
+        code="ConditionFalse",
+        severity="error",
+        subject=case.subject,
+        message=(
+            f"{case.subject} is not {condition.type.removeprefix(CLASS_PREFIX)}: "
+            f"{condition.message}"
+        ),
+        known_by=(
+            Fact(
+                condition.type,
+                f"False since {condition.last_transition_time or 'its start'} ({condition.reason})",
+                f"{case.subject} status.conditions",
+            ),
+        ),
+        remedy=f"kubectl describe service -n {case.namespace} {case.name}",
+        actor="Service owner",
+    )
+
+
+def false_condition(case: Case) -> Condition | None:
+    """Return the first condition of Fairlead that has been False for the grace period."""
+    if case.service.metadata.deletion_timestamp:
+        return None
+    return next(
+        (
+            each
+            for each in case.service.status.conditions
+            if each.type.startswith(CLASS_PREFIX)
+            and each.status == "False"
+            and each.reason != "Pending"
+            and case.facts.settled(each.last_transition_time)
+        ),
+        None,
+    )
+
+
+def consequences(case: Case) -> tuple[str, ...]:
+    """Return what the controller reports about the Service, which follows from its cause."""
+    return tuple(f"the controller reports: {each}" for each in _false_conditions(case))
+
+
+def _false_conditions(case: Case) -> tuple[str, ...]:
+    return tuple(
+        f"{each.type} is False ({each.reason}): {each.message}"
+        for each in case.service.status.conditions
+        if each.status == "False" and each.message
+    )
