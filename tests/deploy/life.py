@@ -101,7 +101,9 @@ class Life:
         await self.kubectl(
             "wait", "--for=condition=Established", "--timeout=60s", "-f", str(DEPLOY / "crds")
         )
-        await self.kubectl("apply", "--server-side", "-f", "-", objects=manifests)
+        await self.kubectl(
+            "apply", "--server-side", "--force-conflicts", "-f", "-", objects=manifests
+        )
         shown = await self.kubectl("get", "configmap", "fairlead", "-n", NAMESPACE, "-o", "json")
         self.configuration.write_text(json.loads(shown)["data"]["fairlead.yaml"])
         for role in ROLES:
