@@ -1,6 +1,6 @@
 """The plan of a lab's network: addresses, names, limits."""
 
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, ip_address, ip_network
 from itertools import chain
 
 import pytest
@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import Refused
-from fairlead.lab.topology import PODS, PODS_PER_NODE, VIPS, plan_topology, pod_network, prefix
+from fairlead.lab.topology import (
+    LAN,
+    PODS,
+    PODS_PER_NODE,
+    POOL,
+    VIPS,
+    plan_topology,
+    pod_network,
+    prefix,
+)
 
 SIZES = st.tuples(st.integers(0, 120), st.integers(0, 9), st.integers(0, 200), st.integers(0, 80))
 
@@ -102,6 +111,19 @@ def test_far_nodes_come_after_the_others_and_are_on_another_network() -> None:
     assert topology.host("node2").routers == ("198.18.0.1", "2001:db8:3::1")
     assert topology.networks == ("lan", "wan", "far")
     assert plan_topology("x", 1, 1, 1).networks == ("lan", "wan")
+
+
+def test_announced_addresses_are_of_the_lan_and_belong_to_no_host() -> None:
+    topology = plan_topology("x", 200, 9, 1, announce="l2")
+    (pool,) = topology.pool
+    first, last = map(IPv4Address, pool.split("-"))
+    assert first in LAN[0]
+    assert last in LAN[0]
+    assert last < LAN[0].broadcast_address
+    assert all(
+        IPv4Address(host.addresses[0]) < first for host in topology.hosts if host.network == "lan"
+    )
+    assert plan_topology("x", 1, 1, 1).pool == POOL
 
 
 def test_with_gateways_on_nodes_there_are_no_other_gateways() -> None:

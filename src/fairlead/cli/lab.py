@@ -16,6 +16,7 @@ from fairlead.errors import Refused
 
 if TYPE_CHECKING:
     from fairlead.lab.rundir import ApiServerKind
+    from fairlead.lab.topology import Announcement
 
 CommandT = TypeVar("CommandT", bound=Any)
 ResultT = TypeVar("ResultT")
@@ -30,6 +31,7 @@ class _Hosts(TypedDict):
     clients: int
     far_nodes: int
     gateways_on_nodes: bool
+    announce: "Announcement"
     apiserver: "ApiServerKind"
 
 
@@ -66,7 +68,7 @@ def lab() -> None:
     "--gateways",
     default=1,
     show_default=True,
-    help="Gateways; several share the addresses by ECMP.",
+    help="Gateways; several share the addresses by ECMP, or by --announce l2.",
 )
 @click.option("--clients", default=1, show_default=True, help="Clients on the outside network.")
 @click.option(
@@ -92,6 +94,14 @@ def lab() -> None:
     "--gateways-on-nodes",
     is_flag=True,
     help="Run a gateway on every node instead of on separate hosts.",
+)
+@click.option(
+    "--announce",
+    type=click.Choice(["none", "l2"]),
+    default="none",
+    show_default=True,
+    help="none: the router has routes to the addresses. l2: gateways announce them by ARP, and the "
+    "router needs no route.",
 )
 @click.option(
     "--tunnel",

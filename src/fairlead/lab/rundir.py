@@ -19,7 +19,7 @@ from fairlead.invocation import called
 from fairlead.kube.access import Access
 from fairlead.kube.kubeconfig import read_kubeconfig
 from fairlead.lab import namespace
-from fairlead.lab.topology import Topology, check_name, is_name, plan_topology
+from fairlead.lab.topology import Announcement, Topology, check_name, is_name, plan_topology
 
 ROOT = Path("/run/fairlead/lab")
 PINS = Path("/sys/fs/bpf/fairlead-lab")
@@ -44,7 +44,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """The number of hosts of each kind, whether Fairlead's roles run on them, the kind of API
-    server, and how packets get from gateways to nodes."""
+    server, how packets get from gateways to nodes, and how the router learns where VIPs are."""
 
     nodes: int = 4
     gateways: int = 1
@@ -57,13 +57,19 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     roles: bool = True
     apiserver: ApiServerKind = "embedded"
     transport: Transport = Transport()
+    announce: Announcement = "none"
 
     def topology(self, lab: str) -> Topology:
         """Return the topology of a lab with this name and size. Raise Refused as `plan_topology`
         does."""
-        far, on_nodes = self.far_nodes, self.gateways_on_nodes
         return plan_topology(
-            lab, self.nodes, self.gateways, self.clients, far_nodes=far, gateways_on_nodes=on_nodes
+            lab,
+            self.nodes,
+            self.gateways,
+            self.clients,
+            far_nodes=self.far_nodes,
+            gateways_on_nodes=self.gateways_on_nodes,
+            announce=self.announce,
         )
 
 

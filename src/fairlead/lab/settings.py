@@ -12,7 +12,7 @@ import yaml
 from fairlead.kube.access import Access
 from fairlead.kube.objects import CONFIGURATION, CONFIGURATION_FILE
 from fairlead.lab.rundir import Size
-from fairlead.lab.topology import PODS, POOL, Topology
+from fairlead.lab.topology import PODS, Topology
 
 PEER_PORT = 9445
 
@@ -31,10 +31,11 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
         {
             "defaultClass": "fairlead.io/direct",
             "cluster": {"podCIDRs": [str(network) for network in PODS]},
-            "pools": [{"name": "lab", "addresses": list(POOL)}],
+            "pools": [{"name": "lab", "addresses": list(topology.pool)}],
             "controller": {"leaseDurationS": 3, "leaseNamespace": CONFIGURATION.namespace},
             "presence": {"leaseDurationS": 6},
             "gateway": gateway,
+            **({"announce": {"l2": {}}} if size.announce == "l2" else {}),
             "tunnel": {"kind": transport.tunnel, "gateways": gateways},
         }
     )

@@ -37,7 +37,7 @@ from fairlead.lab.objects import PODS
 from fairlead.lab.pod import pod_label
 from fairlead.lab.process import Process
 from fairlead.lab.rundir import ApiServerKind, RunDirectory, Size, Transport
-from fairlead.lab.topology import ROUTER, Host, Kind, Topology, prefix
+from fairlead.lab.topology import ROUTER, Announcement, Host, Kind, Topology, prefix
 from fairlead.net.address import socket_family
 
 ROLES: dict[Kind, str] = {"control": "controller", "gateway": "gateway", "node": "node"}
@@ -78,6 +78,7 @@ class Site:
         roles: bool = True,
         apiserver: ApiServerKind = "embedded",
         transport: Transport = DEFAULT_TRANSPORT,
+        announce: Announcement = "none",
     ) -> Self:
         """Return a lab that is not up yet. Raise Refused for an invalid name or size."""
         size = Size(
@@ -89,6 +90,7 @@ class Site:
             roles=roles,
             apiserver=apiserver,
             transport=transport,
+            announce=announce,
         )
         return cls(size.topology(name), size)
 

@@ -10,8 +10,9 @@ In: a name and the number of hosts of each kind. Out: a `Topology`; `wiring` bui
                                                       2001:db8:3::/64  a link to
 
 VIPs 203.0.113.0/24 and 2001:db8:f::/64 are routed to the gateways, or to all nodes where the nodes
-are the gateways. ClusterIPs 10.96.0.0/16 and 2001:db8:96::/112 are not routed: the nodes translate
-them.
+are the gateways. Where the gateways announce addresses on layer 2, VIPs are addresses of the lan
+that no host has, and the router has no route to them but that to the lan itself. ClusterIPs
+10.96.0.0/16 and 2001:db8:96::/112 are not routed: the nodes translate them.
 
 Invariant: everything follows from the name and the counts, MAC addresses too, so a host that is
 rebuilt has the same addresses. Addresses are of the documentation ranges (RFC 5737, RFC 3849), with
@@ -29,6 +30,8 @@ from fairlead.errors import Refused
 
 Kind = Literal["client", "gateway", "node", "control"]
 Network = Literal["lan", "wan", "far"]
+Announcement = Literal["none", "l2"]
+"""How the router learns where VIPs are: by static routes, or by ARP."""
 
 LAN = (IPv4Network("192.0.2.0/24"), IPv6Network("2001:db8:1::/64"))
 WAN = (IPv4Network("198.51.100.0/24"), IPv6Network("2001:db8:2::/64"))
@@ -42,6 +45,8 @@ ROUTER = "router"
 CONTROL = "control"
 API_PORT = 6443
 POOL = ("203.0.113.10-203.0.113.250", "2001:db8:f::10-2001:db8:f::ffff")
+LAN_POOL = ("192.0.2.224-192.0.2.250",)
+"""The pool of a lab with announcement on layer 2, which announces no IPv6 addresses."""
 
 PODS_PER_NODE = 250
 
@@ -80,11 +85,17 @@ class Topology(msgspec.Struct, frozen=True):
     lab: str
     hosts: tuple[Host, ...]
     gateway_kind: Literal["gateway", "node"] = "gateway"
+    announce: Announcement = "none"
 
     @property
     def gateways(self) -> tuple[Host, ...]:
         """The hosts on which a gateway runs."""
         return self.of(self.gateway_kind)
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The ranges of the pool from which Services get addresses."""
+        return LAN_POOL if self.announce == "l2" else POOL
 
     @property
     def networks(self) -> tuple[Network, ...]:
@@ -161,6 +172,7 @@ def plan_topology(
     *,
     far_nodes: int = 0,
     gateways_on_nodes: bool = False,
+    announce: Announcement = "none",
 ) -> Topology:
     """Return the topology of a lab. `far_nodes` are numbered after the other nodes. With
     `gateways_on_nodes` there are no hosts of kind gateway. Raise Refused for an invalid name or
@@ -182,7 +194,7 @@ def plan_topology(
         hosts += [
             _host(kind, number, _network(kind, number, nodes)) for number in range(1, count + 1)
         ]
-    return Topology(lab, tuple(hosts), "node" if gateways_on_nodes else "gateway")
+    return Topology(lab, tuple(hosts), "node" if gateways_on_nodes else "gateway", announce)
 
 
 def pod_network(host: Host, index: int) -> PodNetwork:

@@ -63,8 +63,8 @@ table inet lab {{
 
 
 async def build_router(topology: Topology) -> None:
-    """Build the router with its bridges and the routes to pods and VIPs. `build_host` connects the
-    hosts."""
+    """Build the router with its bridges and the routes to pods and, unless gateways announce them,
+    to VIPs. `build_host` connects the hosts."""
     name = topology.namespace(ROUTER)
     namespace.create(name)
     namespace.set_sysctls(name, _HOST_SYSCTLS | _FORWARD_SYSCTLS | _ROUTER_SYSCTLS)
@@ -76,7 +76,8 @@ async def build_router(topology: Topology) -> None:
                 await links.set_address(bridge, f"{network[1]}/{network.prefixlen}")
             await links.set_state(bridge, up=True)
         await _route_pods(links, topology.of("node"))
-    await route_vips(topology, topology.gateways)
+    if topology.announce == "none":
+        await route_vips(topology, topology.gateways)
 
 
 async def build_host(topology: Topology, host: Host) -> None:
