@@ -8,7 +8,7 @@ cd "$(dirname "$0")/chart/fairlead"
 PATH="${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/bin:$PATH"
 draft="$(mktemp -d)"
 trap 'rm -rf "$draft"' EXIT
-for name in controller gateways no-kube-proxy tunnels; do
+for name in controller gateways l2 no-kube-proxy tunnels; do
     values="ci/$name-values.yaml"
     # Standard error is kept apart: helm prints a notice about the symbolic link to the CRDs.
     helm template fairlead . --namespace fairlead-system --kube-version 1.36.0 --values "$values" \

@@ -9,7 +9,8 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart" / "fairlead"
-VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+PRESETS = sorted((CHART / "presets").glob("*.yaml"))
+VALUES = [*sorted((CHART / "ci").glob("*-values.yaml")), *PRESETS]
 EVERYTHING = CHART / "ci" / "everything-values.yaml"
 NAMESPACE = "fairlead-system"
 

@@ -1,7 +1,7 @@
-"""The commands of docs/install.md, executed like by a reader.
+"""The commands of the README and of docs/install.md, executed like by a reader.
 
-In: the heading of a section, and a cluster. Out: the output of the commands; the test fails when a
-command fails or hangs."""
+In: a document, the heading of a section, and a cluster. Out: the output of the commands; the test
+fails when a command fails or hangs."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ from tests.deploy.chart import DEPLOY
 from fairlead.kube.access import Access
 from fairlead.lab import settings
 
-TEXT = (DEPLOY.parent / "docs" / "install.md").read_text()
+INSTALL, README = DEPLOY.parent / "docs" / "install.md", DEPLOY.parent / "README.md"
 TIMEOUT_S = 60.0
 
 
-def commands_of(section: str) -> list[str]:
+def commands_of(section: str, document: Path = INSTALL) -> list[str]:
     """Return the blocks of commands in a section, in order."""
-    _, found, text = TEXT.partition(f"\n## {section}\n")
-    assert found, f"docs/install.md has no section {section}"
+    _, found, text = document.read_text().partition(f"\n## {section}\n")
+    assert found, f"{document.name} has no section {section}"
     return re.findall(r"```sh\n(.*?)```", text.partition("\n## ")[0], flags=re.DOTALL)
 
 

@@ -21,21 +21,22 @@ from fairlead.lab.site import ROLE_PORTS, Site
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
-ADDRESS = "203.0.113.10"
+ADDRESS, PROXIED_ADDRESS = "192.0.2.224", "192.0.2.225"
 DEADLINE_S = 60.0
 ROLES = {"gateway": "gw1", "node": "node1"}
 SERVICE = service("web", 80, annotations={"fairlead.io/addresses": ADDRESS})
 PROXIED = service(
     "proxied",
     80,
-    annotations={"fairlead.io/addresses": "203.0.113.11"},
+    annotations={"fairlead.io/addresses": PROXIED_ADDRESS},
     loadBalancerClass="fairlead.io/proxy",
 )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
-    async with Site.create(f"caps{os.getpid()}", nodes=1, gateways=1, clients=1) as site:
+    lab = Site.create(f"caps{os.getpid()}", nodes=1, gateways=1, clients=1, announce="l2")
+    async with lab as site:
         await site.apply([POD, SERVICE, PROXIED])
         await site.await_pods()
         yield site
@@ -108,7 +109,7 @@ async def test_the_capabilities_of_the_chart_suffice(
         while not (
             await is_ready(site, role)
             and await is_served(site)
-            and await is_served(site, "203.0.113.11")
+            and await is_served(site, PROXIED_ADDRESS)
         ):
             await asyncio.sleep(0.1)
 
@@ -123,7 +124,19 @@ async def test_haproxy_needs_net_bind_service(site: Site, given: dict[str, list[
     async with asyncio.timeout(DEADLINE_S):
         while not (await is_served(site) and "HAProxy did not start" in log.read_text()):
             await asyncio.sleep(0.1)
-    assert not await is_served(site, "203.0.113.11")
+    assert not await is_served(site, PROXIED_ADDRESS)
+
+
+async def test_gratuitous_arp_needs_net_raw(site: Site, given: dict[str, list[str]]) -> None:
+    """Without this capability the kernel still answers ARP requests, and the log tells what is
+    missing."""
+    await clear(site, "gateway")
+    log = site.directory.log("gw1/gateway")
+    log.unlink(missing_ok=True)
+    start(site, "gateway", [each for each in given["gateway"] if each != "NET_RAW"])
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await is_served(site) and "with CAP_NET_RAW" in log.read_text()):
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +162,6 @@ async def test_each_capability_is_needed(
 async def test_every_capability_of_the_chart_is_tested(given: dict[str, list[str]]) -> None:
     """The chart gives no capability that is not tested above."""
     assert {role: set(each) for role, each in given.items()} == {
-        "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE"},
+        "gateway": {"NET_ADMIN", "BPF", "PERFMON", "NET_BIND_SERVICE", "NET_RAW"},
         "node": {"NET_ADMIN"},
     }

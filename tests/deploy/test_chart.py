@@ -13,6 +13,7 @@ from tests.deploy.chart import (
     EVERYTHING,
     NAMESPACE,
     VALUES,
+    Manifest,
     capabilities,
     find,
     pod_spec,
@@ -21,6 +22,7 @@ from tests.deploy.chart import (
 )
 
 from fairlead.config import Config, parse
+from fairlead.net.selection import DEFAULT_ROUTE
 from fairlead.plan.classes import CLASSES
 
 
@@ -41,6 +43,7 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
     [
         ("controler.replicas=3", "'controler' not allowed"),
         ("controller.replicas=0", "minimum"),
+        ("announce=l3", "'/announce': value must be one of 'none', 'l2'"),
         ("gateway.enabled=true", "gateway.enabled needs config.gateway.interfaces"),
         ("node.enabled=true", "node.enabled needs node.apiServer.host"),
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
@@ -103,9 +106,51 @@ def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None
     config = parse(text, "the chart", CLASSES)
     assert isinstance(config, Config)
     assert config.controller.lease_namespace == NAMESPACE
-    given = (yaml.safe_load(values.read_text()) if values else {}).get("config", {})
-    assert [pool.name for pool in config.pools] == [pool["name"] for pool in given.get("pools", [])]
-    assert list(config.gateway.interfaces) == given.get("gateway", {}).get("interfaces", [])
+    whole = yaml.safe_load(values.read_text()) if values else {}
+    given, announces = whole.get("config", {}), whole.get("announce") == "l2"
+    pools = [pool["name"] for pool in given.get("pools", [])]
+    assert [pool.name for pool in config.pools] == ["main"] * ("pool" in whole) + pools
+    default = [DEFAULT_ROUTE] if announces else []
+    assert list(config.gateway.interfaces) == given.get("gateway", {}).get("interfaces", default)
+    assert (config.announce.l2 is not None) == announces
+
+
+def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
+    objects = render(helm, "--set", "announce=l2,pool={192.0.2.224-192.0.2.250}")
+    assert "nodeSelector" not in pod_spec(objects, "gateway")
+    assert "NET_RAW" in capabilities(objects, "gateway")
+    config = configuration(objects)
+    assert config.default_class == "fairlead.io/direct"
+    assert config.gateway.interfaces == (DEFAULT_ROUTE,)
+    assert [(pool.name, pool.addresses) for pool in config.pools] == [
+        ("main", ("192.0.2.224-192.0.2.250",))
+    ]
+    enabled = render(helm, "--set", "gateway.enabled=true,config.gateway.interfaces={eth0}")
+    assert pod_spec(enabled, "gateway")["nodeSelector"] == {"fairlead.io/gateway": ""}
+    assert "NET_RAW" not in capabilities(enabled, "gateway")
+    assert configuration(enabled).announce.l2 is None
+    outside = "gateway.enabled=true,config.gateway.interfaces={eth0},config.announce.l2.networks={}"
+    assert "NET_RAW" in capabilities(render(helm, "--set", outside), "gateway")
+
+
+def test_values_take_precedence_over_the_defaults_of_announcement(helm: Path) -> None:
+    settings = (
+        "announce=l2,pool={192.0.2.224-192.0.2.250},gateway.nodeSelector.edge=yes,"
+        "config.defaultClass=fairlead.io/proxy,config.gateway.interfacesByNode.edge-*={bond0},"
+        "config.pools[0].name=other,config.pools[0].addresses={203.0.113.0/24}"
+    )
+    objects = render(helm, "--set", settings)
+    config = configuration(objects)
+    assert pod_spec(objects, "gateway")["nodeSelector"] == {"edge": "yes"}
+    assert config.default_class == "fairlead.io/proxy"
+    assert config.gateway.interfaces == ()
+    assert [pool.name for pool in config.pools] == ["main", "other"]
+
+
+def configuration(objects: Sequence[Manifest]) -> Config:
+    """Return the configuration of all roles."""
+    text = find(objects, "ConfigMap", "fairlead")["data"]["fairlead.yaml"]
+    return parse(text, "the chart", CLASSES)
 
 
 def test_a_node_that_only_decapsulates_has_no_right_to_endpoints(helm: Path) -> None:

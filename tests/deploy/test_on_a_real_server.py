@@ -100,7 +100,8 @@ async def test_the_api_server_accepts_all_objects_of_the_chart(
     helm: Path, kubectl: Kubectl, values: Path
 ) -> None:
     namespace = f"accepts-{values.stem}"
-    objects = moved(render(helm, "--values", values), namespace)
+    options = ("--values", values, "--set", "namespace.create=true")
+    objects = moved(render(helm, *options), namespace)
     if any(each["kind"] == "PodMonitor" for each in objects):
         await kubectl("apply", "-f", "-", objects=POD_MONITORS)
         await kubectl(

@@ -17,8 +17,46 @@ labels: {{- include "fairlead.labels" . | nindent 2 }}
 {{- end }}
 
 {{- define "fairlead.configuration" -}}
-{{ $lease := dict "controller" (dict "leaseNamespace" .root.Release.Namespace) }}
-{{- mergeOverwrite $lease (deepCopy .root.Values.config) | toYaml }}
+{{ $own := dict "controller" (dict "leaseNamespace" .root.Release.Namespace) }}
+{{- $config := deepCopy .root.Values.config }}
+{{- with .root.Values.pool }}
+{{- $_ := set $config "pools" (prepend (default list $config.pools) (dict "name" "main" "addresses" .)) }}
+{{- end }}
+{{- if eq .root.Values.announce "l2" }}
+{{- $own = mergeOverwrite $own (dict "announce" (dict "l2" dict)) }}
+{{- if not (hasKey $config "defaultClass") }}{{ $_ := set $config "defaultClass" "fairlead.io/direct" }}{{ end }}
+{{- if not (include "fairlead.interfaces" .) }}
+{{- $config = mergeOverwrite $config (dict "gateway" (dict "interfaces" (list "default-route"))) }}
+{{- end }}
+{{- end }}
+{{- mergeOverwrite $own $config | toYaml }}
+{{- end }}
+
+{{/* Not empty if gateways announce addresses. */}}
+{{- define "fairlead.announces" -}}
+{{- if or (eq .root.Values.announce "l2") (hasKey (dig "announce" dict .root.Values.config) "l2") }}yes{{ end }}
+{{- end }}
+
+{{/* Not empty if the values name interfaces for gateways. */}}
+{{- define "fairlead.interfaces" -}}
+{{- $config := .root.Values.config }}
+{{- if or (dig "gateway" "interfaces" list $config) (dig "gateway" "interfacesByNode" dict $config) }}yes{{ end }}
+{{- end }}
+
+{{/* Not empty if a role runs in the cluster. Where gateways announce addresses, they do. */}}
+{{- define "fairlead.enabled" -}}
+{{- if or (index .root.Values .role).enabled (and (eq .role "gateway") (eq .root.Values.announce "l2")) }}yes{{ end }}
+{{- end }}
+
+{{/* The labels of the nodes on which a role runs. Helm merges maps, so that a default label in the
+values could not be removed. */}}
+{{- define "fairlead.nodeSelector" -}}
+{{- $given := (index .root.Values .role).nodeSelector }}
+{{- if $given }}
+{{- toYaml $given }}
+{{- else if and (eq .role "gateway") (ne .root.Values.announce "l2") }}
+{{- toYaml (dict "fairlead.io/gateway" "") }}
+{{- end }}
 {{- end }}
 
 {{/* The start of every pod template. The annotation restarts pods when the configuration changes. */}}
@@ -32,8 +70,8 @@ spec:
   serviceAccountName: fairlead-{{ .role }}
   {{- with index .root.Values .role }}
   priorityClassName: {{ .priorityClassName }}
-  {{- with .nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- with include "fairlead.nodeSelector" $ }}
+  nodeSelector: {{- . | nindent 4 }}
   {{- end }}
   {{- with .tolerations }}
   tolerations: {{- toYaml . | nindent 4 }}
@@ -50,7 +88,7 @@ spec:
 nodes are in the host's network, so other hosts can reach them only if they listen on `*`. */}}
 {{- define "fairlead.scraped" -}}
 {{- with index .root.Values .role }}
-{{- if and .enabled (or (eq $.role "controller") (eq (default "*" .listen) "*")) }}yes{{ end }}
+{{- if and (include "fairlead.enabled" $) (or (eq $.role "controller") (eq (default "*" .listen) "*")) }}yes{{ end }}
 {{- end }}
 {{- end }}
 
