@@ -14,6 +14,7 @@ from fairlead.kube.client import Client
 from fairlead.kube.manifests import read_documents
 from fairlead.lab import manifests
 from fairlead.lab.kubeapiserver import service_account_token
+from fairlead.lab.topology import Announcement
 
 NAMESPACE = "fairlead-system"
 KINDS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
@@ -21,14 +22,18 @@ VALID_S = 7 * 24 * 3600
 """Validity of the tokens: longer than any lab lives, because nothing renews them."""
 
 
-def source() -> Path:
-    """Return the path of the manifests for clusters in which every role runs."""
-    return Path(fairlead.__file__).parents[2] / "deploy" / "manifests" / "no-kube-proxy.yaml"
+def source(announce: Announcement) -> Path:
+    """Return the path of the manifests with the rights of every role. Gateways that announce
+    addresses have more rights."""
+    name = "l2" if announce == "l2" else "no-kube-proxy"
+    return Path(fairlead.__file__).parents[2] / "deploy" / "manifests" / f"{name}.yaml"
 
 
-async def install(client: Client, kinds: Collection[str] = KINDS) -> None:
+async def install(
+    client: Client, kinds: Collection[str] = KINDS, *, announce: Announcement = "none"
+) -> None:
     """Apply the objects that grant the rights; with `kinds`, only those of these kinds."""
-    documents = read_documents([source()])
+    documents = read_documents([source(announce)])
     await manifests.apply(
         client, [each.object for each in documents if each.object["kind"] in kinds]
     )

@@ -373,7 +373,7 @@ class Site:
 
     async def _grant_rights(self, client: Client) -> None:
         """Write a kubeconfig for each role, with the role's own account."""
-        await rights.install(client)
+        await rights.install(client, announce=self.size.announce)
         common = read_kubeconfig([self.directory.kubeconfig_inside])
         for role in ROLES.values():
             access = msgspec.structs.replace(common, token=await rights.token(client, role))
