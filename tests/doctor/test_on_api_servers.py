@@ -1,0 +1,239 @@
+"""The doctor at API servers. Faults are injected one by one: it names each, and nothing else, and
+after the remedy it names nothing. Remedies that are commands are executed as they are printed.
+Healthy clusters have no finding, whatever they do. A caller without rights is told what was not
+looked at."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+from tests.doctor.world import (
+    DEADLINE_S,
+    TYPED,
+    WITH_FAIRLEAD,
+    WITHOUT_FAIRLEAD,
+    Fault,
+    World,
+    delete_all,
+    make_nodes,
+    rights,
+)
+
+from fairlead.doctor.pages import PAGES
+from fairlead.kube.access import Access
+from fairlead.kube.client import Client
+from fairlead.lab import crds, manifests
+from fairlead.lab.apiserver import ApiServer
+from fairlead.lab.kubeapiserver import KubeApiServer
+from fairlead.lab.settings import kubeconfig
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GRACE_S = 1.0
+"""Shorter than the time for which the Services of the healthy clusters exist."""
+TENANT: Sequence[tuple[str, Sequence[str]]] = (
+    ("", ["services", "pods", "events"]),
+    ("discovery.k8s.io", ["endpointslices"]),
+    ("apps", ["deployments", "statefulsets", "daemonsets"]),
+    ("networking.k8s.io", ["networkpolicies"]),
+)
+"""The rights of a user of one namespace, as in docs/doctor.md."""
+
+
+class Cluster(NamedTuple):
+    server: KubeApiServer
+    client: Client
+    kubeconfig: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(
+    real_programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cluster]:
+    """A real API server with Nodes, the CRDs of Fairlead, and the rights of its roles."""
+    folder = tmp_path_factory.mktemp("doctor")
+    async with (
+        KubeApiServer(folder / "server", lab=f"doctor{os.getpid()}") as server,
+        Client(server.access) as client,
+    ):
+        path = folder / "kubeconfig"
+        path.write_text(kubeconfig("doctor", server.access))
+        await crds.install(client)
+        await make_nodes(client)
+        await manifests.apply(client, rights())
+        yield Cluster(server, client, path)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(cluster: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    name = f"world{abs(hash(request.node.name)) % 10**8}"
+    world = World(cluster.client, cluster.kubeconfig, name, fairlead=True)
+    await world.build()
+    yield world
+    await world.end()
+    await delete_all(world)
+
+
+async def test_every_finding_is_injected_except_those_of_other_controllers() -> None:
+    injected = {each.code for each in WITH_FAIRLEAD}
+    assert PAGES.keys() - injected == {"AddressPending", "ConditionFalse"}
+
+
+@pytest.mark.parametrize("fault", WITH_FAIRLEAD, ids=lambda each: each.code)
+async def test_a_fault_is_named_until_its_remedy_is_carried_out(fault: Fault, world: World) -> None:
+    await fault.play(world)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def other_cluster(tmp_path: Path) -> AsyncIterator[World]:
+    """A cluster without Fairlead, whose balancer writes nothing but addresses."""
+    cidrs = ("10.96.0.0/16", "2001:db8:96::/112")
+    async with (
+        ApiServer(service_cidrs=cidrs) as server,
+        Client(Access(server.url)) as client,
+    ):
+        path = tmp_path / "kubeconfig"
+        path.write_text(kubeconfig("doctor", Access(server.url)))
+        await make_nodes(client)
+        world = World(client, path, "shop", fairlead=False)
+        await world.build()
+        yield world
+        await world.end()
+
+
+@pytest.mark.parametrize("fault", WITHOUT_FAIRLEAD, ids=lambda each: each.code)
+async def test_without_fairlead_a_fault_is_named_until_its_remedy_is_carried_out(
+    fault: Fault, other_cluster: World
+) -> None:
+    await fault.play(other_cluster)
+
+
+async def test_a_cluster_that_works_has_no_finding_whatever_it_does(world: World) -> None:
+    async def nothing_is_wrong() -> None:
+        assert (await world.report_of(grace_s=GRACE_S)).findings == ()
+
+    await asyncio.sleep(2 * GRACE_S)
+    await nothing_is_wrong()
+    await world.pod("new1", "n3", starts=True)  # a rollout
+    await nothing_is_wrong()
+    await world.report("new1", ready=True)
+    await world.kubectl("delete pod w1 --wait=false")
+    await nothing_is_wrong()
+    await world.kubectl("delete pod w1 --grace-period=0 --force")
+    await nothing_is_wrong()
+    await world.kubectl("cordon n2")  # a drain
+    await nothing_is_wrong()
+    await world.kubectl("delete pod w2 --wait=false")
+    await world.pod("new2", "n1", starts=True)
+    await nothing_is_wrong()
+    await world.report("new2", ready=True)
+    await world.kubectl("delete pod w2 --grace-period=0 --force")
+    await world.kubectl("uncordon n2")
+    await nothing_is_wrong()
+    for number in (3, 4, 5):  # scaling
+        await world.pod(f"new{number}", "n2", starts=True)
+    await nothing_is_wrong()
+    await world.kubectl("delete pod new3 new4 new5 --grace-period=0 --force")
+    await world.kubectl("delete service web --wait=false")
+    await nothing_is_wrong()
+
+
+async def tenant_of(cluster: Cluster, world: World, folder: Path) -> Path:
+    """Return the kubeconfig of a user who may read one namespace."""
+    rules = [
+        {"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]}
+        for group, resources in TENANT
+    ]
+    metadata = {"name": "tenant", "namespace": world.namespace}
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount"} | metadata
+    await manifests.apply(
+        cluster.client,
+        [
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+            {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
+            {
+                "apiVersion": f"{group}/v1",
+                "kind": "RoleBinding",
+                "metadata": metadata,
+                "roleRef": {"apiGroup": group, "kind": "Role", "name": "tenant"},
+                "subjects": [subject],
+            },
+        ],
+    )
+    token = await cluster.server.service_account_token(f"{world.namespace}/tenant")
+    path = folder / "tenant"
+    path.write_text(kubeconfig("tenant", structs.replace(cluster.server.access, token=token)))
+    return path
+
+
+async def kubectl_doctor(path: Path, *options: str) -> tuple[int | None, str, str]:
+    """Run the command as a plugin of kubectl. Return its exit status, its output, its errors."""
+    short = "--grace", "0", "--observe", "0.1"
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *("kubectl", "fairlead", "doctor", *short, *options),
+        stdout=pipe,
+        stderr=pipe,
+        env={
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+            "KUBECONFIG": str(path),
+        },
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        output, errors = await child.communicate()
+    assert b"Traceback" not in errors
+    return child.returncode, output.decode(), errors.decode()
+
+
+async def test_a_tenant_is_told_what_was_not_looked_at(
+    cluster: Cluster, world: World, tmp_path: Path
+) -> None:
+    path = await tenant_of(cluster, world, tmp_path)
+    await world.slices()
+    status, output, _ = await kubectl_doctor(path, "-n", world.namespace)
+    assert status == 0
+    assert "1 Service looked at" in output
+    (forbidden,) = [
+        " ".join(line.split())
+        for line in output.replace("\n  ", " ").splitlines()
+        if line.endswith("(forbidden)")
+    ]
+    for source in ("services of other namespaces", "nodes", "addresspools", "rights of Fairlead"):
+        assert source in forbidden
+    assert "healthy" not in output
+    await TYPED(world)
+    status, output, _ = await kubectl_doctor(path, f"{world.namespace}/web")
+    assert (status, "SelectorMatchesNothing" in output) == (1, True)
+    status, output, errors = await kubectl_doctor(path, "-A")
+    assert (status, output) == (2, "")
+    assert "is forbidden" in errors
+
+
+async def test_a_token_that_is_no_longer_valid_is_not_healthy(
+    cluster: Cluster, world: World, tmp_path: Path
+) -> None:
+    path = await tenant_of(cluster, world, tmp_path)
+    await world.kubectl("delete serviceaccount tenant")
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            status, output, errors = await kubectl_doctor(path, "-n", world.namespace)
+            if status == 2:
+                break
+    assert output == ""
+    assert "renew the credentials" in errors
+
+
+async def test_an_api_server_that_is_gone_is_not_healthy(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(kubeconfig("gone", Access(server.url)))
+    status, output, errors = await kubectl_doctor(path)
+    assert (status, output) == (2, "")
+    assert "GET http" in errors
