@@ -62,8 +62,8 @@ async def test_a_source_that_does_not_answer_is_listed(server: ApiServer, client
 
 async def test_kinds_that_the_server_does_not_serve_have_no_objects(client: Client) -> None:
     facts = await gather(client, ONE)
-    assert (facts.workloads, facts.pools, facts.policies) == ((), (), ())
-    assert not [each for each in facts.not_looked_at if "rights" not in each.source]
+    assert (facts.workloads, facts.pools, facts.policies, facts.refusals) == ((), (), (), ())
+    assert facts.not_looked_at == ()
 
 
 async def test_services_of_other_namespaces_may_be_forbidden(

@@ -166,13 +166,18 @@ class Reader:
         then no object of it can exist."""
         namespace = self._request.scope if resource.namespaced else ""
 
-        async def read() -> tuple[ObjectT, ...]:
-            try:
-                return tuple(await self._client.list(resource, namespace=namespace))
-            except NotFound:
-                return ()
+        return await self.timed(resource.plural, self._list(resource, namespace))
 
-        return await self.timed(resource.plural, read())
+    async def _list(
+        self, resource: Resource[ObjectT], namespace: str = "", label_selector: str = ""
+    ) -> tuple[ObjectT, ...]:
+        try:
+            found = await self._client.list(
+                resource, namespace=namespace, label_selector=label_selector
+            )
+        except NotFound:
+            return ()
+        return tuple(found)
 
     async def config(self) -> Config | None:
         """Return the configuration of Fairlead; None if Fairlead is not installed."""
@@ -217,7 +222,7 @@ class Reader:
         service_proxy = (config or Config()).node.service_proxy
 
         async def read() -> tuple[Refusal, ...]:
-            accounts = await self._client.list(SERVICE_ACCOUNTS, label_selector=SELECTOR)
+            accounts = await self._list(SERVICE_ACCOUNTS, label_selector=SELECTOR)
             asked = [
                 Refusal(role, f"{each.metadata.namespace}/{each.metadata.name}", right)
                 for each in accounts
