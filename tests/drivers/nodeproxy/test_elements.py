@@ -1,5 +1,6 @@
 """The map elements of a Service, without a kernel."""
 
+from collections.abc import Iterator
 from ipaddress import ip_network
 
 import msgspec
@@ -119,6 +120,27 @@ def test_source_ranges_are_merged_and_admit_the_address_itself_if_they_admit_the
         service(port(LOCAL), source_ranges=("0.0.0.0/0", "203.0.113.0/24")), NODES
     )
     assert of(everybody, "restricted4") == set()
+
+
+class Addresses(tuple[str, ...]):
+    """Addresses of a node that count how often they are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[str]:
+        Addresses.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("ports", [1, 100])
+def test_the_source_ranges_of_a_service_are_compared_with_its_node_once(ports: int) -> None:
+    """A Service may have 10,000 ranges, and many ports and addresses."""
+    Addresses.reads = 0
+    several = (port(LOCAL, number=80 + at) for at in range(ports))
+    wanted = service(*several, source_ranges=("192.168.0.0/16", "203.0.113.7/32"))
+    spec = elements_of(wanted, Addresses(NODES), NODES)
+    assert len(of(spec, "allowed4")) == 3 * ports
+    assert Addresses.reads == 1
 
 
 def test_an_address_with_two_types_is_served_once() -> None:

@@ -72,6 +72,7 @@ def elements_of(
     `node_port_addresses` only; None stands for `node_addresses`. `affinity_map`: the number of the
     maps with the Service's clients, if it has session affinity."""
     answering = node_addresses if node_port_addresses is None else node_port_addresses
+    ranges = {number: _admitted(intent, number, node_addresses) for number in "46"}
     elements: set[Element] = set()
     seen: set[str] = set()
     for port in intent.ports:
@@ -80,9 +81,11 @@ def elements_of(
             if frontend.key not in seen:
                 seen.add(frontend.key)
                 elements.update(_frontend_elements(intent, port, number, frontend, affinity_map))
-                if frontend.kind == "balancer":
+                if frontend.kind == "balancer" and ranges[number]:
+                    elements.add(Element(f"restricted{number}", frontend.key))
                     elements.update(
-                        _source_range_elements(intent, number, frontend, node_addresses)
+                        Element(f"allowed{number}", f"{frontend.key} . {cidr}")
+                        for cidr in ranges[number]
                     )
     return frozenset(elements)
 
@@ -227,15 +230,14 @@ def _flow_elements(number: str, key: str, port: NodeServicePort) -> Iterator[Ele
         yield Element(f"flows{number}", f"{key} . {canonical(backend.address)} . {backend.port}")
 
 
-def _source_range_elements(
-    intent: NodeService, number: str, frontend: _Frontend, node_addresses: Sequence[str]
-) -> Iterator[Element]:
-    """Return the elements that restrict a frontend to the source ranges, as kube-proxy does. Ranges
-    of the other address family alone do not restrict this one. A node inside of a range may also
-    use the VIPs of the Service as source addresses, because it may have them itself."""
+def _admitted(intent: NodeService, number: str, node_addresses: Sequence[str]) -> Sequence[str]:
+    """Return the source ranges to which the load-balancer addresses of one family are restricted,
+    as kube-proxy does; empty if they are not restricted. Ranges of the other address family alone
+    do not restrict this one. A node inside of a range may also use the VIPs of the Service as
+    source addresses, because it may have them itself."""
     ranges = of_family(number, intent.source_ranges)
     if not ranges or any(cidr.endswith("/0") for cidr in ranges):
-        return
+        return ()
     networks = [ip_network(cidr) for cidr in ranges]
     if any(
         ip_address(canonical(address)) in network
@@ -243,10 +245,8 @@ def _source_range_elements(
         for network in networks
     ):
         vips = {address for port in intent.ports for address in port.load_balancer_ips}
-        ranges = of_family(number, (*ranges, *map(canonical, vips)))
-    yield Element(f"restricted{number}", frontend.key)
-    for cidr in ranges:
-        yield Element(f"allowed{number}", f"{frontend.key} . {cidr}")
+        return of_family(number, (*ranges, *map(canonical, vips)))
+    return ranges
 
 
 def _changes(
