@@ -59,9 +59,10 @@ PROBLEM_S = 2.0
 
 
 class Lasting(msgspec.Struct):
-    """The problem that a gateway has reported lastingly; its end counts after the duration of the
-    Lease. `unchanged_s`: for how long this text has counted. `other_s`: for how long the gateway
-    has reported the opposite, a problem or none."""
+    """The problem of a gateway that counts: one that it has reported for `PROBLEM_S`, until it has
+    reported none for the duration of its Lease. `text`: empty if no problem counts.
+    `unchanged_s`: for how long this text has counted. `other_s`: for how long the gateway has
+    reported the opposite: a problem while none counts, or none while one does."""
 
     text: str = ""
     unchanged_s: float = 0.0
