@@ -205,6 +205,7 @@ _FLOW_TABLES = (
     "closing_connections",
     "datagrams",
     "new_datagrams",
+    "excess_flows",
 )
 SHOWN = 10
 

@@ -5,23 +5,28 @@ The slots are in transition, so that each packet of the flood may create a flow 
 evict the entries of real flows. All memory is bounded: the tables in the kernel have a fixed size,
 and the process does not receive the packets."""
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from tests.e2e.crowd import Crowd, Shop, check_unharmed, summary, without_moved_flows
-from tests.e2e.load import CLIENT, GATEWAY, output
+from tests.e2e.load import CLIENT, GATEWAY, output, until
 from tests.e2e.test_shares import SINK, SOURCES
 
+from fairlead.errors import Unavailable
+from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab import process
 from fairlead.lab.site import Site
 from fairlead.lab.topology import ROUTER
 from fairlead.net.bpf import Map
+from fairlead.probe.exchange import REQUEST_KEEP, parse
 
 pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -123,3 +128,103 @@ async def test_a_flood_breaks_no_flow_and_evicts_no_flow_entry(
         assert known <= entries(site, table) <= known + opened
         assert half_known > COUNT // 10
         assert memory_kib(site) - before_kib < MEMORY_KIB
+
+
+SILENT = 60
+FORGED = 350_000
+"""The number of forged connections, of two segments each: more than the tables can hold."""
+SEGMENTS_PER_S = 60_000
+"""Within the rate of new entries for one CPU, which may get all segments."""
+
+
+def greedy(name: str, node: str) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "greedy", "labels": {"app": "hog"}},
+        "spec": {
+            "nodeName": node,
+            "containers": [
+                {"name": "web", "image": "echo", "ports": [{"name": "http", "containerPort": 8080}]}
+            ],
+        },
+    }
+
+
+async def hog(site: Site) -> str:
+    """Create a Service in another namespace, with a pod on one node, and return its address."""
+    metadata = {"name": "hog", "namespace": "greedy"}
+    spec = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": "hog"},
+        "ports": [{"port": 80, "targetPort": "http"}],
+    }
+    await site.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "greedy"}}])
+    await site.apply([greedy("hog1", "node1")])
+    await site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}])
+    await site.await_pods()
+    address = ""
+
+    async def answers() -> bool:
+        nonlocal address
+        async with site.client() as client:
+            service = await client.get(SERVICES, ObjectKey("greedy", "hog"))
+        if not service.status.load_balancer.ingress:
+            return False
+        address = service.status.load_balancer.ingress[0].ip
+        with suppress(Unavailable):
+            _, writer = await site.connect(CLIENT, address, 80, timeout_s=1)
+            writer.close()
+            return True
+        return False
+
+    await until(answers, "the other Service")
+    return address
+
+
+async def test_forged_connections_to_one_namespace_break_no_silent_ones_of_another(
+    shop: Shop,
+) -> None:
+    """Both Services are in transition: every new connection in a changed slot gets an entry. Six in
+    seven slots of the flooded Service have changed, and half of those of the other one.
+    This test is the last one of the lab, because it leaves pods in the other namespace."""
+    site = shop.site
+    await shop.place(["node1", "node2"])
+    address = await hog(site)
+    more = {f"hog{number}": f"node{2 + number % 2}" for number in range(2, 8)}
+    await site.apply([greedy(name, node) for name, node in more.items()])
+    await shop.start(["node3", "node3"])  # `place` would count the pods of the other Service
+    await shop.await_weights(["node1", "node2", "node3", "node3"])
+    for name in ("hog1", *more):
+        await output(site, f"greedy/{name}", "nft", SINK)
+    silent = [await site.connect(CLIENT, shop.address, 80) for _ in range(SILENT)]
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        writer.write(REQUEST_KEEP)
+        received = b""
+        async with asyncio.timeout(5):
+            while not (answer := parse(received)):
+                if not (some := await reader.read(1 << 16)):
+                    raise ConnectionError("the server closed the connection")
+                received += some
+        return answer.pod
+
+    # Half of them send a request first, which lets the kernel evict their entries later.
+    asked = silent[: SILENT // 2]
+    pods = [await ask(*each) for each in asked]
+    argv = [sys.executable, "-m", "fairlead.probe", "flood", "connection", SOURCES[4], address]
+    argv += ["80", "--count", str(FORGED), "--per-second", str(SEGMENTS_PER_S)]
+    code, sent, errors = await site.exec(CLIENT, argv, timeout_s=120)
+    assert (code, sent.strip()) == (0, str(2 * FORGED)), errors
+    after = await asyncio.gather(*(ask(*each) for each in silent), return_exceptions=True)
+    broken = [repr(now) for now in after if isinstance(now, BaseException)]
+    for _, writer in silent:
+        writer.close()
+    (layout,) = site.directory.pins(GATEWAY).glob("layout-*")
+    tables = [
+        each.name for each in layout.iterdir() if each.name in ("connections", "excess_flows")
+    ]
+    print(json.dumps({"broken": len(broken), **{name: entries(site, name) for name in tables}}))
+    assert not broken, broken
+    assert after[: len(pods)] == pods

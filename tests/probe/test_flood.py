@@ -25,3 +25,16 @@ def test_checksums_are_right_and_flows_differ(version: int, kind: Kind) -> None:
             assert (read.dst, read[upper].dport) == (destination, 80)
             assert kind == "udp" or read[upper].flags == "S"
     assert len(flows) == PORTS + 10
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_forged_connection_continues_with_the_next_sequence_number(version: int) -> None:
+    source, destination = SOURCES[version]
+    made = [bytes(packet) for packet in packets("connection", source, destination, 80, 3)]
+    read = [(IP if version == 4 else IPv6)(each) for each in made]
+    assert [(each[TCP].flags, each[TCP].seq) for each in read] == [("S", 1), ("A", 2)] * 3
+    assert len({(each.src, each[TCP].sport) for each in read}) == 3
+    for each in read:
+        given = each[TCP].chksum
+        del each[TCP].chksum
+        assert type(each)(bytes(each))[TCP].chksum == given

@@ -70,7 +70,7 @@ def main() -> None:
         help="time limit for the answer on a new flow",
     )
     load = loads.add_parser("flood")
-    load.add_argument("kind", choices=["tcp", "udp"])
+    load.add_argument("kind", choices=["tcp", "connection", "udp"])
     load.add_argument("source", help="the first of the forged source addresses")
     load.add_argument("address")
     load.add_argument("port", type=int)

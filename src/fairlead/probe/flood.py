@@ -1,10 +1,11 @@
 """Packets that open flows, each from another forged source: a flood, or a million flows whose
 shares are counted.
 
-In: a destination, how many, how fast. Out: raw packets, TCP SYNs or UDP datagrams, with correct
-checksums. Answers are not read. Sources are forged addresses, with a range of ports each; equal
-arguments give equal packets. Needs CAP_NET_RAW. Follows RFC 1071 (checksums), RFC 9293, RFC 768,
-raw(7) and IPV6_HDRINCL of linux/in6.h."""
+In: a destination, how many flows, how fast. Out: raw packets with correct checksums: for `tcp` the
+SYN of each flow, for `connection` the SYN and the ACK that follows it, for `udp` a datagram.
+Answers are not read. Sources are forged addresses, with a range of ports each; equal arguments give
+equal packets. Needs CAP_NET_RAW. Follows RFC 1071 (checksums), RFC 9293, RFC 768, raw(7) and
+IPV6_HDRINCL of linux/in6.h."""
 
 import itertools
 import socket
@@ -16,44 +17,52 @@ from typing import Literal
 
 from fairlead.net.address import is_ipv6
 
-Kind = Literal["tcp", "udp"]
+Kind = Literal["tcp", "connection", "udp"]
 
 FIRST_PORT, PORTS = 1024, 60000
 _IPV6_HDRINCL = 36
-_SYN = 2
-_PROTOCOL = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
+_SYN, _ACK = 2, 16
+_SEGMENTS = {"tcp": (_SYN,), "connection": (_SYN, _ACK)}
+"""The flags of the segments of a flow; none for UDP."""
 
 
 def packets(
     kind: Kind, source: str, destination: str, port: int, count: int
 ) -> Iterator[bytearray]:
-    """Yield `count` packets, each of another flow: first all ports of `source`, then all ports of
-    the next address. The buffer of a packet is reused for the next one."""
-    first = ip_address(source)
-    template, at = _template(kind, first, ip_address(destination), port)
-    packet = bytearray(template)
+    """Yield the packets of `count` flows: first of all ports of `source`, then of all ports of the
+    next address. The buffer of a packet is reused for the next flow."""
+    first, to = ip_address(source), ip_address(destination)
+    protocol = socket.IPPROTO_UDP if kind == "udp" else socket.IPPROTO_TCP
+    templates = [_template(flags, first, to, port) for flags in _SEGMENTS.get(kind, (None,))]
+    made = [
+        (bytearray(template), at, _base(template, at, first, protocol))
+        for template, at in templates
+    ]
     # The checksum is in the transport header: at offset 16 in TCP, at offset 6 in UDP. The source
     # port is at offset 0.
-    checksum_at = at + (16 if kind == "tcp" else 6)
+    checksum = 6 if kind == "udp" else 16
     address_at = (16 if first.version == 4 else 24) - 4
     low = int(first) & 0xFFFFFFFF
-    base = (
-        _sum(template[address_at + 4 - len(first.packed) :])
-        - _words(low)
-        + _PROTOCOL[kind]
-        + len(template)
-        - at
-    )
     for number in range(count):
         address, own_port = low + number // PORTS, FIRST_PORT + number % PORTS
-        total = base + _words(address) + own_port
-        total = (total & 0xFFFF) + (total >> 16)
-        total = (total & 0xFFFF) + (total >> 16)
-        struct.pack_into("!I", packet, address_at, address)
-        struct.pack_into("!H", packet, at, own_port)
-        # In UDP a checksum of zero means "no checksum" (RFC 768); all ones is the equivalent value.
-        struct.pack_into("!H", packet, checksum_at, ~total & 0xFFFF or 0xFFFF)
-        yield packet
+        for packet, at, base in made:
+            total = base + _words(address) + own_port
+            total = (total & 0xFFFF) + (total >> 16)
+            total = (total & 0xFFFF) + (total >> 16)
+            struct.pack_into("!I", packet, address_at, address)
+            struct.pack_into("!H", packet, at, own_port)
+            # In UDP a checksum of zero means "no checksum" (RFC 768); all ones is the equivalent
+            # value.
+            struct.pack_into("!H", packet, at + checksum, ~total & 0xFFFF or 0xFFFF)
+            yield packet
+
+
+def _base(template: bytes, at: int, first: IPv4Address | IPv6Address, protocol: int) -> int:
+    """Return the sum of a packet's words that the checksum covers, without the source port and the
+    lower 32 bits of the source address."""
+    addresses_at = at - 2 * len(first.packed)
+    low = int(first) & 0xFFFFFFFF
+    return _sum(template[addresses_at:]) - _words(low) + protocol + len(template) - at
 
 
 def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
@@ -78,18 +87,26 @@ def send(made: Iterator[bytearray], destination: str, *, per_s: float) -> int:
 
 
 def _template(
-    kind: Kind, source: IPv4Address | IPv6Address, destination: IPv4Address | IPv6Address, port: int
+    flags: int | None,
+    source: IPv4Address | IPv6Address,
+    destination: IPv4Address | IPv6Address,
+    port: int,
 ) -> tuple[bytes, int]:
     """Return a packet whose checksum and source port are zero, and the offset of its transport
-    header."""
-    if kind == "tcp":
-        upper = struct.pack("!HHIIBBHHH", 0, port, 1, 0, 5 << 4, _SYN, 64240, 0, 0)
-    else:
+    header. `flags`: of TCP; None for UDP."""
+    if flags is None:
+        protocol = socket.IPPROTO_UDP
         upper = struct.pack("!HHHH", 0, port, 8 + 4, 0) + b"who?"
-    if source.version == 4:
-        head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(upper), 0, 0, 64, _PROTOCOL[kind], 0)
     else:
-        head = struct.pack("!IHBB", 6 << 28, len(upper), _PROTOCOL[kind], 64)
+        protocol = socket.IPPROTO_TCP
+        sequence, acknowledged = (1, 0) if flags == _SYN else (2, 1)
+        upper = struct.pack(
+            "!HHIIBBHHH", 0, port, sequence, acknowledged, 5 << 4, flags, 64240, 0, 0
+        )
+    if source.version == 4:
+        head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(upper), 0, 0, 64, protocol, 0)
+    else:
+        head = struct.pack("!IHBB", 6 << 28, len(upper), protocol, 64)
     head += source.packed + destination.packed
     return head + upper, len(head)
 

@@ -46,14 +46,14 @@ def test_a_listener_is_cached_and_the_cached_record_is_used(forwarder: Forwarder
     assert forwarder.run(tcp("A")).node == "node1"
     assert record(forwarder) in cached(forwarder)
     # As if the process ended before it invalidated the caches.
-    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
+    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 8))
     assert forwarder.run(tcp("A")).node == "node1"
 
 
 def test_a_new_process_invalidates_the_caches(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
-    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
+    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 8))
     ListenerMaps(forwarder.maps).close()
     assert forwarder.run(tcp("A")).verdict == DROP
 
@@ -61,7 +61,7 @@ def test_a_new_process_invalidates_the_caches(forwarder: Forwarder) -> None:
 def test_an_audit_invalidates_the_caches(forwarder: Forwarder) -> None:
     forwarder.serve({"node1": 1})
     assert forwarder.run(tcp("A")).node == "node1"
-    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
+    forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 8))
     forwarder.tables.adopt(forwarder.tables.survey(forwarder.tables.baseline()))
     assert forwarder.run(tcp("A")).verdict == DROP
 
@@ -103,7 +103,7 @@ def test_nothing_is_cached_on_a_kernel_where_programs_of_a_cpu_interrupt_each_ot
     Listeners(forwarder.maps, kernel="#1 SMP PREEMPT_RT").close()
     try:
         assert forwarder.run(tcp("A")).node == "node1"
-        forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 7))
+        forwarder.maps["listeners"].update(KEY, LISTENER.pack(*[0] * 8))
         assert forwarder.run(tcp("A")).verdict == DROP
     finally:
         # Other tests use these maps, and a generation number must not be used twice. In reality a

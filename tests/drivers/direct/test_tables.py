@@ -199,7 +199,7 @@ def test_if_one_of_several_listeners_cannot_be_set_the_others_are(
         for number in range(LISTENERS // RESERVE + 2)
     ]
     # As another process would.
-    forwarder.maps["listeners"].update_all(dict.fromkeys(strange, LISTENER.pack(*[0] * 7)))
+    forwarder.maps["listeners"].update_all(dict.fromkeys(strange, LISTENER.pack(*[0] * 8)))
     slots = Slots()
     most = LISTENERS - LISTENERS // RESERVE
     failures = tables.set_listeners([change(port) for port in range(100, 100 + most - 2)])
