@@ -350,16 +350,22 @@ class State:
 
     def update_announcers(self, gateways: Gateways) -> None:
         """Store the gateways that are alive, for a role whose plans depend only on the owners of
-        addresses. The Services whose addresses have another owner now are marked; if the gateways
-        were not known before, all that show an address."""
+        addresses. The Services whose addresses may have another owner now are marked; if the
+        gateways were not known before, all that show an address."""
         before, self.gateways = self.gateways, gateways
-        changed = moved(
-            self._showing,
-            announcers_of(before, self.nodes) if before is not None else None,
-            announcers_of(gateways, self.nodes),
+        changed = set(
+            moved(
+                self._showing,
+                announcers_of(before, self.nodes) if before is not None else None,
+                announcers_of(gateways, self.nodes),
+            )
         )
+        old, new = before.refusals if before is not None else {}, gateways.refusals
+        for key in old.keys() | new.keys():
+            if old.get(key, {}).keys() != new.get(key, {}).keys():
+                changed |= _shown(self.services.get(key))
         # What is probed does not depend on the owners.
-        self.subscribers.mark({key for address in changed for key in self._showing[address]})
+        self.subscribers.mark({key for each in changed for key in self._showing.get(each, ())})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
         """Store changed namespaces. Mark the Services of a namespace whose labels have changed,

@@ -133,6 +133,11 @@ def test_a_load_balancer_is_announced_at_its_ipv4_addresses() -> None:
     )
     assert announcements_of(balancer, on_lan("gw1")) == (Announcement("192.0.2.10", "gw1", "eth0"),)
     assert announcements_of(balancer, {}) == ()
+    names = on_lan("gw1", "gw2", "gw3")
+    (owner,) = announcements_of(balancer, names)
+    (heir,) = announcements_of(balancer, names, lambda _: {owner.owner})
+    assert heir.owner != owner.owner
+    assert announcements_of(balancer, names, lambda _: names.keys()) == (owner,), "none can serve"
     only_v6 = msgspec.structs.replace(listener, family="IPv6")
     no_ipv4 = msgspec.structs.replace(balancer, listeners=(only_v6,))
     assert announcements_of(no_ipv4, on_lan("gw1")) == (), "no port is served there"

@@ -279,5 +279,17 @@ def test_the_plan_of_a_gateway_that_announces_names_the_owners_of_addresses() ->
             state.update_announcers(Gateways(frozenset(links), announcers=links))
             assert key in dirty
         assert owners() == [name]
+    both = dict.fromkeys(("gw1", "gw2"), (OnLink("eth0", "203.0.113.0/24"),))
+    other = ServiceKey("default", "b")
+    sharing = Service(ServiceMeta("b", "default"), spec, status)
+    state.update_services({ObjectKey(*other): sharing})
+    owned: dict[str, list[str]] = {}
+    for refusing in ("gw1", "gw2"):
+        with state.subscribers.subscription() as dirty:
+            refusals = {other: {refusing: "no room"}}
+            state.update_announcers(Gateways(frozenset(both), refusals, announcers=both))
+            assert {key, other} <= dirty._keys, "all Services at the address move together"
+        owned[refusing] = owners()
+    assert owned == {"gw1": ["gw2"], "gw2": ["gw1"]}
     assert silent.confirmed([key])[key] == planned.unconfirmed([key])[key]
     assert planned.unconfirmed([key])[key] is planned.unconfirmed([key])[key], "it stays cached"

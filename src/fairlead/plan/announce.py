@@ -2,12 +2,12 @@
 
 In: the live gateways with the networks on their links, the Nodes, the addresses of Services. Out:
 the owner of each address. The owner is chosen by rendezvous hashing (highest random weight) over
-the gateways that have an interface in whose network the address is. So all gateways choose the same
-owner without a vote, addresses are shared equally, and when a gateway is lost only its addresses
-move. Two gateways whose knowledge differs may both announce an address for a while: connections of
-class fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
+the gateways that serve its Services and have an interface in whose network it is. So all gateways
+choose the same owner without a vote, addresses are shared equally, and when a gateway is lost only
+its addresses move. Two gateways whose knowledge differs may both announce an address for a while:
+connections of class fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv4Network, ip_network
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fairlead.kube.objects import EXCLUDE_LABEL, Node
 from fairlead.kube.presence import OnLink
-from fairlead.model import Announcement, Finding, LoadBalancer
+from fairlead.model import Announcement, Finding, LoadBalancer, ServiceKey
 from fairlead.net.address import family_of
 from fairlead.plan.gateways import Gateways
 from fairlead.plan.members import excluded
@@ -81,15 +81,32 @@ def moved(addresses: Iterable[str], before: Announcers | None, after: Announcers
     )
 
 
-def announcements_of(balancer: LoadBalancer, announcers: Announcers) -> tuple[Announcement, ...]:
+def announcements_of(
+    balancer: LoadBalancer,
+    announcers: Announcers,
+    refusing: Callable[[str], Collection[str]] = lambda _: (),
+) -> tuple[Announcement, ...]:
     """Return who announces the addresses at which the load balancer takes traffic. Only IPv4
-    addresses are announced."""
+    addresses are announced. `refusing`: see `refusing_at`; these gateways own the address only if
+    there are no others."""
     if all(each.family != "IPv4" for each in balancer.listeners):
         return ()
-    owners = (
-        owner_of(each, announcers) for each in balancer.addresses if family_of(each) == "IPv4"
-    )
+    owners = []
+    for address in balancer.addresses:
+        if family_of(address) != "IPv4":
+            continue
+        found = None
+        if refused := refusing(address):
+            serving = {name: each for name, each in announcers.items() if name not in refused}
+            found = owner_of(address, serving)
+        owners.append(found or owner_of(address, announcers))
     return tuple(sorted(each for each in owners if each is not None))
+
+
+def refusing_at(gateways: Gateways, services: Iterable[ServiceKey]) -> frozenset[str]:
+    """Return the gateways that cannot serve one of these Services. `services`: all Services that
+    show an address, because only one gateway can announce it."""
+    return frozenset(name for key in services for name in gateways.refusals.get(key, ()))
 
 
 def announce_notes(

@@ -13,7 +13,7 @@ import msgspec
 from fairlead.config import Config
 from fairlead.errors import Refused
 from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.announce import Announcers, announcements_of, announcers_of
+from fairlead.plan.announce import Announcers, announcements_of, announcers_of, refusing_at
 from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
@@ -54,7 +54,7 @@ class PlanCache:
         return {
             key: each
             if isinstance(each, Refused)
-            else _announced(self._confirmed(each), announcers)
+            else self._announced(self._confirmed(each), announcers)
             for key, each in self._plans_of(keys).items()
         }
 
@@ -67,15 +67,19 @@ class PlanCache:
             return confirmed(plans, state.routed_verdict_of)
         return confirmed(plans, state.verdict_of, state.tunnels)
 
+    def _announced(self, balancer: LoadBalancer, announcers: Announcers | None) -> LoadBalancer:
+        """Return the plan with the owners of its addresses. They are no part of the cached plan,
+        which does not depend on the gateways."""
+        if announcers is None:
+            return balancer
+        found = announcements_of(balancer, announcers, self._refusing_at)
+        return msgspec.structs.replace(balancer, announcements=found) if found else balancer
+
+    def _refusing_at(self, address: str) -> Collection[str]:
+        gateways = self._state.gateways
+        return refusing_at(gateways, self._state.showing(address)) if gateways is not None else ()
+
     def _plans_of(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
         if new := [key for key in keys if key not in self._cached]:
             self._cached.update(plan_gateway_unconfirmed(self._state, self._config, new))
         return {key: self._cached[key] for key in keys if key in self._cached}
-
-
-def _announced(balancer: LoadBalancer, announcers: Announcers | None) -> LoadBalancer:
-    """Return the plan with the owners of its addresses. They are no part of the cached plan, which
-    does not depend on the gateways."""
-    if announcers is None or not (found := announcements_of(balancer, announcers)):
-        return balancer
-    return msgspec.structs.replace(balancer, announcements=found)
