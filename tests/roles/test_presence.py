@@ -3,10 +3,12 @@ server was unreachable at first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from fairlead.config import PresenceConfig
+from fairlead.errors import Conflict
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.lease_object import LEASES
@@ -141,3 +143,59 @@ async def test_a_restart_does_not_change_since_when_an_address_is_announced(
     assert found[0] == old
     assert [each.address for each in found] == ["192.0.2.224", "192.0.2.225"]
     assert await announced_by(ready, {}, 2) == []
+
+
+class Late(Client):
+    """A client whose requests to apply an object, while `down`, are kept and not answered."""
+
+    down = False
+    kept: list[tuple[Any, ...]]
+
+    async def apply(self, *arguments: Any, **options: Any) -> Any:
+        if self.down:
+            self.kept.append((arguments, options))
+            raise TimeoutError
+        return await super().apply(*arguments, **options)
+
+
+async def test_a_renewal_that_arrives_late_does_not_replace_a_newer_record(
+    server: ApiServer,
+) -> None:
+    """As after an outage of the network, which the record still reports."""
+    key = ObjectKey(SECTION.namespace, lease_name("gateway", "gw1"))
+    problems = ["", "link down", "link down", ""]
+    view = View("gateway", "gw1")
+    async with Late(Access(server.url)) as client:
+        announcer = Announcer(client, SECTION, view, "gw1", interfaces=lambda: problems[:1])
+        client.kept = []
+        for _ in range(2):
+            assert await announcer._renew()
+        client.down = True
+        for _ in range(2):
+            problems.pop(0)
+            assert not await announcer._renew()
+        client.down = False
+        problems.pop(0)
+        assert await announcer._renew()
+        for arguments, options in client.kept:
+            with pytest.raises(Conflict):
+                await client.apply(*arguments, **options)
+        assert (await record_at(client, key)).interfaces == ("",)
+
+        # The first renewal after an outage may be the one that comes too late.
+        client.down = True
+        assert not await announcer._renew()
+        client.down = False
+        arguments, options = client.kept[-1]
+        await client.apply(*arguments, **options)
+        assert await announcer._renew()
+        await client.delete(LEASES, key)
+        for _ in range(2):
+            await announcer._renew()
+        assert (await record_at(client, key)).interfaces == ("",)
+
+
+async def record_at(client: Client, key: ObjectKey) -> Presence:
+    found = presence_of(await client.get(LEASES, key))
+    assert found is not None
+    return found

@@ -122,12 +122,16 @@ def lease_name(role: str, name: str) -> str:
     return re.sub(r"[^a-z0-9.-]", "-", f"fairlead-{role}-{name}".lower())
 
 
-def lease_body(presence: Presence, *, identity: str, now: str, lease_s: float) -> dict[str, object]:
+def lease_body(
+    presence: Presence, *, identity: str, now: str, lease_s: float, version: str = ""
+) -> dict[str, object]:
     """Return the Lease that announces the instance.
 
-    `identity`: the identity of the process; `now`: RFC 3339 with microseconds."""
+    `identity`: the identity of the process; `now`: RFC 3339 with microseconds; `version`: the
+    resourceVersion that the Lease must have; empty: any."""
     return {
-        "metadata": {
+        "metadata": ({"resourceVersion": version} if version else {})
+        | {
             "labels": {NAME_LABEL: "fairlead", COMPONENT_LABEL: presence.role},
             "annotations": {RECORD_ANNOTATION: msgspec.json.encode(presence).decode()},
         },

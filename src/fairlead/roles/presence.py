@@ -7,7 +7,9 @@ renewal stops nothing, and is logged once until the problem changes. A Service i
 served if it is refused, or if it was unavailable at two renewals in a row, because many failures
 pass by themselves. A Service is not listed if everything of it is served, only less exactly than
 requested (`Outcome.coarse`). A new process lists what its predecessor listed until it has processed
-all Services itself.
+all Services itself. A renewal that is sent while the network is down stays in the kernel's queue
+after its time-out, and may arrive after a later one: therefore each is conditional on the version
+of the Lease, so that no old record replaces a newer one.
 
 The Lease of a gateway or node stays when the process stops, so that a restart is not visible, and
 expires when it is not renewed. The Lease of a controller is deleted when its process ends, because
@@ -26,9 +28,9 @@ from itertools import chain, repeat
 import structlog
 
 from fairlead.config import PresenceConfig
-from fairlead.errors import FairleadError, Refused
+from fairlead.errors import Conflict, FairleadError, Refused
 from fairlead.kube.access import Access
-from fairlead.kube.answers import NotFound, RefusedByServer, Unauthenticated
+from fairlead.kube.answers import NoConnection, NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.events import stamp
 from fairlead.kube.lease_object import LEASES
@@ -100,6 +102,8 @@ class Announcer:
         self._announced_since: dict[tuple[str, str], str] = {}
         """Since when each address is announced on each interface; until this process is ready for
         the first time, also by its predecessor."""
+        self._version = ""
+        """The version of the Lease that the last renewal wrote; empty if it is not known."""
         self._failing: type[Exception] | None = None
 
     async def run(
@@ -161,22 +165,39 @@ class Announcer:
 
     async def _renew(self) -> bool:
         """Write the Lease. Return whether the API server answered."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        body = lease_body(
-            self.record(), identity=self._identity, now=now, lease_s=self._section.lease_duration_s
-        )
+        record = self.record()
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._client.apply(
-                    LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True
-                )
+                try:
+                    await self._write(record)
+                except Conflict:
+                    # An earlier renewal was executed although its answer was lost, or a user has
+                    # changed the Lease.
+                    self._version = ""
+                    await self._write(record)
         except (FairleadError, TimeoutError) as problem:
+            if not isinstance(problem, NoConnection | TimeoutError):
+                self._version = ""
             self._log_failure(problem)
             return isinstance(problem, RefusedByServer)
         if self._failing is not None:
             log.info("presence announced again", lease=str(self._key))
             self._failing = None
         return True
+
+    async def _write(self, record: Presence) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        body = lease_body(
+            record,
+            identity=self._identity,
+            now=now,
+            lease_s=self._section.lease_duration_s,
+            version=self._version,
+        )
+        written = await self._client.apply(
+            LEASES, self._key, body, field_manager=FIELD_MANAGER, force=True
+        )
+        self._version = written.metadata.resource_version
 
     def record(self) -> Presence:
         """Return the present record."""
