@@ -212,6 +212,44 @@ def test_udp_flows_that_were_silent_for_long_make_room_again(shared: Forwarder) 
     assert not shared.tables.flow_shares.needs_recount
 
 
+def test_udp_flows_of_other_gateways_make_room_again(shared: Forwarder) -> None:
+    """This gateway does not know for how long they were silent. Their entries are of no more use
+    when the transition has been over for a minute."""
+    kind = KINDS[1]
+    in_transition(shared, "UDP", GREEDY)
+    flood(shared, kind, LIMIT // 2)
+    table = shared.maps["datagrams"]
+    for key, entry in list(table.items()):
+        table.update(key, entry[: INDEX.size] + bytes(INDEX.size))
+    recount(shared)
+    assert counts(shared, "datagrams") == (LIMIT // 2, 0)  # the transition lasts
+    shared.serve({"node2": 1}, {"node2"}, address=ATTACKED, protocol="UDP", service=GREEDY)
+    for _ in range(2):
+        audit(shared)
+    recount(shared)
+    assert counts(shared, "datagrams") == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
+def test_entries_of_removed_listeners_make_room_again(shared: Forwarder, kind: Kind) -> None:
+    """Otherwise Services that are created and deleted would use up the table, and no namespace
+    would have a share any more. The listener of a peer's entry may be about to be created, so one
+    count alone removes nothing."""
+    in_transition(shared, kind.protocol, GREEDY)
+    flood(shared, kind, LIMIT // 2 + 1)
+    shared.tables.remove_listener(ListenerKey(ATTACKED, 80, kind.protocol), GREEDY)
+    in_transition(shared, kind.protocol, CALM)
+    audit(shared)
+    for _ in shared.tables.recount_flows():
+        pass
+    assert counts(shared, kind.table) == (LIMIT // 2, 1)
+    audit(shared)
+    recount(shared)
+    assert counts(shared, kind.table) == (0, 0)
+    assert room(shared, CALM, kind) == LIMIT // 2
+    assert not shared.tables.flow_shares.needs_recount
+
+
 def record_of(shared: Forwarder) -> ListenerRecord:
     value = shared.maps["listeners"].lookup(pack_listener_key(ListenerKey(VIP4, 80, "TCP")))
     assert value

@@ -34,9 +34,10 @@ _PROTOCOL_AT = 18
 _ENTRIES_AT_ONCE = 500
 """Entries that are counted in one part, which takes about a millisecond."""
 
-UseOf = Callable[[bytes], tuple[int, bool]]
+UseOf = Callable[[bytes], tuple[int, bool] | None]
 """Returns, for the key of a listener as bytes, the number of its namespace, and whether its slots
-have not been in transition for some time, so that it needs no entries of connections."""
+have not been in transition for some time, so that it needs no entries of connections; None if there
+is no such listener."""
 
 
 def usable(capacity: int) -> int:
@@ -55,8 +56,10 @@ class FlowShares:
     def __init__(self, maps: Mapping[str, Map], share: float) -> None:
         self._maps = tuple(maps[name] for name in TABLES)
         self._excess = maps[EXCESS_TABLE]
-        self._excess_left = False
-        """Whether the last count found entries beyond shares."""
+        self._unfinished = False
+        """Whether the last count found entries beyond shares, or of listeners that do not exist."""
+        self._absent: set[bytes] = set()
+        """The listeners that did not exist at the last count, although entries named them."""
         self._share = share
         self._size = maps["shares"].spec.max_entries
         self._memory = maps["shares"].memory()
@@ -115,8 +118,9 @@ class FlowShares:
 
     @property
     def needs_recount(self) -> bool:
-        """Whether the share of any namespace is used up, or entries beyond shares were left."""
-        return self._excess_left or any(
+        """Whether the share of any namespace is used up, or the last count has left entries beyond
+        shares, or of listeners that do not exist."""
+        return self._unfinished or any(
             not self.room(number, table)
             for number in self._numbers.values()
             for table in range(len(TABLES))
@@ -124,17 +128,32 @@ class FlowShares:
 
     def recount(self, use_of: UseOf) -> Iterator[None]:
         """Count the entries of each namespace again, and remove those that are of no more use.
-        Yield after each part. 100,000 entries take about 0.2 s."""
+        Yield after each part. 100,000 entries take about 0.2 s.
+
+        The listener of a peer's entry may not exist here yet. So entries are removed if their
+        listener did not exist at the last count either: it was removed, and no program looks them
+        up any more."""
+        before_absent, self._absent = self._absent, set()
+
+        def known_use_of(listener: bytes) -> tuple[int, bool, bool]:
+            use = use_of(listener)
+            if use is not None:
+                return *use, False
+            gone = listener in before_absent
+            if not gone:
+                self._absent.add(listener)
+            return NO_SHARE, False, gone
+
         for table, entries in enumerate(self._maps):
             before = [self._counted(number, table) for number in range(self._next)]
             found: Counter[int] = Counter()
-            yield from _count(entries, use_of, found)
+            yield from _count(entries, known_use_of, found)
             found[_TOTAL] = found.total()
             for number, counted in enumerate(before):
                 self._correct(number, table, found[number] - counted)
         beyond: Counter[int] = Counter()
-        yield from _count(self._excess, use_of, beyond)
-        self._excess_left = bool(beyond)
+        yield from _count(self._excess, known_use_of, beyond)
+        self._unfinished = bool(beyond or self._absent)
 
     def _entries(self, number: int, table: int) -> int:
         return max(0, self._counted(number, table) + self._corrected(number, table))
@@ -155,21 +174,27 @@ class FlowShares:
         return ctypes.c_int64.from_buffer(self._memory, at)
 
 
-def _count(table: Map, use_of: UseOf, found: Counter[int]) -> Iterator[None]:
+def _count(
+    table: Map, use_of: Callable[[bytes], tuple[int, bool, bool]], found: Counter[int]
+) -> Iterator[None]:
     """Remove the entries of the table that are of no more use, and add the numbers of the others to
-    `found`. The listeners are looked up for each part, because they may change between parts."""
+    `found`. The listeners are looked up for each part, because they may change between parts.
+
+    `use_of`: as `UseOf`, and whether the listener is gone."""
     left = iter(table.items())
     while some := list(islice(left, _ENTRIES_AT_ONCE)):
-        uses: dict[bytes, tuple[int, bool]] = {}
+        uses: dict[bytes, tuple[int, bool, bool]] = {}
         expired = tick(time.monotonic()) - DATAGRAM_LIFETIME
         void = []
         for key, entry in some:
             listener = listener_of(key)
             if listener not in uses:
                 uses[listener] = use_of(listener)
-            number, settled = uses[listener]
+            number, settled, gone = uses[listener]
             (seen,) = INDEX.unpack_from(entry, INDEX.size)
-            if 0 < seen <= expired if listener[_PROTOCOL_AT] == IPPROTO_UDP else settled:
+            # When a peer last had a packet of a UDP flow is not known: `seen` is 0.
+            timed = listener[_PROTOCOL_AT] == IPPROTO_UDP and seen
+            if gone or (seen <= expired if timed else settled):
                 void.append(key)
             else:
                 found[number] += 1

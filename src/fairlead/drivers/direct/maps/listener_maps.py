@@ -210,12 +210,11 @@ class ListenerMaps:
         """Count the flow entries of each namespace again, see `FlowShares.recount`."""
         return self.flow_shares.recount(self._flow_use)
 
-    def _flow_use(self, packed: bytes) -> tuple[int, bool]:
+    def _flow_use(self, packed: bytes) -> tuple[int, bool] | None:
         key = unpack_listener_key(packed)
         installed = self.installed(key)
-        # The listener of a peer's entry may not exist here yet.
         if installed is None:
-            return NO_SHARE, False
+            return None
         # A peer may have begun a transition a moment before this gateway does, and has sent the
         # entries of its connections. So a transition must have been over for some time.
         settled = all(key in each for each in self._settled) and not _is_tracked(installed)
@@ -223,8 +222,9 @@ class ListenerMaps:
 
     def share_of_flow(self, packed: bytes) -> int:
         """Return the number of the namespace in `flow_shares` whose listener has this packed
-        key."""
-        return self._flow_use(packed)[0]
+        key. The listener of a peer's entry may not exist here yet: NO_SHARE."""
+        use = self._flow_use(packed)
+        return use[0] if use is not None else NO_SHARE
 
     def _put(self, key: ListenerKey, installed: InstalledListener) -> InstalledListener | None:
         """Store the listener in the mirror, and return the listener that it replaces."""
