@@ -24,6 +24,7 @@ from tests.drivers.direct.conftest import (
     udp,
 )
 
+from fairlead.drivers.direct.maps import flow_shares
 from fairlead.drivers.direct.maps.flow_shares import usable
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.records import (
@@ -84,6 +85,16 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Forwarder]:
     with a_forwarder(fast=request.param, share=0.5) as made:
         made.set_settings(usable=(LIMIT, LIMIT), share=0.5)
         yield made
+
+
+@pytest.mark.parametrize(
+    ("cpus", "limit"), [(1, 57344), (63, 57344), (128, 65536 - 129 * 128), (1024, 32768)]
+)
+def test_so_many_entries_stay_free_that_the_kernel_evicts_none(
+    cpus: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow_shares, "possible_cpus", lambda: cpus)
+    assert usable(65536) == limit
 
 
 def in_transition(forwarder: Forwarder, protocol: ListenerProtocol, service: ServiceKey) -> None:
@@ -360,13 +371,14 @@ def test_a_gateway_sets_the_limits_and_counts_again_when_a_share_is_used_up(run:
         with Map.open(layout / "settings") as settings, Map.open(layout / "shares") as shares:
             record = settings.lookup(INDEX.pack(0)) or b""
             *_, connections, datagrams, share = SETTINGS.unpack(record)
-            assert (connections, datagrams, share) == (896, 896, FRACTION // 4)
-            used_up = struct.pack("=4q", 896 // 4, 0, 0, 0)
+            limit = usable(1024)
+            assert (connections, datagrams, share) == (limit, limit, FRACTION // 4)
+            used_up = struct.pack("=4q", limit // 4, 0, 0, 0)
             shares.update(INDEX.pack(1), used_up)
             await made.read(None)  # the first complete read returns what `open` has read
             await made.read(None)
             value = struct.unpack("=4q", shares.lookup(INDEX.pack(1)) or b"")
-            assert value == (896 // 4, 0, -896 // 4, 0)
+            assert value == (limit // 4, 0, -(limit // 4), 0)
         await made.close(remove=True)
 
     run(scenario)

@@ -20,13 +20,14 @@ from socket import IPPROTO_UDP
 
 from fairlead.drivers.direct.maps.quota import RESERVE
 from fairlead.drivers.direct.maps.records import DATAGRAM_LIFETIME, INDEX, listener_of, tick
-from fairlead.net.bpf import Map
+from fairlead.net.bpf import Map, possible_cpus
 
 TABLES = ("connections", "datagrams")
 """The tables with shares, in the order of `enum shared_table`."""
 EXCESS_TABLE = "excess_flows"
 NO_SHARE = 0
 """The number of a namespace without a share. In the map, the counts of all namespaces together."""
+HELD_BY_CPU = 128
 _TOTAL = 0
 _COLUMNS = 2 * len(TABLES)
 _PROTOCOL_AT = 18
@@ -42,9 +43,11 @@ is no such listener."""
 
 def usable(capacity: int) -> int:
     """Return how many entries of a table of this size namespaces may use. The rest stays free:
-    each CPU holds up to 128 free entries ready, and the kernel evicts entries as soon as no others
-    are free."""
-    return capacity - capacity // RESERVE
+    each CPU holds up to 128 free entries ready, takes that many at once, and the kernel evicts
+    entries as soon as fewer are free (LOCAL_FREE_TARGET in Linux kernel/bpf/bpf_lru_list.c). In a
+    table that is too small for its CPUs, half is usable all the same."""
+    held = HELD_BY_CPU * (possible_cpus() + 1)
+    return capacity - min(max(capacity // RESERVE, held), capacity // 2)
 
 
 class FlowShares:
