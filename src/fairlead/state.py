@@ -20,6 +20,7 @@ from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
 from fairlead.plan.announce import announcers_of, moved
 from fairlead.plan.exclusions import (
+    AFTER_ALL,
     API_SERVICE,
     Exclusions,
     Use,
@@ -213,6 +214,14 @@ class State:
     def showing(self, address: str) -> Collection[ServiceKey]:
         """Return the Services whose status shows this address."""
         return self._showing.get(address, ())
+
+    def belongs_to_host(self, address: str) -> bool:
+        """Return whether a host of the cluster has the address, and takes precedence over every
+        Service that shows it."""
+        created = [
+            self.services[key].metadata.creation_timestamp or "" for key in self.showing(address)
+        ]
+        return self.exclusions.host_at(address, min(created, default=AFTER_ALL)) is not None
 
     def slices_of(self, key: ServiceKey) -> Sequence[EndpointSlice]:
         return tuple(self._slices[key].values()) if key in self._slices else ()

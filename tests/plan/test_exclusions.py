@@ -34,7 +34,12 @@ A, B = ServiceKey("default", "a"), ServiceKey("default", "b")
 
 
 def make_service(
-    key: ServiceKey, *, requested: str = "", held: Collection[str] = (), cluster_ip: str = ""
+    key: ServiceKey,
+    *,
+    requested: str = "",
+    held: Collection[str] = (),
+    cluster_ip: str = "",
+    created: str | None = None,
 ) -> Service:
     annotations = {"fairlead.io/addresses": requested} if requested else {}
     if held:
@@ -45,6 +50,7 @@ def make_service(
                 "name": key.name,
                 "namespace": key.namespace,
                 "uid": f"uid-{key.name}",
+                "creationTimestamp": created,
                 "annotations": annotations,
                 "managedFields": [{"manager": "fairlead-claim"}] if held else [],
             },
@@ -62,11 +68,13 @@ def make_service(
     )
 
 
-def make_node(name: str, *addresses: str, pods: Collection[str] = ()) -> Node:
+def make_node(
+    name: str, *addresses: str, pods: Collection[str] = (), created: str | None = None
+) -> Node:
     kinds = ("InternalIP", "ExternalIP")
     listed = [{"type": kind, "address": each} for kind, each in zip(cycle(kinds), addresses)]
     body = {
-        "metadata": {"name": name},
+        "metadata": {"name": name, "creationTimestamp": created},
         "spec": {"podCIDRs": list(pods)},
         "status": {"addresses": listed},
     }
@@ -305,6 +313,66 @@ def test_a_service_that_has_the_address_of_a_new_node_keeps_it_and_is_not_ready(
     assert "192.0.2.21 is an address of Node node1" in finding.message
     site.delete_node("node1")
     assert site.plan(A)[A] == before
+
+
+BEFORE, AFTER = "2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"
+CREATED = "2026-01-02T00:00:00Z"
+"""When the Service was created."""
+
+
+@pytest.mark.parametrize(
+    ("node", "taken"),
+    [
+        (make_node("node1", "192.0.2.21", created=BEFORE), True),
+        (make_node("node1", "192.0.2.21", created=CREATED), True),
+        (make_node("node1", "192.0.2.21", created=AFTER), False),
+        # An ExternalIP, and a second InternalIP.
+        (make_node("node1", "192.0.2.9", "192.0.2.21", created=BEFORE), False),
+        (make_node("node1", "192.0.2.9", "192.0.2.8", "192.0.2.21", created=BEFORE), False),
+    ],
+)
+def test_a_node_does_not_take_an_address_that_a_service_had_first(node: Node, taken: bool) -> None:
+    """A kubelet can write any address into the status of its Node. Gateways reach a node only at
+    its first InternalIP, so the others are no reason to leave a Service."""
+    site = Site("192.0.2.20-192.0.2.29")
+    site.put(make_service(A, held=["192.0.2.21"], created=CREATED))
+    site.put_nodes(make_node("node2", "192.0.2.99", created=BEFORE))
+    before = plan_gateway(site.state, site.config, [A])[A]
+    with site.state.subscribers.subscription() as dirty:
+        site.put_nodes(node)
+        assert A in dirty
+    served = plan_gateway(site.state, site.config, [A])[A]
+    assert isinstance(served, LoadBalancer)
+    assert served.addresses == (() if taken else ("192.0.2.21",))
+    assert taken or served == before
+    assert site.state.belongs_to_host("192.0.2.21") == taken
+    planned = site.plan(A)[A]
+    assert isinstance(planned, LoadBalancer)
+    assert planned.addresses == ("192.0.2.21",)
+    found = {each.code: each for each in planned.notes if each.code.startswith("Address")}
+    assert found.keys() == {"AddressExcluded" if taken else "AddressClaimed"}
+    (finding,) = found.values()
+    assert "192.0.2.21 is an address of Node node1" in finding.message
+    assert finding.blocks == ("Ready" if taken else "")
+    # No other Service gets the address, also when this one is gone.
+    site.put(make_service(B, requested="192.0.2.21", created=AFTER))
+    assert isinstance(site.plan(B)[B], Refused)
+    site.state.update_services({ObjectKey(*A): None})
+    assert site.state.belongs_to_host("192.0.2.21")
+    assert isinstance(site.plan(A, B)[B], Refused)
+
+
+def test_one_kubelet_takes_no_address_that_services_have() -> None:
+    site = Site("192.0.2.0/24")
+    keys = [ServiceKey("default", f"s{number}") for number in range(32)]
+    for number, key in enumerate(keys):
+        site.put(make_service(key, held=[f"192.0.2.{number}"], created=CREATED))
+    claimed = ("198.51.100.7", *(f"192.0.2.{number}" for number in range(200)))
+    site.put_nodes(make_node("node1", *claimed, created=BEFORE))
+    planned = plan_gateway(site.state, site.config, keys)
+    assert [
+        each.addresses if isinstance(each, LoadBalancer) else each for each in planned.values()
+    ] == [(f"192.0.2.{number}",) for number in range(32)]
 
 
 def test_an_address_that_is_excluded_while_a_service_has_it_is_not_stranded() -> None:

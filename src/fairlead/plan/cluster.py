@@ -179,16 +179,16 @@ def plan_gateway_unconfirmed(
             planned[key] = error
         else:
             served = _without_rivals(cluster, config, service, unconfirmed)
-            planned[key] = _without_excluded(cluster, served)
+            planned[key] = _without_excluded(cluster, service, served)
     return planned
 
 
-def _without_excluded(cluster: Cluster, unconfirmed: Unconfirmed) -> Unconfirmed:
-    """Return the plan without the addresses of hosts of the cluster. A Service may have got such an
-    address before the host did, or from another controller. A gateway that received the packets for
-    it would cut itself and others off from the host."""
-    balancer = unconfirmed.balancer
-    uses = {address: cluster.exclusions.host_at(address) for address in balancer.addresses}
+def _without_excluded(cluster: Cluster, service: Service, unconfirmed: Unconfirmed) -> Unconfirmed:
+    """Return the plan without the addresses of hosts that take precedence over the Service. A
+    Service may have got such an address before the host did, or from another controller. A gateway
+    that received the packets for it would cut itself and others off from the host."""
+    balancer, created = unconfirmed.balancer, service.metadata.creation_timestamp or ""
+    uses = {address: cluster.exclusions.host_at(address, created) for address in balancer.addresses}
     hosts = {address: use for address, use in uses.items() if use is not None}
     if not hosts:
         return unconfirmed
@@ -199,7 +199,7 @@ def _without_excluded(cluster: Cluster, unconfirmed: Unconfirmed) -> Unconfirmed
         for listener, found in zip(balancer.listeners, unconfirmed.found, strict=True)
         if listener.family in families
     ]
-    notes = [held_and_excluded(address, use) for address, use in hosts.items()]
+    notes = [held_and_excluded(address, use, created) for address, use in hosts.items()]
     balancer = msgspec.structs.replace(
         balancer,
         addresses=left,

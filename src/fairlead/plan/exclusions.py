@@ -10,7 +10,6 @@ different prefix lengths."""
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from itertools import islice
 from typing import NamedTuple
 
 from fairlead.config import Config
@@ -18,6 +17,7 @@ from fairlead.kube.networks import read_address
 from fairlead.kube.objects import EndpointSlice, Node, Service
 from fairlead.model import ServiceKey
 from fairlead.net.address import numeric_host, split_host_port
+from fairlead.plan.members import node_address
 
 API_SERVICE = ServiceKey("default", "kubernetes")
 """The Service whose endpoints are the API servers."""
@@ -26,9 +26,10 @@ API_SERVER = "an address of an API server"
 MAX_CHANGES = 1024
 """How many changes an observer may miss before it has to read everything again."""
 MAX_NODE_ADDRESSES = 16
-"""How many addresses of a Node count. A kubelet writes the status of its own Node, and hosts take
-precedence over Services: without a limit one kubelet could take the addresses of all Services. A
-Node has one or two of each family."""
+"""How many addresses of a Node count. A kubelet writes the status of its own Node: without a limit
+one kubelet could withhold all addresses of a pool. A Node has one or two of each family."""
+AFTER_ALL = "~"
+"""Sorts after every timestamp: the host takes precedence over no Service that has the address."""
 SHORTEST_POD_CIDRS = {4: 8, 6: 32}
 """The shortest prefix of a Node's podCIDR that counts, by IP version. A kubelet may create its own
 Node with any podCIDR, and 0.0.0.0/0 would exclude all pools. The pods of a whole cluster rarely
@@ -54,10 +55,17 @@ class Span(NamedTuple):
 
 class Use(NamedTuple):
     """What the cluster uses a network for. `words`: such as `an address of Node node1`. `host`: a
-    host has the address, so a gateway must not receive its packets."""
+    host has the address, so a gateway must not receive its packets, except for a Service that was
+    created before `since` (RFC 3339) and has the address."""
 
     words: str
     host: bool = False
+    since: str = ""
+
+    def precedes(self, created: str) -> bool:
+        """Return whether the host takes precedence over a Service that has the address and was
+        created at that time."""
+        return self.host and self.since <= created
 
 
 class Exclusions:
@@ -111,13 +119,17 @@ class Exclusions:
     def __iter__(self) -> Iterator[Span]:
         return iter(self._uses)
 
-    def use_of(self, span: Span) -> Use:
-        """Return the use of this network; that of a host if there are several."""
-        return min(self._uses[span].values(), key=lambda use: (not use.host, use.words))
+    def use_of(self, span: Span, created: str = AFTER_ALL) -> Use:
+        """Return the use of this network. If there are several: that of a host, and first of all of
+        one that takes precedence over a Service that was created at that time."""
+        return min(
+            self._uses[span].values(),
+            key=lambda use: (not use.precedes(created), not use.host, use.words),
+        )
 
-    def find(self, address: str) -> Use | None:
+    def find(self, address: str, created: str = AFTER_ALL) -> Use | None:
         """Return what the cluster uses the address for; None if it does not use it. The smallest
-        network that contains the address counts."""
+        network that contains the address counts. `created`: see `use_of`."""
         if not self._uses:
             return None
         value = ip_address(address)
@@ -126,14 +138,16 @@ class Exclusions:
             first = number - number % size
             span = Span(version, first, first + size - 1)
             if version == value.version and span in self._uses:
-                use = self.use_of(span)
-                return use if size == 1 else Use(f"in {span}, {use.words}", use.host)
+                use = self.use_of(span, created)
+                return use if size == 1 else use._replace(words=f"in {span}, {use.words}")
         return None
 
-    def host_at(self, address: str) -> Use | None:
-        """Return the use of an address that a host of the cluster has; None if no host has it."""
-        use = self.find(address)
-        return use if use is not None and use.host else None
+    def host_at(self, address: str, created: str = AFTER_ALL) -> Use | None:
+        """Return the use of an address that a host of the cluster has; None if no host has it, or
+        none that takes precedence over a Service that has the address and was created at that
+        time."""
+        use = self.find(address, created)
+        return use if use is not None and use.precedes(created) else None
 
     def changes_since(self, version: int) -> Iterable[Span] | None:
         """Return the networks that have changed since this version; None if that is not known."""
@@ -156,21 +170,33 @@ def span_of(text: str) -> Span | None:
     return Span(value.version, first, first + size - 1)
 
 
-def of_hosts(addresses: Iterable[str], words: str) -> dict[str, Use]:
-    """Return these addresses of hosts."""
-    return dict.fromkeys(addresses, Use(words, host=True))
+def of_hosts(addresses: Iterable[str], words: str, since: str = "") -> dict[str, Use]:
+    """Return these addresses of hosts. `since`: see `Use`."""
+    return dict.fromkeys(addresses, Use(words, host=True, since=since))
 
 
 def of_node(node: Node) -> dict[str, Use]:
     """Return the addresses of a Node, and the networks of its pods, within the limits of what a
-    kubelet may claim."""
-    name = node.metadata.name
-    addresses = (
+    kubelet may claim.
+
+    No Service gets one of these addresses. If a Service has one already, the Node has claimed it
+    later, and the Service keeps it: otherwise a kubelet could take the addresses of Services by
+    writing them into the status of its Node. Only the addresses at which gateways reach a Node take
+    precedence, and only over Services that are younger than the Node: such a Service got the
+    address by mistake, and a gateway that received its packets would lose the node.
+    """
+    name, since = node.metadata.name, node.metadata.creation_timestamp or ""
+    addresses = [
         each.address for each in node.status.addresses if each.type in ("InternalIP", "ExternalIP")
-    )
+    ]
+    reached = [node_address(node, "IPv4"), node_address(node, "IPv6")]
     networks = (each for each in node.spec.pod_cidrs if not _is_too_large(each))
-    pods = dict.fromkeys(networks, Use(f"the pods of Node {name}"))
-    return pods | of_hosts(islice(addresses, MAX_NODE_ADDRESSES), f"an address of Node {name}")
+    words = f"an address of Node {name}"
+    return (
+        dict.fromkeys(networks, Use(f"the pods of Node {name}"))
+        | of_hosts(addresses[:MAX_NODE_ADDRESSES], words, AFTER_ALL)
+        | of_hosts(filter(None, reached), words, since)
+    )
 
 
 def _is_too_large(cidr: str) -> bool:

@@ -20,6 +20,8 @@ SKIPPED = "AddressFamilySkipped"
 STRANDED = "AddressStranded"
 EXCLUDED = "AddressExcluded"
 """Code of a Finding about an address that a Service holds and that the cluster itself uses."""
+CLAIMED = "AddressClaimed"
+"""Code of a Finding about an address that a Service holds and that a Node has claimed later."""
 
 
 def not_of_families(address: str) -> Refused:
@@ -141,8 +143,8 @@ def stranded(
     or the Service requests another pool."""
     notes = []
     for address, mine in held.items():
-        if (use := pools.exclusions.find(address)) is not None:
-            notes.append(held_and_excluded(address, use))
+        if (use := pools.exclusions.find(address, request.since)) is not None:
+            notes.append(held_and_excluded(address, use, request.since))
             continue
         found = pools.find(address)
         if found is not None and found[0].allows(request.service_labels):
@@ -175,13 +177,22 @@ def _of_another_pool(address: str, pool: str, request: str) -> str:
     )
 
 
-def held_and_excluded(address: str, use: Use) -> Finding:
+def held_and_excluded(address: str, use: Use, created: str) -> Finding:
     """Return the Finding about an address that a Service holds and that the cluster itself uses.
-    Gateways leave an address to its host, and serve any other address as before."""
+    Gateways leave an address to a host that takes precedence, and serve any other address as
+    before. `created`: when the Service was created."""
     remedy = f"request another address by {ADDRESSES[0]}"
-    if use.host:
+    if use.precedes(created):
         message = (
             f"{address} is {use.words}, which keeps it: gateways do not serve this Service there"
         )
         return Finding(EXCLUDED, message, severity="error", remedy=remedy, blocks="Ready")
+    if use.host:
+        return Finding(
+            CLAIMED,
+            f"{address} is {use.words} according to the status of the Node, but this Service had "
+            "it first: gateways still serve the Service there",
+            remedy=f"if the host has the address, {remedy}; if not, find out what wrote it into "
+            "the status",
+        )
     return Finding(EXCLUDED, f"{address} is {use.words}: both use it", remedy=remedy)

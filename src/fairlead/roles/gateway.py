@@ -178,7 +178,7 @@ def data_plane(
             requeue=state.subscribers.mark,
             drain_s=section.drain_timeout_s,
             old_workers=section.proxy_old_workers,
-            belongs_to_host=lambda address: state.exclusions.host_at(address) is not None,
+            belongs_to_host=state.belongs_to_host,
             shares=Shares(max_files(), section.namespace_share),
         ),
         announce_driver(config, selectors, state, name),
