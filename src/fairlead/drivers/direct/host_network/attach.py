@@ -11,6 +11,15 @@ Why not XDP everywhere: according to measurements, XDP in the driver of a veth t
 segmentation offload (bulk traffic needs 2.5 times the CPU time for each byte), and fails silently
 in two ways (see `_VETH`). On a network card, XDP handles a packet before the kernel has spent any
 time on it.
+
+Why a filter of clsact and not a link of tcx (Linux 6.6), which `tc qdisc del` does not remove: a
+link ends with its pin. A filter keeps forwarding when the pins are gone, because the bpffs was
+mounted again or somebody deleted them, and its name shows whose it is without them; so the next
+process can take over. That loss cannot be healed by a process that is not running, while a removed
+filter is back within milliseconds if it is. An upgrade from the filter to the link would have both
+programs at the hook for a moment, and a downgrade would leave the link in front of the filter. The
+priority among the programs of an interface would become an order of attachment. And before Linux
+6.6 the filter would still be needed, so every case would exist twice.
 """
 
 import asyncio
