@@ -138,6 +138,24 @@ def test_the_help_of_the_controller_names_every_class() -> None:
     assert "{" not in text
 
 
+def test_plan_ignores_the_label_that_excludes_nodes_if_the_roles_do(tmp_path: Path) -> None:
+    label = "labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"
+    manifests = EXAMPLE.read_text().replace("{name: node1}", f"{{name: node1, {label}}}")
+    pools = "pools: [{name: example, addresses: [203.0.113.0/24]}]\n"
+    weights = []
+    for ignored in ("false", "true"):
+        config = tmp_path / f"{ignored}.yaml"
+        config.write_text(
+            "defaultClass: fairlead.io/direct\nannounce: {ignoreExcludeLabel: "
+            f"{ignored}}}\n{pools}"
+        )
+        done = fairlead("plan", "-f", "-", "--config", str(config), "-o", "json", stdin=manifests)
+        by_name = {entry["service"]: entry for entry in json.loads(done.stdout)}
+        (listener, *_) = by_name["default/ingress-controller"]["load_balancer"]["listeners"]
+        weights.append(listener["members"][0]["weight"])
+    assert weights == [0, 3]
+
+
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_plan_as_json_and_yaml(form: str) -> None:
     done = fairlead("plan", "-f", "-", "-o", form, stdin=EXAMPLE.read_text())

@@ -89,13 +89,18 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     from fairlead.plan.classes import CLASSES
     from fairlead.plan.exclusions import of_config
     from fairlead.plan.ledger import Ledger
+    from fairlead.plan.projection import without_exclude_label
     from fairlead.plan.service import class_of
     from fairlead.plan.services import plan_services
     from fairlead.state import State
 
     state = State(())
     state.exclude("configuration", of_config(config))
-    state.update_nodes({ObjectKey("", o.metadata.name): o for o in manifests.nodes})
+    ignored = config.announce.ignore_exclude_label
+    nodes = (
+        [without_exclude_label(each) for each in manifests.nodes] if ignored else manifests.nodes
+    )
+    state.update_nodes({ObjectKey("", o.metadata.name): o for o in nodes})
     state.update_services({ObjectKey(*o.key): o for o in manifests.services})
     state.update_slices(
         {ObjectKey(o.metadata.namespace, o.metadata.name): o for o in manifests.endpoint_slices}

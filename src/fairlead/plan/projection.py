@@ -162,15 +162,20 @@ def including_excluded(projection: Projection) -> Projection:
 
     def unlabelled(node: Node) -> Node | None:
         found = projection.node(node)
-        if found is None or EXCLUDE_LABEL not in found.metadata.labels:
-            return found
-        labels = {
-            name: each for name, each in found.metadata.labels.items() if name != EXCLUDE_LABEL
-        }
-        metadata = msgspec.structs.replace(found.metadata, labels=labels)
-        return msgspec.structs.replace(found, metadata=metadata)
+        return without_exclude_label(found) if found is not None else None
 
     return msgspec.structs.replace(projection, node=unlabelled)
+
+
+def without_exclude_label(node: Node) -> Node:
+    """Return the Node without the label that excludes it from the traffic of load balancers."""
+    labels = node.metadata.labels
+    if EXCLUDE_LABEL not in labels:
+        return node
+    left = {name: each for name, each in labels.items() if name != EXCLUDE_LABEL}
+    return msgspec.structs.replace(
+        node, metadata=msgspec.structs.replace(node.metadata, labels=left)
+    )
 
 
 def _served(service: Service, *, selector: bool) -> Service:
