@@ -11,7 +11,6 @@ from fairlead.doctor.examine import examine
 from fairlead.doctor.gather import Request, gather
 from fairlead.errors import Refused, Unavailable
 from fairlead.kube.access import Access
-from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
 from fairlead.kube.objects import SERVICES
 from fairlead.lab.apiserver import ApiServer
@@ -80,7 +79,7 @@ async def test_services_of_other_namespaces_may_be_forbidden(
 
 async def test_services_that_cannot_be_read_are_an_error(server: ApiServer, client: Client) -> None:
     server.faults.add(Fault("status", "GET", "/services", code=403))
-    with pytest.raises(RefusedByServer):
+    with pytest.raises(Refused, match="look at one namespace"):
         await gather(client, ONE)
     server.faults.add(Fault("stall", "GET", "/services"))
     with pytest.raises(Unavailable, match="not read within 2 s"):

@@ -4,9 +4,14 @@ Healthy clusters have no finding, whatever they do. A caller without rights is t
 looked at."""
 
 import asyncio
+import itertools
 import os
+import random
+import secrets
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Sequence, Set
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +29,11 @@ from tests.doctor.world import (
     make_nodes,
     rights,
 )
+from tests.programs import SEED
 
+from fairlead.doctor.examine import examine
+from fairlead.doctor.finding import RootCause
+from fairlead.doctor.gather import Request
 from fairlead.doctor.pages import PAGES
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -32,6 +41,7 @@ from fairlead.lab import crds, manifests
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.kubeapiserver import KubeApiServer
 from fairlead.lab.settings import kubeconfig
+from fairlead.model import ServiceKey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -71,13 +81,24 @@ async def cluster(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(cluster: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    name = f"world{abs(hash(request.node.name)) % 10**8}"
-    world = World(cluster.client, cluster.kubeconfig, name, fairlead=True)
+async def world(cluster: Cluster) -> AsyncIterator[World]:
+    async with world_of(cluster) as world:
+        yield world
+
+
+@asynccontextmanager
+async def world_of(cluster: Cluster) -> AsyncIterator[World]:
+    """A namespace of its own, in which everything works."""
+    world = World(
+        cluster.client, cluster.kubeconfig, f"world-{secrets.token_hex(4)}", fairlead=True
+    )
     await world.build()
-    yield world
-    await world.end()
-    await delete_all(world)
+    try:
+        yield world
+    finally:
+        await world.end()
+        await delete_all(world)
+        await manifests.apply(cluster.client, rights())
 
 
 async def test_every_finding_is_injected_except_those_of_other_controllers() -> None:
@@ -214,6 +235,7 @@ async def test_a_tenant_is_told_what_was_not_looked_at(
     status, output, errors = await kubectl_doctor(path, "-A")
     assert (status, output) == (2, "")
     assert "is forbidden" in errors
+    assert "look at one namespace, with -n NAMESPACE" in errors
 
 
 async def test_a_token_that_is_no_longer_valid_is_not_healthy(
@@ -237,3 +259,96 @@ async def test_an_api_server_that_is_gone_is_not_healthy(tmp_path: Path) -> None
     status, output, errors = await kubectl_doctor(path)
     assert (status, output) == (2, "")
     assert "GET http" in errors
+
+
+PAIRS = 40
+OF_PROCESSES = ("FinalizerOrphaned", "GatewaysDiffer", "GatewayStale")
+"""Faults that change the Leases of their namespace."""
+NEED_A_CONTROLLER = ("ClassUnserved", "AddressElsewhere", "PoolExhausted")
+"""Faults that are not named if no controller of Fairlead is alive: then that is the cause."""
+OF_PODS = ("SelectorMatchesNothing", "TargetPortNameUnknown", "PodsNotReady", "AllTerminating")
+BESIDE = ("SourceRangeForgetsPods", "AddressExcluded", "ApiForbidden", "GatewaysDiffer")
+"""Faults of one Service that are independent of faults of its pods."""
+BY_CODE = {each.code: each for each in WITH_FAIRLEAD}
+
+
+def random_pairs(count: int) -> list[tuple[Fault, Fault]]:
+    """Return pairs of different faults that are independent; the first may be one of processes."""
+    chosen = random.Random(SEED or "pairs")
+    pairs: list[tuple[Fault, Fault]] = []
+    while len(pairs) < count:
+        first, second = chosen.sample(WITH_FAIRLEAD, 2)
+        codes = first.code, second.code
+        if codes[1] in OF_PROCESSES or (
+            codes[0] == "FinalizerOrphaned" and codes[1] in NEED_A_CONTROLLER
+        ):
+            continue
+        pairs.append((first, second))
+    return pairs
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("first", "second"), random_pairs(PAIRS), ids=lambda each: each.code)
+async def test_two_faults_of_two_services_are_both_named(
+    first: Fault, second: Fault, cluster: Cluster
+) -> None:
+    async with world_of(cluster) as one, world_of(cluster) as other:
+        await first.make(one)
+        await second.make(other)
+        keys = {
+            (first.code, first.subject.format(one.namespace)),
+            (second.code, second.subject.format(other.namespace)),
+        }
+        found = await found_in(one, other, keys)
+        assert {each.key for each in found} == keys
+
+
+async def found_in(one: World, other: World, keys: Set[tuple[str, str]]) -> tuple[RootCause, ...]:
+    """Return the findings about both namespaces once they are those, or the last ones."""
+    services = tuple(ServiceKey(each.namespace, "web") for each in (one, other))
+    request = Request(services, "", one.config, grace_s=0, observe_s=0.5)
+    for _ in range(5):
+        await one.slices()
+        await other.slices()
+        found = (await examine(one.client, request)).findings
+        if {each.key for each in found} == keys:
+            break
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("beside", "of_pods"), list(itertools.product(BESIDE, OF_PODS)))
+async def test_two_faults_of_one_service_are_both_named(
+    beside: str, of_pods: str, world: World
+) -> None:
+    faults = BY_CODE[beside], BY_CODE[of_pods]
+    for each in faults:
+        await each.make(world)
+    keys = {(each.code, each.subject.format(world.namespace)) for each in faults}
+    for _ in range(5):
+        found = (await world.report_of()).findings
+        if {each.key for each in found} == keys:
+            break
+    assert {each.key for each in found} == keys
+
+
+@pytest.mark.soak
+async def test_200_services_are_looked_at_within_15_s_and_one_within_5_s(world: World) -> None:
+    for number in range(200):
+        await world.service(f"s{number}")
+        await world.serve(f"203.0.113.{number + 10}", name=f"s{number}")
+    await world.slices()
+    for services, limit_s in (((), 15), ((ServiceKey(world.namespace, "web"),), 5)):
+        for fault, wanted in ((None, 0), (TYPED, 1)):
+            if fault is not None:
+                await fault(world)
+            begun_s = time.monotonic()
+            request = Request(services, world.namespace, world.config, grace_s=0)
+            report = await examine(world.client, request)
+            took_s = time.monotonic() - begun_s
+            print(f"{len(report.services)} Services, {wanted} findings: {took_s:.1f} s")
+            assert len(report.findings) == wanted
+            assert took_s < limit_s
+        await world.kubectl(
+            'patch service web --type=merge -p \'{"spec":{"selector":{"app":"web"}}}\''
+        )

@@ -75,6 +75,11 @@ def test_a_claim_of_fairlead_takes_precedence_over_what_the_former_controller_le
     assert owner_of(make_service(meta=meta), has_events=False) == "Fairlead"
 
 
+def test_without_a_mark_and_without_events_the_controller_is_not_known() -> None:
+    service = make_service(addresses=(), class_="")
+    assert owner_of(service, has_events=None) == "not known"
+
+
 def test_an_event_tells_that_somebody_serves_it() -> None:
     service = make_service(addresses=(), class_="")
     assert owner_of(service, has_events=True) == "an unknown controller"

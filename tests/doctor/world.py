@@ -435,10 +435,19 @@ async def without_node_ports(world: World) -> None:
 
 
 async def policy_for_the_cluster(world: World) -> None:
+    inside = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.244.0.0/16"}}]
+    await policy(world, [{"from": inside}])
+
+
+async def policy_for_nobody(world: World) -> None:
+    await policy(world, [])
+
+
+async def policy(world: World, ingress: list[Manifest]) -> None:
     spec = {
         "podSelector": {"matchLabels": {"app": "web"}},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [{"podSelector": {}}, {"ipBlock": {"cidr": "10.244.0.0/16"}}]}],
+        "ingress": ingress,
     }
     metadata = {"name": "inside", "namespace": world.namespace}
     await manifests.apply(
@@ -525,7 +534,7 @@ UNKNOWN_PORT = (
 GRANT_LESS = (
     "patch clusterrole fairlead-gateway --type=json -p "
     '\'[{"op":"test","path":"/rules/2/resources/0","value":"events"},'
-    '{"op":"replace","path":"/rules/2/verbs","value":["get","create"]}]\''
+    '{"op":"replace","path":"/rules/2/verbs","value":["get"]}]\''
 )
 EVERYWHERE = [
     Fault("SelectorMatchesNothing", TYPED),
@@ -558,6 +567,16 @@ WITH_FAIRLEAD = [
         "ApiForbidden",
         commands(GRANT_LESS),
         subject="ServiceAccount fairlead-system/fairlead-gateway",
+    ),
+    Fault(
+        "ApiForbidden",
+        commands("delete clusterrolebinding fairlead-gateway"),
+        subject="ServiceAccount fairlead-system/fairlead-gateway",
+    ),
+    Fault(
+        "NetworkPolicyDropsClients",
+        policy_for_nobody,
+        subject="NetworkPolicy {}/inside",
     ),
     Fault("GatewaysDiffer", gateway_differs, gateway_back, by_hand=True, subject="gateway gw2"),
     Fault("GatewayStale", gateway_gone, gateway_back, by_hand=True, subject="gateway gw2"),

@@ -198,8 +198,10 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def owner(self) -> Owner:
         """The controller that serves the Service."""
-        meta = self.service.metadata
-        has_events = any(is_about(each, "Service", meta) for each in self.facts.events or ())
+        events, meta = self.facts.events, self.service.metadata
+        has_events = (
+            None if events is None else any(is_about(each, "Service", meta) for each in events)
+        )
         return owner_of(self.service, has_events=has_events)
 
     @property

@@ -127,9 +127,18 @@ class Reader:
         try:
             return await self._listed("")
         except RefusedByServer as problem:
-            if problem.status != FORBIDDEN or not scope:
+            if problem.status != FORBIDDEN:
                 raise
-        found = await self._listed(scope)
+            if not scope:
+                raise Refused(
+                    problem.message, fix="look at one namespace, with -n NAMESPACE"
+                ) from problem
+        try:
+            found = await self._listed(scope)
+        except RefusedByServer as problem:
+            raise Refused(
+                problem.message, fix=f"use an account that may list services in {scope}"
+            ) from problem
         self.not_looked_at.append(NotLookedAt("services of other namespaces", "forbidden"))
         return found
 

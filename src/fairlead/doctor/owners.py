@@ -23,9 +23,11 @@ Owner = Literal[
     "a cloud",
     "an unknown controller",
     "none",
+    "not known",
 ]
 """`a cloud`: a controller that uses the cloud-provider library. `an unknown controller`: somebody
-has written the status of the Service, or an Event about it. `none`: nobody has."""
+has written the status of the Service, or an Event about it. `none`: nobody has. `not known`: nobody
+has written the status, and Events could not be read."""
 
 _ANNOTATIONS: tuple[tuple[str, Owner], ...] = (
     ("metallb.io/ip-allocated-from-pool", "MetalLB"),
@@ -49,8 +51,9 @@ _MANAGERS: tuple[tuple[str, Owner], ...] = (
 common a name to prove anything."""
 
 
-def owner_of(service: OwnedService, *, has_events: bool) -> Owner:
-    """Return the controller that serves the Service."""
+def owner_of(service: OwnedService, *, has_events: bool | None) -> Owner:
+    """Return the controller that serves the Service. `has_events`: whether there are Events about
+    it; None if that is not known."""
     if claimed_class(service):
         return "Fairlead"
     meta = service.metadata
@@ -67,7 +70,7 @@ def owner_of(service: OwnedService, *, has_events: bool) -> Owner:
         return "a cloud"
     if writers or has_events or service.status.load_balancer.ingress or service.status.conditions:
         return "an unknown controller"
-    return "none"
+    return "none" if has_events is False else "not known"
 
 
 def _first(

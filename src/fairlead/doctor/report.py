@@ -70,17 +70,17 @@ def summary(report: Report) -> str:
     services, count = len(report.services), len(report.findings)
     looked_at = f"{services} Service{'' if services == 1 else 's'} looked at"
     if 0 < services <= 3:
-        names = ", ".join(
-            f"{each.service}, served by {_named(each.owner)}" for each in report.services
-        )
+        names = ", ".join(f"{each.service}, {_served_by(each.owner)}" for each in report.services)
         looked_at += f" ({names})"
     if not count:
         return f"{looked_at}, nothing wrong"
     return f"{looked_at}, {count} finding{'' if count == 1 else 's'}"
 
 
-def _named(owner: Owner) -> str:
-    return "no controller" if owner == "none" else owner
+def _served_by(owner: Owner) -> str:
+    if owner == "not known":
+        return "whose controller is not known"
+    return f"served by {'no controller' if owner == 'none' else owner}"
 
 
 def grouped(not_looked_at: Sequence[NotLookedAt]) -> list[tuple[str, str]]:

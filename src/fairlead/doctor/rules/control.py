@@ -42,7 +42,8 @@ def finalizer_orphaned(case: Case) -> RootCause | None:
         evidence.append(
             Fact("live controllers of Fairlead", "0", "Leases with the label of Fairlead")
         )
-    whose = case.owner if case.owner not in ("none", "an unknown controller") else "its controller"
+    nobody = "none", "not known", "an unknown controller"
+    whose = case.owner if case.owner not in nobody else "its controller"
     return RootCause(
         code="FinalizerOrphaned",
         severity="error",
@@ -113,7 +114,7 @@ def class_unserved(case: Case) -> RootCause | None:
     if wanted in CLASSES:
         if case.facts.processes is None or case.facts.controllers:
             return None
-    elif not name.startswith(CLASS_PREFIX) and (case.owner != "none" or case.facts.events is None):
+    elif not name.startswith(CLASS_PREFIX) and case.owner != "none":
         return None
     known = _served_classes(case.facts)
     served = ", ".join(known) or "none"

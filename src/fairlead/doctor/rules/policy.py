@@ -5,17 +5,21 @@ of any NetworkPolicy of the pods admits an address outside of the cluster. Follo
 of networking.k8s.io/v1: policies add up, and a pod that no policy selects admits everything."""
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from fairlead.doctor.facts import Case
 from fairlead.doctor.finding import Fact, RootCause
 from fairlead.doctor.objects import IngressRule, NetworkPolicy, PolicyPeer, PolicyPort
 from fairlead.doctor.rules.traffic import ready_pods
 from fairlead.kube.objects import Pod, ServicePort
+from fairlead.model import Family
 from fairlead.plan.members import listed
 from fairlead.plan.pools import matches
 
 CLUSTER_LENGTH = {4: 16, 6: 48}
+EVERYONE: Mapping[Family, str] = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -39,10 +43,10 @@ def policy_drops_clients(case: Case) -> RootCause | None:
         names = sorted({each.metadata.name for _, policies in applied for each in policies})
         policy = names[0]
         number = port.target_port if port.target_port is not None else port.port
-        patch = (
-            '[{"op":"add","path":"/spec/ingress/-","value":{"from":[{"ipBlock":{"cidr":"0.0.0.0/0"'
-            f'}}}}],"ports":[{{"port":{_json(number)},"protocol":"{port.protocol}"}}]}}}}]'
+        has_rules = any(
+            each.metadata.name == policy and each.spec.ingress for each in applied[0][1]
         )
+        patch = _admit_everyone(case, number, port.protocol, has_rules=has_rules)
         return RootCause(
             code="NetworkPolicyDropsClients",
             severity="warning",
@@ -66,6 +70,16 @@ def policy_drops_clients(case: Case) -> RootCause | None:
             consequences=(f"{case.subject} answers no client outside of the cluster",),
         )
     return None
+
+
+def _admit_everyone(case: Case, number: int | str, protocol: str, *, has_rules: bool) -> str:
+    """Return the JSON patch that adds a rule for every client of the Service's families. A policy
+    without rules has no list to which the rule could be added."""
+    families = case.service.spec.ip_families or ("IPv4",)
+    everyone = [{"ipBlock": {"cidr": EVERYONE[each]}} for each in families]
+    rule = {"from": everyone, "ports": [{"port": number, "protocol": protocol}]}
+    path, value = ("/spec/ingress/-", rule) if has_rules else ("/spec/ingress", [rule])
+    return msgspec.json.encode([{"op": "add", "path": path, "value": value}]).decode()
 
 
 def _applied(case: Case, pod: Pod) -> list[NetworkPolicy]:
@@ -159,7 +173,3 @@ def _inside(case: Case) -> list[Network]:
         for each in networks
     ]
     return [*wider, *map(ipaddress.ip_network, addresses)] if pods else []
-
-
-def _json(port: int | str) -> str:
-    return f'"{port}"' if isinstance(port, str) else str(port)

@@ -2,10 +2,13 @@
 
 In: a `Facts`. Out: findings about gateways, nodes, and roles."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from fairlead.doctor.facts import Facts, Refusal
 from fairlead.doctor.finding import Fact, RootCause
+from fairlead.doctor.rights import RIGHTS, Right
 from fairlead.plan.members import listed
 
 ROLES = ("gateway", "node")
@@ -85,28 +88,42 @@ def api_forbidden(facts: Facts) -> Iterable[RootCause]:
     for each in facts.refusals or ():
         lacking.setdefault((each.role, each.account), []).append(each)
     for (role, account), refusals in lacking.items():
-        rights = listed([str(each.right) for each in refusals])
-        first = refusals[0].right
-        rule = (
-            f'{{"apiGroups":["{first.group}"],"resources":["{first.resource}"],'
-            f'"verbs":["{first.verb}"]}}'
-        )
+        rights = [each.right for each in refusals]
         yield RootCause(
             code="ApiForbidden",
             severity="error",
             subject=f"ServiceAccount {account}",
             message=(
-                f"The {role} of Fairlead may not {rights}: what it cannot read or write, it cannot "
-                "serve"
+                f"The {role} of Fairlead may not {listed([str(each) for each in rights])}: what it "
+                "cannot read or write, it cannot serve"
             ),
             known_by=tuple(
-                Fact(str(each.right), "not allowed", f"SubjectAccessReview of {account}")
-                for each in refusals[:3]
+                Fact(str(each), "not allowed", f"SubjectAccessReview of {account}")
+                for each in rights[:3]
             ),
-            remedy=(
-                f"kubectl patch clusterrole fairlead-{role} --type=json "
-                f'-p \'[{{"op":"add","path":"/rules/-","value":{rule}}}]\''
-                + ("  # and so on for each right; or apply the chart again" if refusals[1:] else "")
-            ),
+            remedy=_grant(role, account, rights),
             actor="cluster operator",
         )
+
+
+def _grant(role: str, account: str, rights: Sequence[Right]) -> str:
+    """Return the command that adds the rights to the ClusterRole. If the role has no right at all,
+    the ClusterRole is not bound to its account."""
+    if {each for each in RIGHTS[role] if each.resource in ("services", "nodes")} <= set(rights):
+        return (
+            f"kubectl create clusterrolebinding fairlead-{role} --clusterrole=fairlead-{role} "
+            f"--serviceaccount={account.replace('/', ':')}"
+        )
+    by_resource: dict[tuple[str, str], list[str]] = {}
+    for each in rights:
+        by_resource.setdefault((each.group, each.resource), []).append(each.verb)
+    patch = [
+        {
+            "op": "add",
+            "path": "/rules/-",
+            "value": {"apiGroups": [group], "resources": [resource], "verbs": verbs},
+        }
+        for (group, resource), verbs in by_resource.items()
+    ]
+    written = msgspec.json.encode(patch).decode()
+    return f"kubectl patch clusterrole fairlead-{role} --type=json -p '{written}'"
