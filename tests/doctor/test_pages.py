@@ -19,7 +19,7 @@ from fairlead.doctor.objects import (
     WORKLOADS,
 )
 from fairlead.doctor.pages import PAGES
-from fairlead.doctor.rights import RIGHTS, Right
+from fairlead.doctor.rights import RIGHTS, Right, needed
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.lease_object import LEASES
 from fairlead.kube.objects import CONFIG_MAPS, ENDPOINT_SLICES, NODES, PODS, Resource
@@ -70,6 +70,11 @@ def test_the_documented_role_allows_everything_that_is_used() -> None:
         for resource in rule["resources"]
     }
     assert allowed == {(each.group_version.rpartition("/")[0], each.plural) for each in USED}
+
+
+def test_only_a_service_proxy_needs_to_read_endpoints() -> None:
+    left_out = set(needed("node", service_proxy=True)) - set(needed("node", service_proxy=False))
+    assert {each.resource for each in left_out} == {"endpointslices"}
 
 
 @pytest.mark.parametrize("role", RIGHTS)

@@ -227,8 +227,9 @@ class Reader:
         return await self.timed(f"leases of namespace {namespace}", read(), LEASES_DEADLINE_S)
 
     async def refusals(self, config: Config | None) -> tuple[Refusal, ...] | None:
-        """Return the rights that roles of Fairlead lack, by asking the API server about each."""
-        service_proxy = (config or Config()).node.service_proxy
+        """Return the rights that roles of Fairlead lack, by asking the API server about each. If
+        the configuration is not known, the rights that depend on it are not asked about."""
+        service_proxy = config is not None and config.node.service_proxy
 
         async def read() -> tuple[Refusal, ...]:
             accounts = await self._list(SERVICE_ACCOUNTS, label_selector=SELECTOR)
