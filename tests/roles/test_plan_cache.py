@@ -30,9 +30,8 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.kube.presence import OnLink
-from fairlead.model import Announcement, LoadBalancer, ServiceKey, Verdict
+from fairlead.model import LoadBalancer, ServiceKey, Verdict
 from fairlead.plan.classes import DIRECT, PROXY
-from fairlead.plan.exclusions import Use
 from fairlead.plan.gateways import Gateways
 from fairlead.plan.members import NODE_NOT_ANSWERING
 from fairlead.roles.plan_cache import PlanCache
@@ -294,36 +293,3 @@ def test_the_plan_of_a_gateway_that_announces_names_the_owners_of_addresses() ->
     assert owned == {"gw1": ["gw2"], "gw2": ["gw1"]}
     assert silent.confirmed([key])[key] == planned.unconfirmed([key])[key]
     assert planned.unconfirmed([key])[key] is planned.unconfirmed([key])[key], "it stays cached"
-
-
-def test_the_address_of_a_refused_service_keeps_an_owner() -> None:
-    announcing = msgspec.structs.replace(CONFIG, announce=AnnounceConfig(L2Config()))
-    state = State(())
-    key = ServiceKey("default", "a")
-    shown = tuple(map(LoadBalancerIngress, ("203.0.113.1", "2001:db8::1")))
-
-    def update(*ranges: str) -> None:
-        spec = ServiceSpec(
-            type="LoadBalancer",
-            ports=(ServicePort(80, "web"),),
-            load_balancer_class=DIRECT.name,
-            load_balancer_source_ranges=ranges,
-        )
-        status = ServiceStatus(LoadBalancerStatus(shown))
-        state.update_services({ObjectKey(*key): Service(ServiceMeta("a", "default"), spec, status)})
-
-    planned = PlanCache(state, announcing)
-    update("nonsense")
-    assert isinstance(planned.confirmed([key])[key], Refused)
-    assert planned.kept() == {}, "the gateways are not known yet"
-    for name in ("gw1", "gw2"):
-        links = {name: (OnLink("eth0", "203.0.113.0/24"),)}
-        state.update_announcers(Gateways(frozenset(links), announcers=links))
-        assert planned.kept() == {key: (Announcement("203.0.113.1", name, "eth0"),)}
-    state.exclude("this host", {"203.0.113.1": Use("an address of this host", host=True)})
-    planned.confirmed([key])
-    assert planned.kept() == {}
-    state.exclude("this host", {})
-    update()
-    assert isinstance(planned.confirmed([key])[key], LoadBalancer)
-    assert planned.kept() == {}

@@ -91,15 +91,8 @@ def announcements_of(
     there are no others."""
     if all(each.family != "IPv4" for each in balancer.listeners):
         return ()
-    return owners_of(balancer.addresses, announcers, refusing)
-
-
-def owners_of(
-    addresses: Iterable[str], announcers: Announcers, refusing: Callable[[str], Collection[str]]
-) -> tuple[Announcement, ...]:
-    """Return who announces these addresses, as far as they are announced."""
     owners = []
-    for address in addresses:
+    for address in balancer.addresses:
         if family_of(address) != "IPv4":
             continue
         found = None

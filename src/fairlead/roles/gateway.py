@@ -203,8 +203,6 @@ def components(
     planned = PlanCache(state, config)
     prober, prefetch, probing = probing_of(config, state, plane, planned)
     announce = plane.announce if isinstance(plane.announce, AnnounceDriver) else None
-    if announce is not None:
-        announce.kept = planned.kept
     forwarding = Loop(
         "forwarding",
         state,

@@ -12,15 +12,8 @@ import msgspec
 
 from fairlead.config import Config
 from fairlead.errors import Refused
-from fairlead.model import Announcement, LoadBalancer, ServiceKey
-from fairlead.plan.addresses import held_by
-from fairlead.plan.announce import (
-    Announcers,
-    announcements_of,
-    announcers_of,
-    owners_of,
-    refusing_at,
-)
+from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.plan.announce import Announcers, announcements_of, announcers_of, refusing_at
 from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
@@ -64,30 +57,6 @@ class PlanCache:
             else self._announced(self._confirmed(each), announcers)
             for key, each in self._plans_of(keys).items()
         }
-
-    def kept(self) -> Mapping[ServiceKey, tuple[Announcement, ...]]:
-        """Return how the addresses of refused Services are announced. A mistake in an object must
-        not interrupt its traffic: the drivers keep what they serve, also over a restart, and the
-        owner of the address may end meanwhile."""
-        state, gateways = self._state, self._state.gateways
-        refused = [key for key, each in self._cached.items() if isinstance(each, Refused)]
-        if gateways is None or not refused:
-            return {}
-        announcers = announcers_of(gateways, state.nodes)
-        found = {
-            key: owners_of(
-                [
-                    address
-                    for address in held_by(state.services[key])
-                    if state.exclusions.host_at(address) is None
-                ],
-                announcers,
-                self._refusing_at,
-            )
-            for key in refused
-            if key in state.services
-        }
-        return {key: each for key, each in found.items() if each}
 
     def _confirmed(self, plans: Unconfirmed) -> LoadBalancer:
         """Confirm the members by the verdicts for the path of their traffic: the routes of this

@@ -225,33 +225,6 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
     run(scenario)
 
 
-def test_a_refused_service_keeps_its_address(run: Any, router: Router) -> None:
-    """The driver gets no changes of it. Its owner restarts, and later is replaced."""
-
-    async def scenario() -> None:
-        first = driver(lease_s=1.0)
-        await first.open()
-        await serve(first, balancer(WEB, vip="gw1"), balancer(SHOP, others="gw2"))
-        await first.close()
-        second = driver(lease_s=1.0)
-        kept = {WEB: (Announcement(VIP, "gw1", "eth0"),)}
-        second.kept = lambda: kept
-        await second.open()
-        running = asyncio.ensure_future(second.run())
-        await serve(second, balancer(SHOP, others="gw2"))
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        kept = {WEB: (Announcement(VIP, "gw2", "eth0"),)}
-        await until(lambda: router.answers(VIP) == [])
-        kept = {}
-        await until(lambda: router.answers(VIP) == [MAC])  # by the host's own stack
-        assert table(second) == [(OTHERS, "gw2", "eth0", False)]
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await second.close()
-
-    run(scenario)
-
-
 def test_an_interface_that_changes_announces_its_addresses_again(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,10 +89,6 @@ class AnnounceDriver(Component):
         self._selection: Selection | None = None
         self._responder = Responder(self._names, pin_path, 2 * lease_s)
         self._gratuitous = Gratuitous()
-        self.kept: Callable[[], Mapping[ServiceKey, Spec]] = dict
-        """Returns the announcements of Services that are refused: the other drivers of the chain
-        keep serving them, and this driver gets no changes of them."""
-        self._kept: Mapping[ServiceKey, Spec] = {}
         self._known: dict[ServiceKey, Spec] = {}
         self._held = Held({}, {})
         self._since_s: dict[str, float] = {}
@@ -152,22 +148,12 @@ class AnnounceDriver(Component):
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         async with self._turn:
-            self._kept = self.kept()
-            gained = await self._hold(spec.carried_out(self._known, changes))
-        return {
-            change.service: Outcome(DONE.state, notes=notes)
-            for change in changes
-            if (notes := tuple(self._notes(change, gained)))
-        }
-
-    async def _hold(self, known: dict[ServiceKey, Spec]) -> Collection[str]:
-        """Announce the addresses of these Services and of those that are kept. Return the addresses
-        that this gateway has not answered for until now."""
-        before, after = self._held, spec.held({**known, **self._kept}, self._gateway)
-        answered = self._responder.answered()
-        # An address is answered before it is announced.
-        await self._responder.set(after.owned, after.others)
-        self._known, self._held = known, after
+            known = spec.carried_out(self._known, changes)
+            before, after = self._held, spec.held(known, self._gateway)
+            answered = self._responder.answered()
+            # An address is answered before it is announced.
+            await self._responder.set(after.owned, after.others)
+            self._known, self._held = known, after
         for address in before.owned.keys() - after.owned.keys():
             self._gratuitous.withdraw(address)
             del self._since_s[address]
@@ -175,18 +161,12 @@ class AnnounceDriver(Component):
             if before.owned.get(address) != interface:
                 self._gratuitous.announce(address, interface)
                 self._since_s[address] = time.monotonic()
-        return after.owned.keys() - answered
-
-    async def _keep_refused(self) -> None:
-        """Announce the addresses of refused Services at their present owners."""
-        kept, before = self.kept(), self._kept
-        # At the start, the first changes of the other Services come in a moment.
-        self._kept = kept
-        if kept != before:
-            return
-        async with self._turn:
-            if spec.held({**self._known, **kept}, self._gateway) != self._held:
-                await self._hold(self._known)
+        gained = after.owned.keys() - answered
+        return {
+            change.service: Outcome(DONE.state, notes=notes)
+            for change in changes
+            if (notes := tuple(self._notes(change, gained)))
+        }
 
     def _notes(self, change: Change, gained: Collection[str]) -> Iterator[Finding]:
         for each in change.wanted:
@@ -204,7 +184,6 @@ class AnnounceDriver(Component):
                 if self._gateways() is None and not self._forbidden():
                     self._responder.prolong()
                 self._responder.refresh()
-                await self._keep_refused()
                 self._names()
                 self._findings = tuple(self._problems())
             except FairleadError as error:
