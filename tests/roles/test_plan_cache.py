@@ -291,5 +291,14 @@ def test_the_plan_of_a_gateway_that_announces_names_the_owners_of_addresses() ->
             assert {key, other} <= dirty._keys, "all Services at the address move together"
         owned[refusing] = owners()
     assert owned == {"gw1": ["gw2"], "gw2": ["gw1"]}
+    assert planned.announced_although_refused() == {}
+    invalid = msgspec.structs.replace(spec, load_balancer_source_ranges=("nonsense",))
+    for wrong in (True, False):
+        changed = Service(ServiceMeta("a", "default"), invalid if wrong else spec, status)
+        state.update_services({ObjectKey(*key): changed})
+        assert isinstance(planned.confirmed([key])[key], Refused) == wrong
+        planned.mark([key])
+        kept = planned.announced_although_refused()
+        assert [each.owner for each in kept.get(key, ())] == (["gw1"] if wrong else [])
     assert silent.confirmed([key])[key] == planned.unconfirmed([key])[key]
     assert planned.unconfirmed([key])[key] is planned.unconfirmed([key])[key], "it stays cached"

@@ -86,13 +86,22 @@ def announcements_of(
     announcers: Announcers,
     refusing: Callable[[str], Collection[str]] = lambda _: (),
 ) -> tuple[Announcement, ...]:
-    """Return who announces the addresses at which the load balancer takes traffic. Only IPv4
-    addresses are announced. `refusing`: see `refusing_at`; these gateways own the address only if
-    there are no others."""
+    """Return who announces the addresses at which the load balancer takes traffic. `refusing`: see
+    `announcements_at`."""
     if all(each.family != "IPv4" for each in balancer.listeners):
         return ()
+    return announcements_at(balancer.addresses, announcers, refusing)
+
+
+def announcements_at(
+    addresses: Iterable[str],
+    announcers: Announcers,
+    refusing: Callable[[str], Collection[str]] = lambda _: (),
+) -> tuple[Announcement, ...]:
+    """Return who announces these addresses. Only IPv4 addresses are announced. `refusing`: see
+    `refusing_at`; these gateways own the address only if there are no others."""
     owners = []
-    for address in balancer.addresses:
+    for address in addresses:
         if family_of(address) != "IPv4":
             continue
         found = None

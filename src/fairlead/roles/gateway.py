@@ -203,6 +203,8 @@ def components(
     planned = PlanCache(state, config)
     prober, prefetch, probing = probing_of(config, state, plane, planned)
     announce = plane.announce if isinstance(plane.announce, AnnounceDriver) else None
+    if announce is not None:
+        announce.withheld = planned.announced_although_refused
     forwarding = Loop(
         "forwarding",
         state,

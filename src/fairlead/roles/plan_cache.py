@@ -12,8 +12,15 @@ import msgspec
 
 from fairlead.config import Config
 from fairlead.errors import Refused
-from fairlead.model import LoadBalancer, ServiceKey
-from fairlead.plan.announce import Announcers, announcements_of, announcers_of, refusing_at
+from fairlead.model import Announcement, LoadBalancer, ServiceKey
+from fairlead.plan.addresses import held_by
+from fairlead.plan.announce import (
+    Announcers,
+    announcements_at,
+    announcements_of,
+    announcers_of,
+    refusing_at,
+)
 from fairlead.plan.balancer import Unconfirmed, confirmed
 from fairlead.plan.cluster import plan_gateway_unconfirmed
 from fairlead.state import State
@@ -26,6 +33,8 @@ class PlanCache:
         self._state = state
         self._config = config
         self._cached: dict[ServiceKey, Unconfirmed | Refused] = {}
+        self._refused: set[ServiceKey] = set()
+        """The Services whose last plan was refused."""
         state.objects_only.subscribers.add(self)
 
     def mark(self, keys: Iterable[ServiceKey]) -> None:
@@ -48,9 +57,7 @@ class PlanCache:
     ) -> Mapping[ServiceKey, LoadBalancer | Refused]:
         """Return the plan of the loop that forwards, with members as the probes of this gateway
         have confirmed them, and with the owners of announced addresses."""
-        state, announcers = self._state, None
-        if self._config.announce.l2 is not None and state.gateways is not None:
-            announcers = announcers_of(state.gateways, state.nodes)
+        announcers = self._announcers()
         return {
             key: each
             if isinstance(each, Refused)
@@ -67,6 +74,35 @@ class PlanCache:
             return confirmed(plans, state.routed_verdict_of)
         return confirmed(plans, state.verdict_of, state.tunnels)
 
+    def announced_although_refused(self) -> Mapping[ServiceKey, tuple[Announcement, ...]]:
+        """Return who announces the addresses of the Services whose plan is refused. They are served
+        in their previous form, so their addresses must stay reachable, also if the gateway restarts
+        or their owner is lost."""
+        state, announcers = self._state, self._announcers()
+        if announcers is None:
+            return {}
+        refused = [
+            state.services[key]
+            for key, each in self._plans_of(tuple(self._refused)).items()
+            if isinstance(each, Refused) and key in state.services
+        ]
+        return {
+            service.key: announcements_at(
+                [each for each in held_by(service) if state.exclusions.host_at(each) is None],
+                announcers,
+                self._refusing_at,
+            )
+            for service in refused
+        }
+
+    def _announcers(self) -> Announcers | None:
+        """Return the gateways that may own addresses; None if they are not known, or none is
+        announced."""
+        state = self._state
+        if self._config.announce.l2 is None or state.gateways is None:
+            return None
+        return announcers_of(state.gateways, state.nodes)
+
     def _announced(self, balancer: LoadBalancer, announcers: Announcers | None) -> LoadBalancer:
         """Return the plan with the owners of its addresses. They are no part of the cached plan,
         which does not depend on the gateways."""
@@ -81,5 +117,8 @@ class PlanCache:
 
     def _plans_of(self, keys: Collection[ServiceKey]) -> Mapping[ServiceKey, Unconfirmed | Refused]:
         if new := [key for key in keys if key not in self._cached]:
-            self._cached.update(plan_gateway_unconfirmed(self._state, self._config, new))
+            planned = plan_gateway_unconfirmed(self._state, self._config, new)
+            self._cached.update(planned)
+            self._refused.difference_update(new)
+            self._refused |= {key for key, each in planned.items() if isinstance(each, Refused)}
         return {key: self._cached[key] for key in keys if key in self._cached}

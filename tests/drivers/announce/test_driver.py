@@ -147,6 +147,33 @@ def test_a_restart_changes_nothing(run: Any, router: Router) -> None:
     run(scenario)
 
 
+def test_a_service_that_is_withheld_stays_announced(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan is refused: it does not pass the driver, and its owner may change nevertheless."""
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await serve(made, balancer(WEB, vip="gw1"), balancer(SHOP, others="gw2"))
+        withheld = {SHOP: balancer(SHOP, others="gw2").announcements}
+        made.withheld = lambda: withheld
+        running = asyncio.ensure_future(made._keep())
+        await made.apply([])
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        withheld[SHOP] = balancer(SHOP, others="gw1").announcements
+        await until(lambda: OTHERS in made.owned)
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [MAC])
+        withheld.clear()
+        await until(lambda: OTHERS not in made.owned)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
 def test_what_the_gateway_sees_on_the_link_is_reported(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:

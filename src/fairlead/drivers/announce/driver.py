@@ -41,6 +41,8 @@ NO_REQUESTS = "NoArpRequests"
 GATEWAYS_UNKNOWN = "GatewaysUnknown"
 REQUEST_S = 60.0
 """How long no ARP request may arrive before a finding reports it."""
+KEEP_S = 10.0
+"""The interval at which the deadlines are moved; a third of the Lease if that is shorter."""
 SETTLE_S = 10.0
 """In the first moments of an address, claims of its former owner are no conflict."""
 CLAIM_S = 600.0
@@ -54,7 +56,9 @@ class AnnounceDriver(Component):
     - `gateway`: the name of this gateway.
     - `selectors`: select the interfaces on which it announces (see `net.selection`).
     - `lease_s`: the duration of the Lease by which others notice that the gateway is gone.
-    - `gateways`: returns the gateways that are alive; None while they are not known."""
+    - `gateways`: returns the gateways that are alive; None while they are not known.
+    - `withheld`: returns the announcements of Services that do not pass the chain of drivers,
+      because their plan is refused, and that are served in their previous form."""
 
     name = "announce"
 
@@ -67,6 +71,7 @@ class AnnounceDriver(Component):
         pin_path: Path,
         lease_s: float,
         gateways: Callable[[], Gateways | None],
+        withheld: Callable[[], Mapping[ServiceKey, Spec]] = dict,
     ) -> None:
         self.on_link: tuple[OnLink, ...] = ()
         """The networks in which this gateway can announce addresses."""
@@ -75,6 +80,7 @@ class AnnounceDriver(Component):
         self._selectors = tuple(selectors)
         self._lease_s = lease_s
         self._gateways = gateways
+        self.withheld = withheld
         self._selection: Selection | None = None
         self._responder = Responder(self._names, pin_path, 2 * lease_s)
         self._gratuitous = Gratuitous()
@@ -131,12 +137,21 @@ class AnnounceDriver(Component):
 
     async def apply(self, changes: Sequence[Change]) -> Mapping[ServiceKey, Outcome]:
         async with self._turn:
-            known = spec.carried_out(self._known, changes)
-            before, after = self._held, spec.held(known, self._gateway)
-            answered = self._responder.answered()
-            # An address is answered before it is announced.
-            await self._responder.set(after.owned, after.others)
-            self._known, self._held = known, after
+            gained = await self._hold(spec.carried_out(self._known, changes))
+        return {
+            change.service: Outcome(DONE.state, notes=notes)
+            for change in changes
+            if (notes := tuple(self._notes(change, gained)))
+        }
+
+    async def _hold(self, known: Mapping[ServiceKey, Spec]) -> Collection[str]:
+        """Announce these Services, and those that are withheld. Return the addresses that this
+        gateway has gained."""
+        before, after = self._held, self._all(known)
+        answered = self._responder.answered()
+        # An address is answered before it is announced.
+        await self._responder.set(after.owned, after.others)
+        self._known, self._held = dict(known), after
         for address in before.owned.keys() - after.owned.keys():
             self._gratuitous.withdraw(address)
             del self._since_s[address]
@@ -144,12 +159,10 @@ class AnnounceDriver(Component):
             if before.owned.get(address) != interface:
                 self._gratuitous.announce(address, interface)
                 self._since_s[address] = time.monotonic()
-        gained = after.owned.keys() - answered
-        return {
-            change.service: Outcome(DONE.state, notes=notes)
-            for change in changes
-            if (notes := tuple(self._notes(change, gained)))
-        }
+        return after.owned.keys() - answered
+
+    def _all(self, known: Mapping[ServiceKey, Spec]) -> Held:
+        return spec.held({**known, **self.withheld()}, self._gateway)
 
     def _notes(self, change: Change, gained: Collection[str]) -> Iterator[Finding]:
         for each in change.wanted:
@@ -161,15 +174,20 @@ class AnnounceDriver(Component):
                 yield Finding(ANNOUNCED, message, "info")
 
     async def _keep(self) -> None:
-        """Move the deadlines, and look for changes of the networks and for problems."""
+        """Move the deadlines, and look for changes of the networks, for problems, and for other
+        owners of Services that are withheld."""
         while True:
             try:
                 self._responder.refresh()
                 self._names()
                 self._findings = tuple(self._problems())
+                async with self._turn:
+                    # Before the first pass, what a previous process left stays as it is.
+                    if self._known and self._all(self._known) != self._held:
+                        await self._hold(self._known)
             except FairleadError as error:
                 log.warning("the announcement of addresses is not kept", error=str(error))
-            await asyncio.sleep(min(10.0, self._lease_s / 3))
+            await asyncio.sleep(min(KEEP_S, self._lease_s / 3))
 
     def _names(self) -> Sequence[str]:
         """Select the interfaces, and find out what is on their links."""
@@ -222,6 +240,8 @@ class AnnounceDriver(Component):
                 "error",
                 remedy="allow it to list and watch the Leases of presence.namespace",
             )
+        # The ages of the claims end at the time of this call.
+        claims = sorted(self._responder.claims())
         now_s = time.monotonic()
         yield from self._silent_interfaces(now_s)
         owned = self._held.owned
@@ -230,7 +250,7 @@ class AnnounceDriver(Component):
             for name, links in (gateways.announcers if gateways else {}).items()
             for each in links
         }
-        for claim in sorted(self._responder.claims()):
+        for claim in claims:
             since_s, interface = self._since_s.get(claim.address), owned.get(claim.address)
             if (
                 since_s is None
