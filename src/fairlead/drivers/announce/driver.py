@@ -56,9 +56,7 @@ class AnnounceDriver(Component):
     - `gateway`: the name of this gateway.
     - `selectors`: select the interfaces on which it announces (see `net.selection`).
     - `lease_s`: the duration of the Lease by which others notice that the gateway is gone.
-    - `gateways`: returns the gateways that are alive; None while they are not known.
-    - `withheld`: returns the announcements of Services that do not pass the chain of drivers,
-      because their plan is refused, and that are served in their previous form."""
+    - `gateways`: returns the gateways that are alive; None while they are not known."""
 
     name = "announce"
 
@@ -71,16 +69,17 @@ class AnnounceDriver(Component):
         pin_path: Path,
         lease_s: float,
         gateways: Callable[[], Gateways | None],
-        withheld: Callable[[], Mapping[ServiceKey, Spec]] = dict,
     ) -> None:
         self.on_link: tuple[OnLink, ...] = ()
         """The networks in which this gateway can announce addresses."""
+        self.withheld: Callable[[], Mapping[ServiceKey, Spec]] = dict
+        """Returns the announcements of Services that do not pass the chain of drivers, because
+        their plan is refused, and that are served in their previous form."""
         self._gateway = gateway
         self._section = section
         self._selectors = tuple(selectors)
         self._lease_s = lease_s
         self._gateways = gateways
-        self.withheld = withheld
         self._selection: Selection | None = None
         self._responder = Responder(self._names, pin_path, 2 * lease_s)
         self._gratuitous = Gratuitous()
