@@ -147,6 +147,39 @@ def test_a_restart_changes_nothing(run: Any, router: Router) -> None:
     run(scenario)
 
 
+def test_while_the_gateways_are_not_known_the_former_announcements_go_on(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+    known: list[Gateways | None] = [None]
+
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await serve(first, balancer(WEB, vip="gw1", others="gw2"))
+        await first.close()
+        second = driver(gateways=lambda: known[0])
+        await second.open()
+
+        def deadlines() -> list[int]:
+            return [each.deadline_ns for each in second._responder._opened.entries().values()]
+
+        before = deadlines()
+        running = asyncio.ensure_future(second._keep())
+        await until(lambda: min(deadlines()) > max(before))
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        known[0] = GATEWAYS
+        await asyncio.sleep(0)
+        moved = deadlines()
+        await asyncio.sleep(0.1)
+        assert deadlines() == moved, "they may have other owners now"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await second.close()
+
+    run(scenario)
+
+
 def test_a_service_that_is_withheld_stays_announced(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:

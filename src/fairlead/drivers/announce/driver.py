@@ -177,6 +177,10 @@ class AnnounceDriver(Component):
         owners of Services that are withheld."""
         while True:
             try:
+                if self._gateways() is None:
+                    # The API server may be away since before the start. The other gateways do not
+                    # take over then either.
+                    self._responder.prolong()
                 self._responder.refresh()
                 self._names()
                 self._findings = tuple(self._problems())

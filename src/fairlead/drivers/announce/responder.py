@@ -96,7 +96,7 @@ class Responder:
 
     def refresh(self) -> None:
         """Move all deadlines to `lifetime_s` from now. Does nothing before the first `set`: the
-        addresses that a previous process left may have another owner by now."""
+        addresses that a previous process left may have another owner by now. See `prolong`."""
         if not self._was_set:
             return
         deadline_ns = now_ns() + self._lifetime_ns
@@ -105,6 +105,18 @@ class Responder:
             link = self._links.get(name)
             entries[address] = Entry(deadline_ns, link.index if link else 0)
         self._opened.set_entries(entries)
+
+    def prolong(self) -> None:
+        """Move the deadlines of what a previous process left, as far as they have not passed, while
+        nothing else is known."""
+        now = now_ns()
+        self._opened.set_entries(
+            {
+                address: Entry(now + self._lifetime_ns, each.interface)
+                for address, each in self._opened.entries().items()
+                if each.deadline_ns > now
+            }
+        )
 
     async def run(self) -> None:
         """Until cancelled: follow the host's interfaces, and attach the program again if another
