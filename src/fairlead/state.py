@@ -149,6 +149,8 @@ class State:
         self.grants: dict[str, AddressGrant] = {}
         self.gateways: Gateways | None = None
         """The gateways that are alive; None: not known yet."""
+        self.gateways_forbidden = False
+        """Whether the gateways cannot become known, because the API server does not permit it."""
         self.absent: set[str] = set()
         """Sources whose resource type the API server does not serve."""
         self._grants_of: dict[ServiceKey, set[str]] = {}

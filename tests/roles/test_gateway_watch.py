@@ -68,3 +68,33 @@ async def test_a_hanging_watch_declares_no_gateway_gone() -> None:
         assert alive() == {"gw1"}
         for task in tasks:
             task.cancel()
+
+
+async def test_it_is_known_whether_the_gateways_may_be_known() -> None:
+    """A gateway that announces addresses must not be chosen as an owner if it may not know the
+    others. When it once knew them, it keeps this knowledge."""
+    async with (
+        ApiServer() as server,
+        Client(Access(server.url)) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        await client.request(
+            "POST", "/api/v1/namespaces", body={"metadata": {"name": SECTION.namespace}}
+        )
+        server.faults.add(Fault("status", "GET", path="/leases", code=403, count=0))
+        state = State(())
+        watch = GatewayWatch(client, state, SECTION, Freshness(lambda: client.answered_s))
+        tasks = [
+            group.create_task(watch.run()),
+            group.create_task(announcer(client, "gateway", "gw1").run()),
+        ]
+        await until(lambda: state.gateways_forbidden)
+        assert watch.decided.is_set()
+        assert state.gateways is None
+        server.faults.clear()
+        await until(lambda: state.gateways is not None and "gw1" in state.gateways.alive)
+        assert not state.gateways_forbidden
+        watch._forbidden()
+        assert not state.gateways_forbidden
+        for task in tasks:
+            task.cancel()

@@ -222,7 +222,7 @@ def components(
         view,
         name,
         interfaces=lambda: [each.name for each in direct.interfaces],
-        addresses=lambda: own.addresses,
+        addresses=lambda: [*own.addresses, *(announce.reserved if announce is not None else ())],
         announces=lambda: announce.on_link if announce is not None else (),
         announced=lambda: announce.owned if announce is not None else {},
         warned=report.warned,
@@ -391,6 +391,7 @@ def announce_driver(
         pin_path=pin_path,
         lease_s=config.presence.lease_duration_s,
         gateways=lambda: state.gateways,
+        forbidden=lambda: state.gateways_forbidden,
     )
 
 

@@ -260,12 +260,15 @@ class GatewayWatch(Component):
         before, after = self._state.gateways, self._leases.value()
         if before is not None and before.alive != after.alive:
             log.info("gateways alive", gateways=sorted(after.alive), before=sorted(before.alive))
+        self._state.gateways_forbidden = False
         self._update(after)
         self.decided.set()
 
     def _forbidden(self) -> None:
         """Continue without the permission to watch Leases: no condition mentions gateways then. The
         reflector has logged the reason."""
+        # Gateways that were known before stay known.
+        self._state.gateways_forbidden = self._state.gateways is None
         self._state.mark_synced(LEASES.plural)
         self.decided.set()
 

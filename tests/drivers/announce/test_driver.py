@@ -21,7 +21,7 @@ from tests.drivers.announce.test_packets import (  # noqa: F401
     made_site,
 )
 
-from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement
+from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement, schedule
 from fairlead.drivers.announce import driver as driver_module
 from fairlead.drivers.announce.responder import directory_of
 from fairlead.errors import Unavailable
@@ -54,14 +54,17 @@ def driver(
     *selectors: str,
     networks: tuple[str, ...] = (),
     gateways: Callable[[], Gateways | None] = lambda: GATEWAYS,
+    forbidden: Callable[[], bool] = lambda: False,
+    lease_s: float = 30.0,
 ) -> AnnounceDriver:
     return AnnounceDriver(
         "gw1",
         L2Config(networks=networks),
         selectors or ("eth*",),
         pin_path=PINS,
-        lease_s=30.0,
+        lease_s=lease_s,
         gateways=gateways,
+        forbidden=forbidden,
     )
 
 
@@ -180,6 +183,37 @@ def test_while_the_gateways_are_not_known_the_former_announcements_go_on(
     run(scenario)
 
 
+def test_a_restart_while_the_api_server_is_away_keeps_what_was_announced(
+    run: Any, router: Router
+) -> None:
+    """The gateways cannot become known. The deadlines of the first process pass meanwhile."""
+    known: list[Gateways | None] = [None]
+    forbidden = [False]
+
+    async def scenario() -> None:
+        first = driver(lease_s=0.5)
+        await first.open()
+        await serve(first, balancer(WEB, vip="gw1", others="gw2"))
+        await first.close()
+        second = driver(gateways=lambda: known[0], forbidden=lambda: forbidden[0], lease_s=0.5)
+        await second.open()
+        running = asyncio.ensure_future(second.run())
+        await asyncio.sleep(2.0)
+        assert second._responder.answered() == {VIP}
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        # The gateways are known, and this one has not planned with them yet.
+        known[0] = GATEWAYS
+        await until(lambda: second._responder.answered() == set())
+        known[0] = None
+        await asyncio.sleep(0.5)
+        assert second._responder.answered() == set(), "what has ended stays so"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await second.close()
+
+    run(scenario)
+
+
 def test_a_service_that_is_withheld_stays_announced(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,13 +249,18 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
     known: list[Gateways | None] = [None]
 
     async def scenario() -> None:
-        made = driver(gateways=lambda: known[0])
+        forbidden = [True]
+        made = driver(gateways=lambda: known[0], forbidden=lambda: forbidden[0])
         await made.open()
 
         def codes() -> list[str]:
             return [each.code for each in made._problems()]
 
         assert codes() == ["GatewaysUnknown"]
+        assert made.on_link == (), "no gateway chooses it as an owner"
+        forbidden[0] = False
+        assert codes() == [], "the API server has not answered yet"
+        assert made.on_link
         known[0] = GATEWAYS
         assert codes() == []
         await serve(made, balancer(WEB, vip="gw1"))
@@ -241,6 +280,53 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
             )
         await serve(made, balancer(WEB, vip="gw2"))
         assert codes() == []
+        await made.close()
+
+    run(scenario)
+
+
+def test_an_interface_that_changes_announces_its_addresses_again(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbors would send to the former MAC address until they ask again, and switches would send
+    to the former port."""
+    monkeypatch.setattr(schedule, "DELAYS_S", (0.0,))
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        running = asyncio.ensure_future(made.run())
+        await serve(made, balancer(WEB, vip="gw1", others="gw2"))
+
+        async def announced_from(mac: bytes) -> None:
+            await until(
+                lambda: any(
+                    (each.sender, each.sender_mac) == (VIP, mac) for each in router.received()
+                )
+            )
+
+        await announced_from(MAC)
+        for mac in (b"\2\0\0\0\7\7", MAC):
+            ip(NAME, "link", "set", "eth0", "address", mac.hex(":"))
+            await announced_from(mac)
+        for state in ("down", "up"):
+            ip(NAME, "link", "set", "eth0", state)
+            await until(lambda: bool(made.on_link) == (state == "up"))  # noqa: B023
+        await announced_from(MAC)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
+def test_network_and_broadcast_addresses_are_no_addresses_of_services(
+    run: Any, router: Router
+) -> None:
+    async def scenario() -> None:
+        made = driver(networks=("203.0.113.0/24",))
+        await made.open()
+        assert made.reserved == ("192.0.2.0", "192.0.2.255")
         await made.close()
 
     run(scenario)

@@ -7,7 +7,8 @@ address is announced after the drivers before it serve the Service, and withdraw
 
 Invariants: the program in the kernel goes on without the process until its deadline, which is later
 than the time at which the other gateways notice that this one is gone; a restart changes nothing.
-While the API server is away, the owners stay as they are. Nothing is sent when an address is
+While the API server is away, the owners stay as they are, also over a restart of the process.
+Nothing is sent when an address is
 withdrawn: its next owner announces it."""
 
 import asyncio
@@ -28,6 +29,7 @@ from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.presence import OnLink
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
+from fairlead.net.interfaces import Link
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
 from fairlead.plan.gateways import Gateways
 from fairlead.role_state import AnnouncedAddress, AnnounceState
@@ -45,6 +47,8 @@ KEEP_S = 10.0
 """The interval at which the deadlines are moved; a third of the Lease if that is shorter."""
 SETTLE_S = 10.0
 """In the first moments of an address, claims of its former owner are no conflict."""
+POINT_TO_POINT = 31
+"""Networks with this prefix length and longer have no broadcast address (RFC 3021)."""
 CLAIM_S = 600.0
 """How long a claim of another station is reported."""
 
@@ -56,7 +60,9 @@ class AnnounceDriver(Component):
     - `gateway`: the name of this gateway.
     - `selectors`: select the interfaces on which it announces (see `net.selection`).
     - `lease_s`: the duration of the Lease by which others notice that the gateway is gone.
-    - `gateways`: returns the gateways that are alive; None while they are not known."""
+    - `gateways`: returns the gateways that are alive; None while they are not known.
+    - `forbidden`: returns whether they cannot become known, because the API server does not permit
+      it."""
 
     name = "announce"
 
@@ -69,17 +75,22 @@ class AnnounceDriver(Component):
         pin_path: Path,
         lease_s: float,
         gateways: Callable[[], Gateways | None],
+        forbidden: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.on_link: tuple[OnLink, ...] = ()
-        """The networks in which this gateway can announce addresses."""
         self.withheld: Callable[[], Mapping[ServiceKey, Spec]] = dict
         """Returns the announcements of Services that do not pass the chain of drivers, because
         their plan is refused, and that are served in their previous form."""
+        self.reserved: tuple[str, ...] = ()
+        """The network and broadcast addresses of these networks. No client asks for their MAC
+        address, so no Service can use them."""
+        self._on_link: tuple[OnLink, ...] = ()
+        self._usable: dict[str, Link] = {}
+        """The interfaces on which this gateway can announce addresses now."""
         self._gateway = gateway
         self._section = section
         self._selectors = tuple(selectors)
         self._lease_s = lease_s
-        self._gateways = gateways
+        self._gateways, self._forbidden = gateways, forbidden
         self._selection: Selection | None = None
         self._responder = Responder(self._names, pin_path, 2 * lease_s)
         self._gratuitous = Gratuitous()
@@ -111,6 +122,12 @@ class AnnounceDriver(Component):
 
     async def remove(self) -> list[str]:
         return await self._responder.remove()
+
+    @property
+    def on_link(self) -> tuple[OnLink, ...]:
+        """The networks in which this gateway can announce addresses. Empty if it cannot know the
+        other gateways: then it gains no address, and must not be chosen as an owner."""
+        return () if self._forbidden() else self._on_link
 
     @property
     def owned(self) -> Mapping[str, str]:
@@ -177,7 +194,7 @@ class AnnounceDriver(Component):
         owners of Services that are withheld."""
         while True:
             try:
-                if self._gateways() is None:
+                if self._gateways() is None and not self._forbidden():
                     # The API server may be away since before the start. The other gateways do not
                     # take over then either.
                     self._responder.prolong()
@@ -198,22 +215,41 @@ class AnnounceDriver(Component):
         self._selection = select(self._selectors, present, self._selection)
         links = interfaces.links()
         usable = {
-            name: links[name].mac
+            name: links[name]
             for name in self._selection.names
             if name in links and links[name].mac and links[name].up and links[name].carrier
         }
-        found = [
-            OnLink(each.interface, str(each.network), usable[each.interface])
+        networks = [
+            (each.interface, each.network)
             for each in interfaces.networks()
             if each.interface in usable and isinstance(each.network, IPv4Network)
         ]
+        found = [OnLink(name, str(network), usable[name].mac) for name, network in networks]
         found += [
-            OnLink(name, network, mac)
-            for name, mac in usable.items()
+            OnLink(name, network, link.mac)
+            for name, link in usable.items()
             for network in self._section.networks
         ]
-        self.on_link = tuple(dict.fromkeys(found))
+        self._on_link = tuple(dict.fromkeys(found))
+        ends = sorted(
+            {
+                end
+                for _, each in networks
+                if each.prefixlen < POINT_TO_POINT
+                for end in (each.network_address, each.broadcast_address)
+            }
+        )
+        self.reserved = tuple(map(str, ends))
+        self._announce_again(usable)
         return self._selection.names
+
+    def _announce_again(self, usable: dict[str, Link]) -> None:
+        """Announce the addresses on an interface that has another MAC address, was created again
+        or has its link again: neighbors and switches do not know that."""
+        before, self._usable = self._usable, usable
+        for address, name in self._held.owned.items():
+            if name in usable and before.get(name) != usable[name]:
+                self._gratuitous.announce(address, name)
 
     def status(self) -> AnnounceState:
         now_s, (owned, others) = time.monotonic(), self._held
@@ -235,11 +271,10 @@ class AnnounceDriver(Component):
 
     def _problems(self) -> Iterator[Finding]:
         gateways = self._gateways()
-        if gateways is None:
+        if self._forbidden():
             yield Finding(
                 GATEWAYS_UNKNOWN,
-                "this gateway does not know the other gateways, so it announces only what it "
-                "announced before",
+                "this gateway may not know the other gateways, so it announces no address",
                 "error",
                 remedy="allow it to list and watch the Leases of presence.namespace",
             )

@@ -94,6 +94,21 @@ class Responder:
             self._was_set = True
             await self._follow()
 
+    def prolong(self) -> None:
+        """Before the first `set`: move the deadlines that have not passed to `lifetime_s` from now.
+        For a time in which it cannot be known who owns the addresses that a previous process has
+        left. Afterwards it does nothing."""
+        if self._was_set:
+            return
+        now = now_ns()
+        self._opened.set_entries(
+            {
+                address: entry._replace(deadline_ns=now + self._lifetime_ns)
+                for address, entry in self._opened.entries().items()
+                if entry.deadline_ns > now
+            }
+        )
+
     def refresh(self) -> None:
         """Move all deadlines to `lifetime_s` from now. Does nothing before the first `set`: the
         addresses that a previous process left may have another owner by now. See `prolong`."""
@@ -105,18 +120,6 @@ class Responder:
             link = self._links.get(name)
             entries[address] = Entry(deadline_ns, link.index if link else 0)
         self._opened.set_entries(entries)
-
-    def prolong(self) -> None:
-        """Move the deadlines of what a previous process left, as far as they have not passed, while
-        nothing else is known."""
-        now = now_ns()
-        self._opened.set_entries(
-            {
-                address: Entry(now + self._lifetime_ns, each.interface)
-                for address, each in self._opened.entries().items()
-                if each.deadline_ns > now
-            }
-        )
 
     async def run(self) -> None:
         """Until cancelled: follow the host's interfaces, and attach the program again if another
