@@ -214,6 +214,25 @@ def test_a_restart_while_the_api_server_is_away_keeps_what_was_announced(
     run(scenario)
 
 
+def test_if_all_services_are_withheld_they_are_announced_after_a_restart(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        made.withheld = lambda: {WEB: balancer(WEB, vip="gw1").announcements}
+        running = asyncio.ensure_future(made._keep())
+        await until(lambda: VIP in made.owned)
+        assert router.answers(VIP) == [MAC]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
 def test_a_service_that_is_withheld_stays_announced(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:

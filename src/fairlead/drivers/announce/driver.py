@@ -192,6 +192,7 @@ class AnnounceDriver(Component):
     async def _keep(self) -> None:
         """Move the deadlines, and look for changes of the networks, for problems, and for other
         owners of Services that are withheld."""
+        before: Mapping[ServiceKey, Spec] = {}
         while True:
             try:
                 if self._gateways() is None and not self._forbidden():
@@ -202,9 +203,13 @@ class AnnounceDriver(Component):
                 self._names()
                 self._findings = tuple(self._problems())
                 async with self._turn:
-                    # Before the first pass, what a previous process left stays as it is.
-                    if self._known and self._all(self._known) != self._held:
+                    # At the start, what a previous process left stays as it is until the first
+                    # changes come. They never come if all Services are withheld.
+                    withheld = self.withheld()
+                    started = self._known or (withheld and withheld == before)
+                    if started and self._all(self._known) != self._held:
                         await self._hold(self._known)
+                    before = withheld
             except FairleadError as error:
                 log.warning("the announcement of addresses is not kept", error=str(error))
             await asyncio.sleep(min(KEEP_S, self._lease_s / 3))
