@@ -233,7 +233,7 @@ async def test_cleanup_leaves_nothing_and_others_take_over(
     await site.stop_role(leaving, "gateway")
     files = {"config": site.directory.config, "kubeconfig": site.directory.kubeconfig_inside}
     files |= {"pin-path": site.directory.pins(leaving), "proxy-path": site.directory.proxy(leaving)}
-    options = [f"--{name}={path}" for name, path in files.items()]
+    options = [f"--{name}={path}" for name, path in files.items()] + ["--node-name", leaving]
     await output(site, leaving, "fairlead", "gateway", *options, "--cleanup")
     assert "fairlead" not in await output(
         site, leaving, "tc", "filter", "show", "dev", "eth0", "ingress"

@@ -103,6 +103,19 @@ def test_a_lease_from_before_the_start_proves_nothing_until_it_changes() -> None
     assert not silences.value().alive
 
 
+def test_a_gateway_that_starts_is_alive_for_itself() -> None:
+    """Others keep it alive while its predecessor's tables are in the kernel."""
+    silences = GatewayLeases(MOST_S, "gw1")
+    silences.update(lease("gw1", ready=False) | lease("gw2", ready=False), first=True)
+    assert silences.value().alive == {"gw1"}
+    for _ in range(DURATION_S + 1):
+        silences.advance(1.0)
+        silences.update(lease("gw1", ready=False), first=False)
+    assert silences.value().alive == {"gw1"}
+    pass_time(silences, DURATION_S + 1)
+    assert not silences.value().alive, "it cannot renew its Lease"
+
+
 def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:
     silences = GatewayLeases(MOST_S)
     silences.update(lease("gw1"), first=False)

@@ -228,7 +228,7 @@ def components(
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
-    watched, known = others_of(config, client, state, freshness)
+    watched, known = others_of(config, client, state, freshness, name)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     return [
@@ -259,13 +259,14 @@ def components(
 
 
 def others_of(
-    config: Config, client: Client, state: State, freshness: Freshness
+    config: Config, client: Client, state: State, freshness: Freshness, own: str = ""
 ) -> tuple[Sequence[Component], Sequence[Component]]:
     """Return the component that observes all gateways, and the one that delays the start until they
     are known; none if this gateway announces no address, because it need not know the others."""
     if config.announce.l2 is None:
         return (), ()
-    watch = GatewayWatch(client, state, config.presence, freshness, update=state.update_announcers)
+    update = state.update_announcers
+    watch = GatewayWatch(client, state, config.presence, freshness, update=update, own=own)
 
     async def known() -> None:
         # The API server may be away: then addresses are announced later.

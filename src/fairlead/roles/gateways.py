@@ -102,11 +102,14 @@ class GatewayLeases:
     """The gateways, and how long each has been silent. It has no clock: the caller passes the time
     to `advance`."""
 
-    def __init__(self, max_step_s: float) -> None:
+    def __init__(self, max_step_s: float, own: str = "") -> None:
         """`max_step_s`: the maximum that is counted between two calls of `advance`. In a longer
-        time renewals could not be observed."""
+        time renewals could not be observed. `own`: the gateway that observes. It is alive also
+        while it is not ready: when it starts, the others count on what its predecessor left in the
+        kernel, and if it did not, nobody would answer for its addresses."""
         self.gateways: dict[ObjectKey, Observed] = {}
         self._max_step_s = max_step_s
+        self._own = own
 
     def update(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
         """Process changed Leases. `first`: these Leases existed when the watch began."""
@@ -119,7 +122,7 @@ class GatewayLeases:
             # predecessor forward.
             unready_s = (
                 0.0
-                if presence.ready or presence.problem
+                if presence.ready or presence.problem or presence.name == self._own
                 else before.unready_s
                 if before is not None
                 else float("inf")
@@ -139,7 +142,8 @@ class GatewayLeases:
         step_s = min(passed_s, self._max_step_s)
         for each in self.gateways.values():
             each.silent_s += step_s
-            each.unready_s += step_s
+            if each.presence.name != self._own:
+                each.unready_s += step_s
             each.problem.advance(each.presence.problem, step_s, each.duration_s)
 
     @property
@@ -195,7 +199,7 @@ class GatewayLeases:
 class GatewayWatch(Component):
     """Keeps `state.gateways`, and the excluded addresses of gateways, equal to the Leases.
     `decided` is set once the gateways are known, or cannot become known. `update`: stores the
-    gateways; absent: `State.update_gateways`."""
+    gateways; absent: `State.update_gateways`. `own`: see `GatewayLeases`."""
 
     name = "gateways"
 
@@ -207,12 +211,13 @@ class GatewayWatch(Component):
         freshness: Freshness,
         *,
         update: Callable[[Gateways], None] | None = None,
+        own: str = "",
     ) -> None:
         self.decided = asyncio.Event()
         self._state = state
         self._update = update or state.update_gateways
         self._tick_s = section.lease_duration_s / 12
-        self._leases = GatewayLeases(section.lease_duration_s / 3)
+        self._leases = GatewayLeases(section.lease_duration_s / 3, own)
         self._reflector: Reflector[Lease] = Reflector(
             client,
             LEASES,
