@@ -596,5 +596,6 @@ async def delete_all(world: World) -> None:
     await world.execute(
         "kubectl label node n4 node.kubernetes.io/exclude-from-external-load-balancers-"
     )
+    await world.execute(f"kubectl delete addresspool {world.namespace} --ignore-not-found")
     with suppress(NotFound):
         await world.client.request("DELETE", f"/api/v1/namespaces/{world.namespace}")
