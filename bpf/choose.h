@@ -159,7 +159,7 @@ static __always_inline struct flow *find_connection(const struct flow_key *key)
 {
 	struct flow *flow = bpf_map_lookup_elem(&connections, key);
 
-	return flow ? flow : bpf_map_lookup_elem(&excess_flows, key);
+	return flow ? flow : find_excess(key);
 }
 
 /* Return the established entry of a datagram's flow. */
@@ -167,7 +167,7 @@ static __always_inline struct flow *find_datagrams(const struct flow_key *key)
 {
 	struct flow *flow = bpf_map_lookup_elem(&datagrams, key);
 
-	return flow ? flow : bpf_map_lookup_elem(&excess_flows, key);
+	return flow ? flow : find_excess(key);
 }
 
 /* Create or replace the established entry of the flow, in the namespace's share of the table if it
@@ -178,13 +178,16 @@ static __always_inline bool establish(void *table, enum shared_table shared, enu
 {
 	bool known = bpf_map_lookup_elem(table, key);
 
-	if (!known && !has_room(choice->share, shared))
+	if (!known && !has_room(choice->share, shared)) {
+		/* Counted first, so that the entry is found as soon as it exists. */
+		count_entries(TOTAL, EXCESS, 1);
 		return insert(&excess_flows, limit, key, choice->node, mark);
+	}
 	if (!insert(table, limit, key, choice->node, mark))
 		return false;
 	if (!known) {
 		count_entries(choice->share, shared, 1);
-		if (bpf_map_lookup_elem(&excess_flows, key))
+		if (find_excess(key))
 			bpf_map_delete_elem(&excess_flows, key);
 	}
 	return true;
@@ -199,8 +202,7 @@ static __always_inline bool remove_connection(const struct flow_key *key, __u32 
 		count_entries(share, CONNECTIONS, -1);
 		return true;
 	}
-	return bpf_map_lookup_elem(&excess_flows, key) &&
-	       bpf_map_delete_elem(&excess_flows, key) == 0;
+	return find_excess(key) && bpf_map_delete_elem(&excess_flows, key) == 0;
 }
 
 /* Remove all entries of the flow. */

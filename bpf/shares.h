@@ -8,7 +8,7 @@
  * only each other.
  *
  * An entry is in one of the two tables. A flow whose entry was evicted from `excess_flows` goes
- * where a flow without an entry goes. */
+ * where a flow without an entry goes. Mostly `excess_flows` is empty, and is not looked up. */
 #pragma once
 
 #include "maps.h"
@@ -52,4 +52,13 @@ static __always_inline void count_entries(__u32 index, enum shared_table table, 
 	__sync_fetch_and_add(&total->counted[table], added);
 	if (index != TOTAL)
 		__sync_fetch_and_add(&own->counted[table], added);
+}
+
+/* Return the entry of the flow that is beyond the share of its namespace. */
+static __always_inline struct flow *find_excess(const struct flow_key *key)
+{
+	__u32 at_total = TOTAL;
+	const struct share *total = bpf_map_lookup_elem(&shares, &at_total);
+
+	return total && entries_of(total, EXCESS) ? bpf_map_lookup_elem(&excess_flows, key) : 0;
 }

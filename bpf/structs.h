@@ -151,14 +151,15 @@ struct flow {
 	};
 };
 
-/* The tables of flow entries in which namespaces have shares. */
-enum shared_table { CONNECTIONS, DATAGRAMS, SHARED_TABLES };
+/* The tables of established flows: those in which namespaces have shares, and the one for the entries
+ * beyond them. */
+enum shared_table { CONNECTIONS, DATAGRAMS, EXCESS, SHARED_TABLES };
 
 /* How many entries of each shared table belong to a namespace; at index TOTAL, to all of them. The
  * programs change `counted`, user space changes `corrected`, and the sum of both is the number: so
  * no change is lost, although user space cannot change a number atomically. The sum is approximate
  * (the kernel may evict an entry, or a listener may get another owner) until user space counts the
- * entries again. */
+ * entries again. EXCESS is counted only at TOTAL, and never too low: it counts only up. */
 struct share {
 	__s64 counted[SHARED_TABLES];
 	__s64 corrected[SHARED_TABLES];

@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation(
         "bpf/shares.h",
         "	return of_own < (usable - others) * config->namespace_share >> 16;",
-        "	return true;",
+        "	return of_own < usable - others;",
         _FLOW_SHARES,
     ),
     Mutation("bpf/choose.h", "		count_entries(share, CONNECTIONS, -1);\n", "", _FLOW_SHARES),

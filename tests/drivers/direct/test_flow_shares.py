@@ -373,12 +373,12 @@ def test_a_gateway_sets_the_limits_and_counts_again_when_a_share_is_used_up(run:
             *_, connections, datagrams, share = SETTINGS.unpack(record)
             limit = usable(1024)
             assert (connections, datagrams, share) == (limit, limit, FRACTION // 4)
-            used_up = struct.pack("=4q", limit // 4, 0, 0, 0)
+            used_up = struct.pack("=6q", limit // 4, 0, 0, 0, 0, 0)
             shares.update(INDEX.pack(1), used_up)
             await made.read(None)  # the first complete read returns what `open` has read
             await made.read(None)
-            value = struct.unpack("=4q", shares.lookup(INDEX.pack(1)) or b"")
-            assert value == (limit // 4, 0, -(limit // 4), 0)
+            value = struct.unpack("=6q", shares.lookup(INDEX.pack(1)) or b"")
+            assert value == (limit // 4, 0, 0, -(limit // 4), 0, 0)
         await made.close(remove=True)
 
     run(scenario)

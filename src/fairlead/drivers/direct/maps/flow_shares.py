@@ -25,11 +25,13 @@ from fairlead.net.bpf import Map, possible_cpus
 TABLES = ("connections", "datagrams")
 """The tables with shares, in the order of `enum shared_table`."""
 EXCESS_TABLE = "excess_flows"
+_COUNTED = (*TABLES, EXCESS_TABLE)
+_EXCESS = _COUNTED.index(EXCESS_TABLE)
 NO_SHARE = 0
 """The number of a namespace without a share. In the map, the counts of all namespaces together."""
 HELD_BY_CPU = 128
 _TOTAL = 0
-_COLUMNS = 2 * len(TABLES)
+_COLUMNS = 2 * len(_COUNTED)
 _PROTOCOL_AT = 18
 """The offset of the protocol in the packed key of a listener."""
 _ENTRIES_AT_ONCE = 500
@@ -57,10 +59,7 @@ class FlowShares:
     """
 
     def __init__(self, maps: Mapping[str, Map], share: float) -> None:
-        self._maps = tuple(maps[name] for name in TABLES)
-        self._excess = maps[EXCESS_TABLE]
-        self._unfinished = False
-        """Whether the last count found entries beyond shares, or of listeners that do not exist."""
+        self._maps = tuple(maps[name] for name in _COUNTED)
         self._absent: set[bytes] = set()
         """The listeners that did not exist at the last count, although entries named them."""
         self._share = share
@@ -119,11 +118,16 @@ class FlowShares:
         for each in {number, _TOTAL}:
             self._correct(each, table, self._corrected(each, table) + entries)
 
+    def add_excess(self, entries: int) -> None:
+        """Count entries beyond shares that this process is about to add. The program looks for such
+        entries only if any are counted."""
+        self.add(_TOTAL, _EXCESS, entries)
+
     @property
     def needs_recount(self) -> bool:
-        """Whether the share of any namespace is used up, or the last count has left entries beyond
-        shares, or of listeners that do not exist."""
-        return self._unfinished or any(
+        """Whether the share of any namespace is used up, there may be entries beyond shares, or the
+        last count has left entries of listeners that do not exist."""
+        return bool(self._absent or self._entries(_TOTAL, _EXCESS)) or any(
             not self.room(number, table)
             for number in self._numbers.values()
             for table in range(len(TABLES))
@@ -148,27 +152,30 @@ class FlowShares:
             return NO_SHARE, False, gone
 
         for table, entries in enumerate(self._maps):
-            before = [self._counted(number, table) for number in range(self._next)]
+            numbers = range(1 if table == _EXCESS else self._next)
+            before = [self._sum(number, table) for number in numbers]
             found: Counter[int] = Counter()
             yield from _count(entries, known_use_of, found)
             found[_TOTAL] = found.total()
-            for number, counted in enumerate(before):
-                self._correct(number, table, found[number] - counted)
-        beyond: Counter[int] = Counter()
-        yield from _count(self._excess, known_use_of, beyond)
-        self._unfinished = bool(beyond or self._absent)
+            # What both parts of the counts have gained or lost meanwhile stays.
+            for number in numbers:
+                error = before[number] - found[number]
+                self._correct(number, table, self._corrected(number, table) - error)
 
     def _entries(self, number: int, table: int) -> int:
-        return max(0, self._counted(number, table) + self._corrected(number, table))
+        return max(0, self._sum(number, table))
+
+    def _sum(self, number: int, table: int) -> int:
+        return self._counted(number, table) + self._corrected(number, table)
 
     def _counted(self, number: int, table: int) -> int:
         return self._cell(number, table).value
 
     def _corrected(self, number: int, table: int) -> int:
-        return self._cell(number, len(TABLES) + table).value
+        return self._cell(number, len(_COUNTED) + table).value
 
     def _correct(self, number: int, table: int, value: int) -> None:
-        self._cell(number, len(TABLES) + table).value = value
+        self._cell(number, len(_COUNTED) + table).value = value
 
     def _cell(self, number: int, column: int) -> ctypes.c_int64:
         """Return a number of the map. It is read and written as one word of 64 bits, so that no

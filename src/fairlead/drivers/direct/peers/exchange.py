@@ -216,7 +216,9 @@ class Exchange:
             else:
                 excess[flow] = entry
         self._maps[table].update_all(within)
-        self._maps[EXCESS_TABLE].update_all(excess)
+        if excess:
+            shares.add_excess(len(excess))
+            self._maps[EXCESS_TABLE].update_all(excess)
         self._maps[EXCESS_TABLE].delete_all(list(within))
         for number, count in added.items():
             shares.add(number, index, count)
