@@ -34,8 +34,8 @@ FIXTURES = {
 REAL = ("real", "older-etcd")
 """Values of parameters for which a fixture uses kube-apiserver instead of the embedded server."""
 LABS = (
-    *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia", "proxy")),
-    "tests/bench/test_scale.py",
+    *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia")),
+    *(f"tests/bench/test_{each}.py" for each in ("outages", "proxy", "scale")),
     "tests/cli/test_lab.py",
     *(f"tests/deploy/test_{each}.py" for each in ("capabilities", "rights", "uninstall")),
     "tests/e2e/",
