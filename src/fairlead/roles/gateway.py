@@ -229,6 +229,8 @@ def components(
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
     watched, known = others_of(config, client, state, freshness, name)
+    if announce is not None:
+        announce.current = lambda: all(each.current for each in watched)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     return [
@@ -260,7 +262,7 @@ def components(
 
 def others_of(
     config: Config, client: Client, state: State, freshness: Freshness, own: str = ""
-) -> tuple[Sequence[Component], Sequence[Component]]:
+) -> tuple[Sequence[GatewayWatch], Sequence[Component]]:
     """Return the component that observes all gateways, and the one that delays the start until they
     are known; none if this gateway announces no address, because it need not know the others."""
     if config.announce.l2 is None:

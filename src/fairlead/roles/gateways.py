@@ -216,6 +216,7 @@ class GatewayWatch(Component):
         self.decided = asyncio.Event()
         self._state = state
         self._update = update or state.update_gateways
+        self._lease_s = section.lease_duration_s
         self._tick_s = section.lease_duration_s / 12
         self._leases = GatewayLeases(section.lease_duration_s / 3, own)
         self._reflector: Reflector[Lease] = Reflector(
@@ -233,6 +234,12 @@ class GatewayWatch(Component):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._count())
+
+    @property
+    def current(self) -> bool:
+        """Whether the watch has delivered something within the duration of a Lease. Otherwise other
+        gateways, which observe this one, may know that it is gone."""
+        return time.monotonic() - self._reflector.last_contact_s < self._lease_s
 
     def collectors(self) -> tuple[GatewaysCollector]:
         return (GatewaysCollector(lambda: self._state.gateways),)

@@ -51,3 +51,12 @@ def test_the_first_announcements_are_not_delayed_and_repetitions_are_paced() -> 
     assert len(times(schedule, 0.05)) <= 2
     repeated = times(schedule, 0.55)
     assert 0.45 * PER_S < len(repeated) < 0.55 * PER_S
+
+
+def test_repetitions_can_be_left_out() -> None:
+    schedule = Schedule()
+    schedule.start(VIP, 0.0)
+    sent = []
+    while (next_s := schedule.next_s()) is not None and next_s < 200.0:
+        sent += [round(next_s) for _ in schedule.due(next_s, repeat=next_s > 100.0)]
+    assert sent == [0, 0, 0, 1, 2, 5, 125, 185], "the first announcements are always sent"

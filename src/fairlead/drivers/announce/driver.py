@@ -93,7 +93,12 @@ class AnnounceDriver(Component):
         self._gateways, self._forbidden = gateways, forbidden
         self._selection: Selection | None = None
         self._responder = Responder(self._names, pin_path, 2 * lease_s)
-        self._gratuitous = Gratuitous()
+        self.current: Callable[[], bool] = lambda: True
+        """Returns whether this process still observes the other gateways. If only its own
+        connection to the API server is interrupted, another gateway has taken its addresses over:
+        then it answers requests, but does not announce the addresses again, so that neighbors stay
+        with the other gateway, whose plan is newer."""
+        self._gratuitous = Gratuitous(self._is_current)
         self._known: dict[ServiceKey, Spec] = {}
         self._held = Held({}, {})
         self._since_s: dict[str, float] = {}
@@ -122,6 +127,9 @@ class AnnounceDriver(Component):
 
     async def remove(self) -> list[str]:
         return await self._responder.remove()
+
+    def _is_current(self) -> bool:
+        return self.current()
 
     @property
     def on_link(self) -> tuple[OnLink, ...]:

@@ -7,6 +7,7 @@ RFC 5227, 2.3 and 3."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -21,10 +22,12 @@ log = structlog.get_logger()
 
 class Gratuitous:
     """The announcements of one host. `run` sends them; `announce` and `withdraw` may be called at
-    any time in the same event loop. Call `close` last."""
+    any time in the same event loop. Call `close` last. `repeat`: returns whether addresses are
+    announced again each minute now."""
 
-    def __init__(self) -> None:
+    def __init__(self, repeat: Callable[[], bool] = lambda: True) -> None:
         self._schedule = Schedule()
+        self._repeat = repeat
         self._interfaces: dict[str, str] = {}
         self._sockets: dict[str, PacketSocket] = {}
         self._failed: dict[str, str] = {}
@@ -47,7 +50,7 @@ class Gratuitous:
         """Send announcements when they are due, until cancelled."""
         while True:
             self._changed.clear()
-            for address in self._schedule.due(time.monotonic()):
+            for address in self._schedule.due(time.monotonic(), repeat=self._repeat()):
                 self._send(address, self._interfaces[address])
             next_s = self._schedule.next_s()
             with suppress(TimeoutError):

@@ -56,8 +56,9 @@ class Schedule:
         paced = self._steps[first.address] > 0
         return max(first.at_s, self._paced_until_s) if paced else first.at_s
 
-    def due(self, now_s: float) -> Sequence[str]:
-        """Return the addresses to announce now."""
+    def due(self, now_s: float, *, repeat: bool = True) -> Sequence[str]:
+        """Return the addresses to announce now. `repeat`: whether addresses whose first
+        announcements are over are among them; otherwise their turn is left out."""
         found = []
         while (at_s := self.next_s()) is not None and at_s <= now_s:
             address = heapq.heappop(self._due).address
@@ -69,7 +70,8 @@ class Schedule:
             self._push(
                 address, now_s + (DELAYS_S[step + 1] if step + 1 < len(DELAYS_S) else REPEAT_S)
             )
-            found.append(address)
+            if repeat or step < len(DELAYS_S):
+                found.append(address)
         return found
 
     def _push(self, address: str, at_s: float) -> None:
