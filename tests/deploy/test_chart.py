@@ -22,6 +22,7 @@ from tests.deploy.chart import (
 )
 
 from fairlead.config import Config, parse
+from fairlead.lab.settings import L2_SIZES
 from fairlead.net.selection import DEFAULT_ROUTE
 from fairlead.plan.classes import CLASSES
 
@@ -131,6 +132,27 @@ def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
     assert configuration(enabled).announce.l2 is None
     outside = "gateway.enabled=true,config.gateway.interfaces={eth0},config.announce.l2.networks={}"
     assert "NET_RAW" in capabilities(render(helm, "--set", outside), "gateway")
+
+
+def test_gateways_on_all_nodes_have_small_tables(helm: Path) -> None:
+    """They are those of the lab, and of docs/announce.md. Other gateways have the default sizes."""
+    announces = "announce=l2,pool={192.0.2.224-192.0.2.250}"
+    assert sizes(configuration(render(helm, "--set", announces))) == L2_SIZES
+    text = (CHART.parents[2] / "docs/announce.md").read_text()
+    assert all(f"| `{name}` | {size} |" in text for name, size in L2_SIZES.items())
+    given = f"{announces},config.gateway.tableMemoryMiB=64"
+    assert sizes(configuration(render(helm, "--set", given))) == {**L2_SIZES, "tableMemoryMiB": 64}
+    enabled = render(helm, "--set", "gateway.enabled=true,config.gateway.interfaces={eth0}")
+    assert sizes(configuration(enabled)) == sizes(Config())
+
+
+def sizes(config: Config) -> dict[str, int]:
+    gateway = config.gateway
+    return {
+        "tableMemoryMiB": gateway.table_memory_mib,
+        "connectionEntries": gateway.connection_entries,
+        "datagramEntries": gateway.datagram_entries,
+    }
 
 
 def test_values_take_precedence_over_the_defaults_of_announcement(helm: Path) -> None:

@@ -15,6 +15,8 @@ from fairlead.lab.rundir import Size
 from fairlead.lab.topology import PODS, Topology
 
 PEER_PORT = 9445
+L2_SIZES = {"tableMemoryMiB": 8, "connectionEntries": 32768, "datagramEntries": 16384}
+"""The sizes of a gateway's maps where it runs on every node, as the chart sets them."""
 
 
 def configuration(pin_path: str, size: Size, topology: Topology) -> str:
@@ -25,6 +27,8 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
     peers = [f"{host.addresses[0]}:{PEER_PORT}" for host in topology.gateways]
     gateway: dict[str, object] = {"interfaces": ["eth0"], "pinPath": pin_path}
     gateway |= {"attach": transport.attach, "forwarding": transport.forwarding}
+    if size.announce == "l2":
+        gateway |= L2_SIZES
     if transport.peers:
         gateway |= {"peerListen": f"*:{PEER_PORT}", "peers": peers}
     return _text(

@@ -9,6 +9,7 @@ import yaml
 from tests.deploy.chart import CHART
 
 from fairlead.drivers.direct.maps.pins import OBJECT, Sizes
+from fairlead.lab.settings import L2_SIZES
 from fairlead.net.bpf import create_maps
 from fairlead.net.elf import MapSpec, read_object
 
@@ -45,10 +46,11 @@ def locked(descriptor: int) -> int:
     return int(fields["memlock"])
 
 
-def test_the_maps_take_the_documented_memory() -> None:
-    sizes = Sizes().entries()
+def measured(sizes: Sizes) -> tuple[int, int, int]:
+    """Return the bytes of all maps on two CPUs, of what each CPU adds, and of the tables."""
+    entries = sizes.entries()
     specs = [
-        spec._replace(max_entries=sizes.get(spec.name, spec.max_entries))
+        spec._replace(max_entries=entries.get(spec.name, spec.max_entries))
         for spec in read_object(OBJECT).maps.values()
     ]
     maps = create_maps(specs)
@@ -58,10 +60,20 @@ def test_the_maps_take_the_documented_memory() -> None:
         each.close()
     each_cpu = sum(map(for_each_cpu, specs))
     possible = Path("/sys/devices/system/cpu/possible").read_text().strip().rpartition("-")[2]
-    on_two = taken - (int(possible) + 1 - 2) * each_cpu
+    return taken - (int(possible) + 1 - 2) * each_cpu, each_cpu, arena
+
+
+def test_the_maps_take_the_documented_memory() -> None:
+    on_two, each_cpu, arena = measured(Sizes())
     assert round(on_two / MIB) == documented(r"take (\d+) MiB on two CPUs")
     assert ceil(each_cpu / MIB) == documented(r"each further CPU takes (\d+) MiB")
     assert round(arena / MIB) == documented(r"(\d+) MiB of these are tables")
+
+
+def test_on_every_node_the_maps_take_the_documented_memory() -> None:
+    mib, connections, datagrams = L2_SIZES.values()
+    on_two, _, _ = measured(Sizes(mib << 20, connections, datagrams))
+    assert round(on_two / MIB) == documented(r"on all nodes, they take (\d+) MiB")
 
 
 def test_the_chart_requests_the_documented_memory_and_has_no_other_figures() -> None:

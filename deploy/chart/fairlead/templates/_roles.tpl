@@ -28,6 +28,9 @@ labels: {{- include "fairlead.labels" . | nindent 2 }}
 {{- if not (include "fairlead.interfaces" .) }}
 {{- $config = mergeOverwrite $config (dict "gateway" (dict "interfaces" (list "default-route"))) }}
 {{- end }}
+{{- /* Every node has these tables: those of a small cluster. */}}
+{{- $sizes := dict "tableMemoryMiB" 8 "connectionEntries" 32768 "datagramEntries" 16384 }}
+{{- $own = mergeOverwrite $own (dict "gateway" $sizes) }}
 {{- end }}
 {{- mergeOverwrite $own $config | toYaml }}
 {{- end }}
