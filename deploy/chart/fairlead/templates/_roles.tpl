@@ -113,5 +113,17 @@ readinessProbe:
   httpGet: {path: /readyz, port: web{{ if .host }}, host: {{ .host }}{{ end }}}
   periodSeconds: 5
   timeoutSeconds: 5
-resources: {{- toYaml (index .root.Values .role).resources | nindent 2 }}
+resources: {{- include "fairlead.resources" . | nindent 2 }}
+{{- end }}
+
+{{/* Gateways on all nodes have the tables of a small cluster, so they need less memory. */}}
+{{- define "fairlead.resources" -}}
+{{- $resources := deepCopy (index .root.Values .role).resources }}
+{{- if eq .role "gateway" }}
+{{- $small := eq .root.Values.announce "l2" }}
+{{- $requests := dict "cpu" "50m" "memory" (ternary "256Mi" "640Mi" $small) }}
+{{- $limits := dict "memory" (ternary "1Gi" "2Gi" $small) }}
+{{- $resources = mergeOverwrite (dict "requests" $requests "limits" $limits) $resources }}
+{{- end }}
+{{- toYaml $resources }}
 {{- end }}
