@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from fairlead.net.nftables import Nftables
 
 pytestmark = pytest.mark.root
 
+DEADLINE_S = 10.0
 TABLE = """\
 add table inet t
 add map inet t m { type ipv6_addr . inet_proto . inet_service . ipv6_addr \
@@ -69,6 +71,20 @@ def test_the_generation_grows_with_each_transaction(both: tuple[Nftables, Nfnetl
     assert netlink.generation() == first + 2
 
 
+def await_elements(netlink: Nfnetlink, number: int) -> set[bytes]:
+    """Return the keys of the set, when it has this number of elements, or after some seconds.
+
+    The kernel grows the hash table of a set in the background, and a dump meanwhile leaves elements
+    out (nft_rhash_walk in net/netfilter/nft_set_hash.c goes on when the walk is interrupted).
+    """
+    until_s = time.monotonic() + DEADLINE_S
+    while True:
+        found = {each.key for each in netlink.elements("t", "noted")}
+        if len(found) == number or time.monotonic() > until_s:
+            return found
+        time.sleep(0.01)
+
+
 def test_elements_are_changed_in_one_transaction(both: tuple[Nftables, Nfnetlink]) -> None:
     nft, netlink = both
     nft.run(
@@ -84,7 +100,7 @@ def test_elements_are_changed_in_one_transaction(both: tuple[Nftables, Nfnetlink
         [noted, ElementChange("add", "verdicts", [element(ports[80], b"", verdict(GOTO, "c"))])],
     )
     assert netlink.generation() == first + 1
-    assert {each.key for each in netlink.elements("t", "noted")} == set(ports)
+    assert await_elements(netlink, len(ports)) == set(ports)
     (only,) = netlink.elements("t", "verdicts")
     assert (only.key, only.verdict, only.chain) == (ports[80], GOTO, "c")
     gone = ElementChange("delete", "noted", map(element, ports[:10]))
@@ -101,8 +117,8 @@ def test_elements_are_changed_in_one_transaction(both: tuple[Nftables, Nfnetlink
         netlink.change(
             "t", [ElementChange("add", "verdicts", [element(ports[80], b"", verdict(DROP))])]
         )
-    assert len(netlink.elements("t", "noted")) == 3000
+    assert await_elements(netlink, 3000) == set(ports)
     netlink.change("t", [gone])
-    assert len(netlink.elements("t", "noted")) == 2990
+    assert await_elements(netlink, 2990) == set(ports[10:])
     assert netlink.elements("t", "elsewhere") == []
     netlink.change("t", [])
