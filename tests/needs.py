@@ -35,7 +35,7 @@ REAL = ("real", "older-etcd")
 """Values of parameters for which a fixture uses kube-apiserver instead of the embedded server."""
 LABS = (
     *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia")),
-    *(f"tests/bench/test_{each}.py" for each in ("outages", "proxy", "scale")),
+    *(f"tests/bench/test_{each}.py" for each in ("outages", "proxy", "scale", "tenant")),
     "tests/cli/test_lab.py",
     *(f"tests/deploy/test_{each}.py" for each in ("capabilities", "rights", "uninstall")),
     "tests/e2e/",
