@@ -23,6 +23,7 @@ from tests.drivers.announce.test_packets import (  # noqa: F401
 
 from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement, schedule
 from fairlead.drivers.announce import driver as driver_module
+from fairlead.drivers.announce.maps import Entry
 from fairlead.drivers.announce.responder import directory_of
 from fairlead.errors import Unavailable
 from fairlead.kube.presence import OnLink
@@ -186,29 +187,46 @@ def test_while_the_gateways_are_not_known_the_former_announcements_go_on(
 def test_a_restart_while_the_api_server_is_away_keeps_what_was_announced(
     run: Any, router: Router
 ) -> None:
-    """The gateways cannot become known. The deadlines of the first process pass meanwhile."""
+    """As long as the other gateways cannot become known, nobody can have taken the addresses
+    over."""
     known: list[Gateways | None] = [None]
-    forbidden = [False]
+    looks = 0
+
+    def gateways() -> Gateways | None:
+        nonlocal looks
+        looks += 1
+        return known[0]
 
     async def scenario() -> None:
-        first = driver(lease_s=0.5)
+        first = driver()
         await first.open()
         await serve(first, balancer(WEB, vip="gw1", others="gw2"))
         await first.close()
-        second = driver(gateways=lambda: known[0], forbidden=lambda: forbidden[0], lease_s=0.5)
+        second = driver(gateways=gateways, lease_s=0.1)
         await second.open()
+        second._responder._lifetime_ns = 600 * 10**9
+        maps = second._responder._opened
+
+        def deadline_ns() -> int:
+            return min(each.deadline_ns for each in maps.entries().values())
+
+        left_ns = deadline_ns()
         running = asyncio.ensure_future(second.run())
-        await asyncio.sleep(2.0)
-        assert second._responder.answered() == {VIP}
+        await until(lambda: deadline_ns() > left_ns)
         assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        # The gateways are known, and this one has not planned with them yet.
+        # Once they are known, the first plan decides.
         known[0] = GATEWAYS
-        await until(lambda: second._responder.answered() == set())
-        known[0] = None
-        await asyncio.sleep(0.5)
-        assert second._responder.answered() == set(), "what has ended stays so"
+        known_at = looks
+        await until(lambda: looks > known_at + 2)
+        left_ns = deadline_ns()
+        known_at = looks
+        await until(lambda: looks > known_at + 4)
+        assert deadline_ns() == left_ns
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        maps.set_entries({VIP: Entry(1, 1)})
+        second._responder.prolong()
+        assert second._responder.answered() == set(), "what has ended stays so"
         await second.close()
 
     run(scenario)
@@ -222,10 +240,13 @@ def test_if_all_services_are_withheld_they_are_announced_after_a_restart(
     async def scenario() -> None:
         made = driver()
         await made.open()
-        made.withheld = lambda: {WEB: balancer(WEB, vip="gw1").announcements}
+        withheld = {WEB: balancer(WEB, vip="gw1").announcements}
+        made.withheld = lambda: withheld
         running = asyncio.ensure_future(made._keep())
         await until(lambda: VIP in made.owned)
         assert router.answers(VIP) == [MAC]
+        withheld = {}  # the Service is deleted
+        await until(lambda: made.owned == {})
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await made.close()

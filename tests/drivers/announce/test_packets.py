@@ -124,8 +124,8 @@ class Router:
         while (frame := self._socket.receive(DEADLINE_S)) is not None:
             answer = arp.parse(frame)
             assert answer
-            if answer.operation != arp.REPLY:
-                continue  # a request of its own
+            if answer.operation != arp.REPLY or answer.destination == arp.BROADCAST:
+                continue  # a request of its own, or an announcement
             if answer.sender == HOST:
                 return found
             assert (answer.target_mac, answer.destination) == (ROUTER_MAC, ROUTER_MAC)

@@ -214,7 +214,7 @@ class AnnounceDriver(Component):
                     # At the start, what a previous process left stays as it is until the first
                     # changes come. They never come if all Services are withheld.
                     withheld = self.withheld()
-                    started = self._known or (withheld and withheld == before)
+                    started = any(self._held) or self._known or (withheld and withheld == before)
                     if started and self._all(self._known) != self._held:
                         await self._hold(self._known)
                     before = withheld
