@@ -286,3 +286,12 @@ def test_a_gateway_announces_the_networks_of_its_record_while_it_is_alive() -> N
     assert silences.value().announcers == {"gw1": links[:MAX_NETWORKS]}, "a client can write more"
     pass_time(silences, DURATION_S + 1)
     assert silences.value().announcers == {}
+
+
+def test_a_lease_from_before_the_start_does_not_prove_that_its_gateway_is_alive() -> None:
+    silences = GatewayLeases(MOST_S)
+    silences.update(lease("gw1") | lease("gw2"), first=True)
+    silences.update(lease("gw2"), first=False)
+    assert silences.value().unproved == {"gw1"}
+    pass_time(silences, DURATION_S + 1)
+    assert silences.value().unproved == set(), "it is gone"

@@ -30,13 +30,15 @@ class Gateways(msgspec.Struct, frozen=True):
     gateways cannot serve, with the message of each of these gateways. `problems`: why some live
     gateways do not forward now, for any Service. `gone`: gateways that have stopped renewing their
     Leases. `announcers`: the live gateways that can announce addresses, with the networks on their
-    links."""
+    links. `unproved`: the live gateways that have not renewed their Leases since this process began
+    to watch: they may have been gone for long."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
     problems: Mapping[str, str] = msgspec.field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     announcers: Mapping[str, tuple[OnLink, ...]] = msgspec.field(default_factory=dict)
+    unproved: frozenset[str] = frozenset()
 
     @property
     def forwarding(self) -> frozenset[str]:

@@ -193,7 +193,10 @@ class GatewayLeases:
             for presence in alive
             if presence.announces
         }
-        return Gateways(names, refusals, problems, gone - names, announcers)
+        unproved = frozenset(
+            each.presence.name[:MAX_REASON_LENGTH] for each in observed if not each.renewed
+        )
+        return Gateways(names, refusals, problems, gone - names, announcers, unproved)
 
 
 class GatewayWatch(Component):

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from tests.drivers.announce.test_packets import (  # noqa: F401
     FOREIGN_MAC,
@@ -147,6 +148,34 @@ def test_a_restart_changes_nothing(run: Any, router: Router) -> None:
         await NoAnnouncement(PINS).open()
         assert not directory_of(PINS).exists(), "a gateway that announces nothing leaves nothing"
         assert router.answers(VIP) == [MAC]
+
+    run(scenario)
+
+
+def test_a_restarted_gateway_answers_until_the_owner_is_proved_to_be_alive(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Lease of a gateway that is gone stays for an hour."""
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+    unproved = msgspec.structs.replace(GATEWAYS, unproved=frozenset(("gw2",)))
+    known = [unproved]
+
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await serve(first, balancer(WEB, vip="gw1", others="gw2"))
+        await first.close()
+        second = driver(gateways=lambda: known[0])
+        await second.open()
+        await serve(second, balancer(WEB, vip="gw2", others="gw2"))
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+        running = asyncio.ensure_future(second._keep())
+        known[0] = GATEWAYS
+        await until(lambda: VIP not in second.owned)
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await second.close()
 
     run(scenario)
 

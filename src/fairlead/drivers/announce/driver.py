@@ -103,6 +103,8 @@ class AnnounceDriver(Component):
         self._held = Held({}, {})
         self._since_s: dict[str, float] = {}
         """When this process began to announce each owned address, in time of `time.monotonic`."""
+        self._inherited: Mapping[str, str] = {}
+        """The addresses that a previous process answered, each with the interface."""
         self._findings: tuple[Finding, ...] = ()
         self._turn = asyncio.Lock()
 
@@ -114,6 +116,7 @@ class AnnounceDriver(Component):
         if problem := self._selection.problem:
             raise Unavailable(problem, fix="check announce.l2.interfaces against `ip address`")
         await self._responder.open()
+        self._inherited = self._responder.answered()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -186,7 +189,19 @@ class AnnounceDriver(Component):
         return after.owned.keys() - answered
 
     def _all(self, known: Mapping[ServiceKey, Spec]) -> Held:
-        return spec.held({**known, **self.withheld()}, self._gateway)
+        """Return what this gateway does. It goes on answering for what a previous process left
+        until it is proved that the owner is alive: the others may know that it is gone, and count
+        on this gateway."""
+        owned, others = spec.held({**known, **self.withheld()}, self._gateway)
+        gateways = self._gateways()
+        kept = {
+            address: self._inherited[address]
+            for address, each in others.items()
+            if address in self._inherited and gateways and each.owner in gateways.unproved
+        }
+        return Held(
+            {**owned, **kept}, {name: each for name, each in others.items() if name not in kept}
+        )
 
     def _notes(self, change: Change, gained: Collection[str]) -> Iterator[Finding]:
         for each in change.wanted:

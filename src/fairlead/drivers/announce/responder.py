@@ -145,14 +145,15 @@ class Responder:
         """See `remove_responder`."""
         return await remove_responder(self._pin_path)
 
-    def answered(self) -> frozenset[str]:
-        """Return the addresses that the program answers now, also those of a previous process."""
-        now = now_ns()
-        return frozenset(
-            address
+    def answered(self) -> dict[str, str]:
+        """Return the addresses that the program answers now, also those of a previous process, each
+        with the interface."""
+        now, names = now_ns(), {each.index: name for name, each in self._links.items()}
+        return {
+            address: names[entry.interface]
             for address, entry in self._opened.entries().items()
-            if entry.interface and entry.deadline_ns > now
-        )
+            if entry.interface in names and entry.deadline_ns > now
+        }
 
     def last_request(self, interface: str) -> float | None:
         """Return how many seconds ago a request for an owned address was last answered on the
