@@ -129,6 +129,7 @@ async def output_of(cluster: Cluster, options: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         env={
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+            "HOME": str(cluster.path.parent),
             "KUBECONFIG": str(cluster.path),
             "COLUMNS": "120",
         },

@@ -204,6 +204,7 @@ async def kubectl_doctor(path: Path, *options: str) -> tuple[int | None, str, st
         stderr=pipe,
         env={
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+            "HOME": str(path.parent),
             "KUBECONFIG": str(path),
         },
     )

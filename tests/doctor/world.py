@@ -242,7 +242,11 @@ class World:
 
     async def execute(self, command: str) -> None:
         """Run a command as it is printed."""
-        environment = {"KUBECONFIG": str(self._kubeconfig), "PATH": os.environ["PATH"]}
+        environment = {
+            "HOME": str(self._kubeconfig.parent),
+            "KUBECONFIG": str(self._kubeconfig),
+            "PATH": os.environ["PATH"],
+        }
         child = await asyncio.create_subprocess_exec(
             "sh", "-ec", command, env=environment, stderr=asyncio.subprocess.PIPE
         )
