@@ -255,7 +255,7 @@ def test_a_restart_while_the_api_server_is_away_keeps_what_was_announced(
         await asyncio.gather(running, return_exceptions=True)
         maps.set_entries({VIP: Entry(1, 1)})
         second._responder.prolong()
-        assert second._responder.answered() == set(), "what has ended stays so"
+        assert second._responder.answered() == {}, "what has ended stays so"
         await second.close()
 
     run(scenario)
