@@ -1,11 +1,11 @@
-"""`python -m bench.outages`: what shows that a gateway does not forward, second by second.
+"""`python -m bench.outages`: how an outage of a gateway is reported, second by second.
 
 In: a lab with two gateways, to which the router sends connections in equal parts, whether they
 forward or not, with the Lease durations of a default configuration. Out: for each outage a table
-with one row for each second in which something changed, and one for the end: new connections that
-failed since the row before, and what the gateway's `fairlead status` and `/readyz`, the condition
-Ready of a Service, its Events and metrics show, of the metrics those that changed. Each second is
-one sample, taken at its end."""
+with one row for each second in which something changed, and one for the end. A row has the number
+of new connections that failed since the row before, the gateway's `fairlead status` and `/readyz`,
+the condition Ready and the Events of a Service, and the metrics that changed. Each second is one
+sample, taken at its end."""
 
 import asyncio
 import os

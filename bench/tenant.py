@@ -149,7 +149,8 @@ async def external(stage: Stage) -> dict[str, str]:
     ports = [
         {"name": f"p{port}", "port": port, "targetPort": 8080} for port in (HEALTH_PORT, health)
     ]
-    # It has no endpoint: whoever serves it refuses the connections of the gateways' probes.
+    # The Service has no endpoint, so the service proxy of each node refuses connections to it. If a
+    # node served these external IPs, it would refuse the probes of the gateways too.
     attack = service("evil", NOISY, selector={"app": "nobody"})
     attack["spec"] |= {"type": "ClusterIP", "ports": ports, "externalIPs": [address]}
     await site.apply([attack])

@@ -3,8 +3,8 @@
 In: a Service with the owners of its fields, and whether Events about it exist. Out: an `Owner`. A
 controller is recognized by what it writes on the Services that it serves: annotations, finalizers,
 conditions, and the names by which it owns fields of the status. A class alone proves nothing,
-because nobody may serve it. Names follow MetalLB 0.16, cloud-provider-openstack 1.34, kube-vip 1.0,
-Cilium 1.18, k3s 1.33, and the cloud-provider library of Kubernetes."""
+because there may be no controller for it. Names follow MetalLB 0.16, cloud-provider-openstack 1.34,
+kube-vip 1.0, Cilium 1.18, k3s 1.33, and the cloud-provider library of Kubernetes."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -25,9 +25,10 @@ Owner = Literal[
     "none",
     "not known",
 ]
-"""`a cloud`: a controller that uses the cloud-provider library. `an unknown controller`: somebody
-has written the status of the Service, or an Event about it. `none`: nobody has. `not known`: nobody
-has written the status, and Events could not be read."""
+"""`a cloud`: a controller that uses the cloud-provider library. `an unknown controller`: a
+controller that is not in this list has written the status of the Service, or an Event about it.
+`none`: no controller has written either. `not known`: no controller has written the status, and
+Events could not be read."""
 
 _ANNOTATIONS: tuple[tuple[str, Owner], ...] = (
     ("metallb.io/ip-allocated-from-pool", "MetalLB"),

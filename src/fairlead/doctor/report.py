@@ -1,8 +1,8 @@
-"""The report of the doctor: what was looked at, what is wrong, and what was not looked at. Pure.
+"""The report of the doctor: the Services it examined, its findings, and the facts it lacked. Pure.
 
 In: findings. Out: a `Report`, as lines of text for people and as a plain value for programs.
-Invariant: a report never calls a Service healthy, because no cluster is seen as a whole; it says
-that nothing wrong was found, and what was not looked at."""
+Invariant: a report never calls a Service healthy, because the doctor never sees a whole cluster. It
+says that nothing wrong was found, and names the sources of facts that could not be read."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -344,9 +344,9 @@ class AnnounceDriver(Component):
                 yield Finding(
                     NO_REQUESTS,
                     f"no ARP request for an announced address has arrived at {interface}",
-                    remedy="this is normal if nobody has used the addresses yet. Otherwise clients "
-                    "and routers are not on this link, or the network drops ARP for addresses that "
-                    "it did not assign (port security, allowed address pairs)",
+                    remedy="this is normal if no client has used the addresses yet. Otherwise "
+                    "clients and routers are not on this link, or the network drops ARP for "
+                    "addresses that it did not assign (port security, allowed address pairs)",
                 )
 
 
