@@ -41,6 +41,7 @@ struct choice {
 	enum flow_action action;
 	bool in_transition; /* the slot is in transition: connections may be on several nodes */
 	bool opening;
+	bool refused;       /* no entry could be created for the new flow */
 	bool held;          /* the flow entry may not be copied yet; drop the packet */
 	struct flow *entry; /* the entry of the flow, if the action changes it */
 	__u32 now;          /* the `tick` of a datagram */
@@ -393,7 +394,7 @@ static __always_inline void choose(struct packet *packet, const struct listener 
 /* Create the tentative entry of a new flow, and return the node. An established entry of an older
  * connection with the same ports still applies to packets of the older connection, until a further
  * packet of the new connection arrives. */
-static __always_inline __u32 open(const struct packet *packet, const struct choice *choice)
+static __always_inline __u32 open(const struct packet *packet, struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
 	bool datagram = key->protocol == IPPROTO_UDP, inserted;
@@ -408,7 +409,7 @@ static __always_inline __u32 open(const struct packet *packet, const struct choi
 	}
 	if (inserted)
 		return choice->node;
-	count(TRACK_REFUSED);
+	choice->refused = true;
 	/* If the SYN is a retransmission, its tentative entry exists and decides where the next
 	 * packets go. */
 	struct flow *tentative = datagram ? 0 : bpf_map_lookup_elem(&new_connections, key);
@@ -463,7 +464,7 @@ static __always_inline void close(const struct packet *packet, const struct choi
 
 /* Apply the action of the choice. Return the node, which differs from the choice if no entry could
  * be created. */
-static __always_inline __u32 apply_action(const struct packet *packet, const struct choice *choice)
+static __always_inline __u32 apply_action(const struct packet *packet, struct choice *choice)
 {
 	switch (choice->action) {
 	case OPEN:

@@ -96,12 +96,16 @@ static __always_inline int serve(context_t *context, struct packet *packet,
 		return PASS;
 	__u32 node = apply_action(packet, &choice);
 	if (node != choice.node) {
+		/* No entry could be created: the packet has changed nothing, and may still be passed
+		 * on. */
 		hop = next_hop_to(node, packet->ipv6);
 		if (!hop)
 			return drop(context, packet, listener->statistics, NO_NEXT_HOP);
 		if (!can_send(context, packet, hop))
 			return PASS;
 	}
+	if (choice.refused)
+		count(TRACK_REFUSED);
 	if (packet->fragment)
 		record_fragment(packet, node, listener->statistics);
 	return deliver(context, packet, hop, node, listener->statistics, choice.opening);

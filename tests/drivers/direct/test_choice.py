@@ -15,6 +15,7 @@ from tests.drivers.direct.conftest import (
     CLIENT6,
     DROP,
     NOT_OURS,
+    OWN_MAC,
     REDIRECT,
     VIP4,
     VIP6,
@@ -25,7 +26,7 @@ from tests.drivers.direct.conftest import (
     to_us,
 )
 
-from fairlead.drivers.direct.maps.records import DROPS
+from fairlead.drivers.direct.maps.records import DROPS, LINK, NextHop
 from fairlead.drivers.direct.spec import ListenerProtocol
 
 pytestmark = pytest.mark.root
@@ -266,6 +267,22 @@ def test_over_the_insert_limit_new_connections_stay_consistent_and_old_ones_are_
     assert owners(forwarder, "A", flood) == opened
     assert owners(forwarder, "A", old) == before
     assert owners(forwarder, "A", range(25000, 25050)) == tracked
+
+
+def test_a_refused_entry_counts_once_if_xdp_cannot_send_to_the_other_node(
+    forwarder: Forwarder,
+) -> None:
+    """The XDP program knows the MAC address of the node that new connections get, but not that of
+    the node that they get without an entry. It passes the packet on, and the program at tc counts
+    it."""
+    forwarder.serve({"node1": 1})
+    forwarder.serve({"node2": 1}, {"node1", "node2"})
+    unknown = NextHop(LINK, 1, "192.0.2.1", own_mac=OWN_MAC)
+    forwarder.tables.nodes.set_next_hop("node1", unknown, ipv6=False)
+    forwarder.allow_inserts(0)
+    assert set(owners(forwarder, "S").values()) == {"node1"}
+    assert forwarder.passed_on == (len(PORTS) if forwarder.fast else 0)
+    assert forwarder.event(TRACK_REFUSED) == len(PORTS)
 
 
 def test_no_entry_is_made_where_nothing_changed(forwarder: Forwarder) -> None:
