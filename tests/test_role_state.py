@@ -35,6 +35,7 @@ from fairlead.role_state import (
     DrainState,
     GatewayState,
     InterfaceState,
+    ListenerTraffic,
     LoadBalancerHealth,
     MemberHealth,
     NodeState,
@@ -116,6 +117,7 @@ GATEWAY = GatewayState(
     },
     traffic=TrafficState(
         services={"default/web": ServiceTraffic(3, 180, 1, {"forbidden": 2})},
+        listeners={"203.0.113.1:80/TCP": ListenerTraffic(3, 180, 1)},
         nodes={"node1": NodeTraffic(("l2",), ("192.0.2.21",), 3, 180, 1, 5)},
         drops={"fragment": 2},
         messages={"echo_reply": 4},
@@ -125,7 +127,7 @@ GATEWAY = GatewayState(
         draining=(DrainState("default/web", "203.0.113.1:80/TCP", "node2", 299.9),),
         interfaces=(InterfaceState("eth0", "tc", "it is a veth"),),
     ),
-    proxy=ProxyState({"default/web": ProxiedTraffic(9, 2, 30, 40, 1, 0)}, WorkerState(1, 2, 99)),
+    proxy=ProxyState({"default/web": ProxiedTraffic(9, 2, 30, 40, 1, 0)}, WorkerState(1, 2, 99, 3)),
     api_servers=ApiServersState(
         ("203.0.113.5:6443",), {"192.0.2.1:6443": ApiServerState("ready", 3, 8)}
     ),

@@ -18,15 +18,17 @@ from fairlead.drivers.proxy import ApiServerBalancer, ProxyDriver
 from fairlead.drivers.proxy.counters import ProxyTraffic
 from fairlead.drivers.proxy.runtime import Info
 from fairlead.drivers.sysctl_requirement import SysctlRequirement
-from fairlead.model import DONE, DirectSettings, Member, ServiceKey
+from fairlead.model import DONE, DirectSettings, Listener, LoadBalancer, Member, ServiceKey
 from fairlead.net.bpf import Map, possible_cpus
 from fairlead.net.elf import read_object
 from fairlead.role_state import (
     ApiServersState,
     ApiServerState,
     GatewayState,
+    ListenerTraffic,
     Part,
     RoleState,
+    TrafficState,
     TunnelState,
 )
 from fairlead.web import View, serve
@@ -75,7 +77,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         proxy.counters.take(
             {ServiceKey("default", "shop"): ProxyTraffic(9, 2, 30, 40, 1, 0, 5)},
             Info(1, 2, 9980),
-            {},
+            {ServiceKey("default", "shop"): 3},
         )
         balancer = ApiServerBalancer(
             ApiServerConfig(
@@ -94,16 +96,20 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
                 states = msgspec.json.decode(await status("-o", "json"), type=list[RoleState])
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "default/web 203.0.113.10 80/TCP node1=1 active, node2=0 draining 0 0 0" in lines
-        assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining" in lines, (
-            "the counters of a Service are shown once"
+        assert "default/web 203.0.113.11 80/TCP node1=1 active, node2=0 draining - - -" in lines, (
+            "the data plane has no such listener"
         )
         assert "NODE FORWARDING NEXT HOP FLOWS PACKETS BYTES" in lines
         assert "node1 l2 192.0.2.21 0 0 0" in lines
         assert any(line.startswith("default/web 203.0.113.10:80/TCP node2 ") for line in lines), (
             "who drains"
         )
-        assert "default/shop 9 2 30 40 1 0 5" in lines
-        assert "HAProxy has 2 open connections, of at most 9980" in lines
+        assert "default/shop 9 5 30 40 1 0 5" in lines
+        connections = (
+            "HAProxy has 5 open connections: 2, of at most 9980, in its newest worker, and 3 in "
+            "older workers"
+        )
+        assert connections in lines
         assert "API servers behind 203.0.113.5:6443, [2001:db8::5]:6443:" in lines
         assert "[2001:db8::1]:6443 not ready 3 8" in lines
         assert any(line.startswith("eth0 tc ") for line in lines)
@@ -123,7 +129,7 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         assert gateway.proxy is not None
         assert gateway.traffic.draining[0].node == "node2"
         assert gateway.traffic.nodes["node1"].forwarding == ("l2",)
-        assert gateway.proxy.services["default/shop"].open == 2
+        assert gateway.proxy.services["default/shop"].open == 5
         assert gateway.api_servers == ApiServersState(
             ("203.0.113.5:6443", "[2001:db8::5]:6443"),
             {"[2001:db8::1]:6443": ApiServerState("not ready", 3, 8)},
@@ -141,6 +147,35 @@ class ComponentWithStatus(Component):
 
     def status(self) -> Part:
         return self._part
+
+
+def test_counters_are_in_the_row_of_their_listener(run: Run) -> None:  # noqa: F811
+    async def scenario() -> None:
+        key = ServiceKey("default", "dns")
+        listeners = [
+            Listener("IPv4", 53, "UDP", "Local", 0, (NODE1,)),
+            Listener("IPv4", 80, "TCP", "Local", 0, (NODE1,)),
+            Listener("IPv6", 80, "TCP", "Local", 0, ()),
+        ]
+        addresses = ("203.0.113.10", "2001:db8:f::10")
+        balancer = LoadBalancer(key, "uid", "fairlead.io/direct", addresses, tuple(listeners))
+        counted = {
+            "203.0.113.10:53/UDP": ListenerTraffic(0, 0, 0),
+            "203.0.113.10:80/TCP": ListenerTraffic(1311, 102348, 114),
+            "[2001:db8:f::10]:80/TCP": ListenerTraffic(2, 120, 1),
+        }
+        view = View("gateway", "gw1")
+        view.record({key: balancer}, {key: DONE})
+        with view.showing(ComponentWithStatus(TrafficState(listeners=counted))):
+            async with serve(view, "127.0.0.1:9441"):
+                lines = [" ".join(line.split()) for line in (await status()).splitlines()]
+        assert lines[2:5] == [
+            "default/dns 203.0.113.10 53/UDP node1=1 active 0 0 0",
+            "default/dns 203.0.113.10 80/TCP node1=1 active 114 1311 102348",
+            "default/dns 2001:db8:f::10 80/TCP none 1 2 120",
+        ]
+
+    run(scenario)
 
 
 def test_status_of_a_node_shows_its_tunnel_and_its_host(run: Run) -> None:  # noqa: F811

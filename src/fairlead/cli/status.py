@@ -11,14 +11,15 @@ import click
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, NodeService
+from fairlead.net.address import bracketed
 from fairlead.role_state import (
     STATES,
     GatewayState,
+    ListenerTraffic,
     Part,
     ResourceState,
     RoleState,
     ServiceState,
-    ServiceTraffic,
     TrafficState,
     decode,
     listed,
@@ -178,10 +179,6 @@ def _outcomes(
 def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: TrafficState) -> None:
     rows = []
     for name, service in services.items():
-        counted = traffic.services.get(name, ServiceTraffic(0, 0, 0, {}))
-        # The counters are of the whole Service, so they are shown only in the row of its first
-        # listener.
-        counters = [str(each) for each in (counted.flows, counted.packets, counted.bytes)]
         for listener in service.plan.listeners if service.plan is not None else ():
             members = (
                 ", ".join(f"{each.node}={each.weight} {each.state}" for each in listener.members)
@@ -189,8 +186,8 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
             )
             port = f"{listener.port}/{listener.protocol}"
             for address in service.plan.listening(listener) if service.plan is not None else ():
+                counters = _counters(traffic.listeners.get(f"{bracketed(address)}:{port}"))
                 rows.append((name, f"{address} {port}", members, *counters))
-                counters = [""] * len(counters)
     draw(("SERVICE", "LISTENER", "MEMBERS (weight state)", "FLOWS", "PACKETS", "BYTES"), rows)
     for name, service in services.items():
         if service.outcome is not None and service.outcome.message:
@@ -206,6 +203,14 @@ def _balancers(services: Mapping[str, ServiceState[LoadBalancer]], traffic: Traf
         click.echo(f"new flows without an entry, over the limit: {traffic.untracked}")
     if traffic.unsent:
         click.echo(f"new entries not sent to peers, over the limit: {traffic.unsent}")
+
+
+def _counters(traffic: ListenerTraffic | None) -> Sequence[str]:
+    """Return the cells with the counters of a listener. None: it is not one of the eBPF data plane;
+    HAProxy counts by Service."""
+    if traffic is None:
+        return ("-", "-", "-")
+    return (str(traffic.flows), str(traffic.packets), str(traffic.bytes))
 
 
 def _used(name: str, resource: ResourceState) -> str:

@@ -41,6 +41,7 @@ from fairlead.role_state.state import (
 from fairlead.role_state.traffic import (
     DrainState,
     InterfaceState,
+    ListenerTraffic,
     NodeTraffic,
     ResourceState,
     ServiceTraffic,
@@ -61,6 +62,7 @@ __all__ = [
     "DrainState",
     "GatewayState",
     "InterfaceState",
+    "ListenerTraffic",
     "LoadBalancerHealth",
     "MemberHealth",
     "NodeState",

@@ -23,12 +23,14 @@ class ProxiedTraffic(Value, frozen=True):
 
 
 class WorkerState(Value, frozen=True):
-    """The worker process of HAProxy: its open connections, and their maximum. All values are 0 if
-    no worker runs."""
+    """The newest worker process of HAProxy, which accepts connections: its open connections, and
+    their maximum. `in_old_workers`: the connections that continue in older workers. All values are
+    0 if no worker runs."""
 
     pid: int = 0
     connections: int = 0
     limit: int = 0
+    in_old_workers: int = 0
 
 
 class ProxyState(Part, frozen=True):
@@ -46,10 +48,20 @@ class ProxyState(Part, frozen=True):
             [(name, *map(str, astuple(each))) for name, each in self.services.items()],
         )
         if self.worker.limit:
-            yield (
-                f"HAProxy has {self.worker.connections} open connections, of at most "
-                f"{self.worker.limit}"
-            )
+            yield self._connections()
+
+    def _connections(self) -> str:
+        newest, limit, old = (
+            self.worker.connections,
+            self.worker.limit,
+            self.worker.in_old_workers,
+        )
+        if not old:
+            return f"HAProxy has {newest} open connections, of at most {limit}"
+        return (
+            f"HAProxy has {newest + old} open connections: {newest}, of at most {limit}, in its "
+            f"newest worker, and {old} in older workers"
+        )
 
 
 class ApiServerState(Value, frozen=True):

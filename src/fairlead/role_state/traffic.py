@@ -16,6 +16,14 @@ class ServiceTraffic(Value, frozen=True):
     drops: Mapping[str, int]
 
 
+class ListenerTraffic(Value, frozen=True):
+    """The traffic of one listener, as in ServiceTraffic."""
+
+    packets: int
+    bytes: int
+    flows: int
+
+
 class NodeTraffic(Value, frozen=True):
     """The traffic that was sent to a node. `forwarding` and `next_hops`: the forwarding methods and
     the addresses of the next hops, at most one for each address family. `returned`: packets that
@@ -57,11 +65,13 @@ class InterfaceState(Value, frozen=True):
 
 
 class TrafficState(Part, frozen=True):
-    """The part of `/state` about the eBPF data plane. `untracked`: new flows without a flow entry,
-    because the rate limit was reached. `unsent`: new entries that were not sent to peers, because
-    there were too many in a short time."""
+    """The part of `/state` about the eBPF data plane. `listeners`: every listener of the data
+    plane, by `address:port/protocol`. `untracked`: new flows without a flow entry, because the rate
+    limit was reached. `unsent`: new entries that were not sent to peers, because there were too
+    many in a short time."""
 
     services: Mapping[str, ServiceTraffic] = {}
+    listeners: Mapping[str, ListenerTraffic] = {}
     nodes: Mapping[str, NodeTraffic] = {}
     drops: Mapping[str, int] = {}
     messages: Mapping[str, int] = {}

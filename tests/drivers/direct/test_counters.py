@@ -2,14 +2,14 @@
 process."""
 
 import pytest
-from tests.drivers.direct.conftest import SERVICE, VIP6, Forwarder, tcp
+from tests.drivers.direct.conftest import SERVICE, VIP4, VIP6, Forwarder, tcp
 
 from fairlead.drivers.direct.counters import Counters
 from fairlead.drivers.direct.maps.arena import GRACE_S
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.pins import OBJECT
 from fairlead.net.elf import read_object
-from fairlead.role_state import NodeTraffic, ServiceTraffic
+from fairlead.role_state import ListenerTraffic, NodeTraffic, ServiceTraffic
 
 pytestmark = pytest.mark.root
 
@@ -29,6 +29,10 @@ def test_packets_are_counted_by_service_node_and_reason(forwarder: Forwarder) ->
     forwarder.run(tcp("A", hops=1))
     counted = counters(forwarder)
     assert counted.services() == {SERVICE: ServiceTraffic(3, sum(sizes), 2, {"hop_limit": 1})}
+    assert counted.listeners() == {
+        f"{VIP4}:80/TCP": ListenerTraffic(2, sum(sizes[:2]), 1),
+        f"[{VIP6}]:80/TCP": ListenerTraffic(1, sizes[2], 1),
+    }
     nodes = counted.nodes()
     assert nodes["node1"] == NodeTraffic(
         ("l2",), ("192.0.2.1", "2001:db8::1"), 2, sum(sizes[:2]), 1

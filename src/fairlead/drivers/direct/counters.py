@@ -1,4 +1,4 @@
-"""The counters of the data plane: for each Service, for each node, and in total.
+"""The counters of the data plane: for each Service, listener and node, and in total.
 
 In: the maps. Out: numbers, which are read from the maps on each call. The kernel keeps the
 counters, so they survive this process. The counters of a listener start when the listener is
@@ -16,7 +16,7 @@ from fairlead.drivers.direct.maps.quota import Usage
 from fairlead.drivers.direct.maps.records import COUNTER, DROPS, UNREACHABLE, NextHop
 from fairlead.model import ServiceKey
 from fairlead.net.bpf import Map
-from fairlead.role_state import NodeTraffic, ServiceTraffic
+from fairlead.role_state import ListenerTraffic, NodeTraffic, ServiceTraffic
 
 FLOW_TABLES = (
     "connections",
@@ -51,15 +51,23 @@ class Counters:
 
     def services(self) -> dict[ServiceKey, ServiceTraffic]:
         """Return the traffic of each Service, summed over its listeners."""
-        sums = self._sums("statistics", [index for _, index in self._listeners])
+        sums = self._sums_of_listeners()
         totals: dict[ServiceKey, list[int]] = {}
-        for service, index in self._listeners:
+        for service, _, index in self._listeners:
             total, row = totals.get(service), sums[index]
             totals[service] = list(map(add, total, row)) if total else row
         return {
             service: ServiceTraffic(packets, octets, flows, _by_reason(drops) if any(drops) else {})
             for service, (packets, octets, flows, *drops) in totals.items()
         }
+
+    def listeners(self) -> dict[str, ListenerTraffic]:
+        """Return the traffic of each listener, by `address:port/protocol`."""
+        sums = self._sums_of_listeners()
+        return {str(key): ListenerTraffic(*sums[index][:3]) for _, key, index in self._listeners}
+
+    def _sums_of_listeners(self) -> dict[int, list[int]]:
+        return self._sums("statistics", [index for *_, index in self._listeners])
 
     def nodes(self) -> dict[str, NodeTraffic]:
         """Return the traffic of each node since the node got its number, by name of the node."""

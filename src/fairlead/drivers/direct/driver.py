@@ -568,6 +568,7 @@ class DirectDriver(Component):
         counters = self.counters
         return TrafficState(
             services={str(key): traffic for key, traffic in counters.services().items()},
+            listeners=counters.listeners(),
             nodes=counters.nodes(),
             drops=counters.drops(),
             messages=counters.messages(),

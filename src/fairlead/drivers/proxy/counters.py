@@ -74,6 +74,11 @@ class ProxyCounters:
         self._now = {}
         self.worker = Info()
 
+    @property
+    def in_old_workers(self) -> int:
+        """The open connections in old workers."""
+        return sum(self._in_old_workers.values())
+
     def over_share(self, service: ServiceKey) -> int:
         """Return the `over_share` of the current worker alone, as it was last stored."""
         return self._now.get(service, ProxyTraffic()).over_share

@@ -336,7 +336,7 @@ class ProxyDriver(Component):
                 str(key): ProxiedTraffic(*traffic)
                 for key, traffic in self.counters.services().items()
             },
-            WorkerState(*self.counters.worker),
+            WorkerState(*self.counters.worker, self.counters.in_old_workers),
         )
 
     def collectors(self) -> tuple[ProxyCollector]:

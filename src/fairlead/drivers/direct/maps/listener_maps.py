@@ -266,12 +266,12 @@ class ListenerMaps:
         """The Services that have listeners."""
         return self._mirror.of_service.keys()
 
-    def statistics(self) -> list[tuple[ServiceKey, int]]:
-        """Return the Service of each listener, and the index of the listener's counters in the map
-        `statistics`. Like `draining`, it may be called in another thread."""
+    def statistics(self) -> list[tuple[ServiceKey, ListenerKey, int]]:
+        """Return each listener with its Service, and the index of the listener's counters in the
+        map `statistics`. Like `draining`, it may be called in another thread."""
         return [
-            (each.service, each.record.statistics)
-            for each in self._mirror.listeners.copy().values()
+            (each.service, key, each.record.statistics)
+            for key, each in self._mirror.listeners.copy().items()
         ]
 
     def actual(self, services: Collection[ServiceKey] | None) -> dict[ServiceKey, DirectActual]:
