@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.makers import make_service, plan_at_gateway
 
+from fairlead.config import ClusterConfig, Config
 from fairlead.kube.objects import (
     EndpointSlice,
     Node,
     NodeSpec,
     ObjectMeta,
     Service,
-    ServicePort,
-    Taint,
 )
 from fairlead.model import Finding
 from fairlead.plan.balancer import plan_load_balancer
@@ -43,130 +42,6 @@ def findings(
 def codes_and_blocks(notes: list[Finding]) -> list[tuple[str, str]]:
     assert all(note.remedy for note in notes)
     return [(note.code, note.blocks) for note in notes]
-
-
-NO_ENDPOINTS, NO_NODES, NO_NODE_NAME = (
-    "NoReadyEndpoints",
-    "UnAvailableLoadBalancer",
-    "EndpointsWithoutNode",
-)
-ENDPOINTS: dict[
-    str, tuple[dict[str, object], list[tuple[str, str, str]], list[tuple[str, str]]]
-] = {
-    "a ready endpoint: no finding": (LOCAL, [("10.0.1.1", "node1", "ready")], []),
-    "only terminating endpoints that serve: no finding": (
-        LOCAL,
-        [("10.0.1.1", "node1", "draining")],
-        [],
-    ),
-    "no endpoint": (LOCAL, [], [(NO_ENDPOINTS, "Ready")]),
-    "no ready endpoint": (CLUSTER, [("10.0.1.1", "node1", "unready")], [(NO_ENDPOINTS, "Ready")]),
-    "Local: the only endpoint is on a node that does not exist": (
-        LOCAL,
-        [("10.0.9.1", "gone", "ready")],
-        [(NO_NODES, "Ready")],
-    ),
-    "Cluster: the only endpoint is on a node that does not exist": (
-        CLUSTER,
-        [("10.0.9.1", "gone", "ready")],
-        [],
-    ),
-    "Local: one of two nodes does not exist": (
-        LOCAL,
-        [("10.0.1.1", "node1", "ready"), ("10.0.9.1", "gone", "ready")],
-        [],
-    ),
-    "Local: no endpoint names a node": (
-        LOCAL,
-        [("10.0.9.1", "", "ready")],
-        [(NO_NODE_NAME, "Ready")],
-    ),
-    "Local: one of two endpoints names no node": (
-        LOCAL,
-        [("10.0.9.1", "", "ready"), ("10.0.1.1", "node1", "ready")],
-        [(NO_NODE_NAME, "")],
-    ),
-    "Cluster: no endpoint names a node": (CLUSTER, [("10.0.9.1", "", "ready")], []),
-}
-
-
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_findings_about_endpoints(
-    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str
-) -> None:
-    fields, rows, expected = ENDPOINTS[name]
-    notes = findings(make_service(**fields), [make_slice(rows)], nodes)
-    assert codes_and_blocks(notes) == expected
-    members = (
-        plan_load_balancer(make_service(**fields), [make_slice(rows)], nodes, ADDRESSES, DIRECT)
-        .listeners[0]
-        .members
-    )
-    served = any(member.weight and member.state == "active" for member in members)
-    assert served is not any(note.blocks == "Ready" for note in notes), (
-        "a finding blocks Ready if and only if no member gets connections"
-    )
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        (
-            [],
-            "it has no endpoint; see `kubectl get pods -n default -l app=web`; if it shows no "
-            "pod, make spec.selector",
-        ),
-        (
-            [("10.0.1.1", "node1", "unready")],
-            "it has endpoints, and none of them is ready; see `kubectl get pods",
-        ),
-    ],
-    ids=["no pod, or only pods without an address", "only unready pods"],
-)
-def test_the_advice_claims_only_facts_that_endpoint_slices_show(
-    make_service: MakeService,
-    make_slice: MakeSlice,
-    nodes: dict[str, Node],
-    rows: list[tuple[str, str, str]],
-    words: str,
-) -> None:
-    """A pod whose container is being created has no address, and so no endpoint. EndpointSlices do
-    not show whether its labels match the selector."""
-    for slices in ([make_slice(rows)], [make_slice(rows)] * 2):
-        (note,) = findings(make_service(selector={"app": "web"}), slices, nodes)
-        assert str(note).startswith(words)
-        assert note.at_start
-
-
-@pytest.mark.parametrize("fields", [LOCAL, CLUSTER], ids=["Local", "Cluster"])
-def test_a_service_without_any_eligible_node_is_reported(
-    make_service: MakeService,
-    make_slice: MakeSlice,
-    nodes: dict[str, Node],
-    fields: dict[str, object],
-) -> None:
-    slice_ = make_slice([("10.0.1.1", "node1", "ready")])
-    taint = NodeSpec(taints=(Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule"),))
-    leaving = {name: msgspec.structs.replace(node, spec=taint) for name, node in nodes.items()}
-    assert codes_and_blocks(findings(make_service(**fields), [slice_], leaving)) == [
-        (NO_NODES, "Ready")
-    ]
-    assert codes_and_blocks(findings(make_service(**fields), [slice_], {})) == [(NO_NODES, "Ready")]
-
-
-def test_a_missing_endpoint_is_reported_with_its_port_and_family(
-    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
-) -> None:
-    service = make_service(ports=(ServicePort(80, name="a"), ServicePort(81, name="b")))
-    slices = [
-        make_slice([("10.0.1.1", "node1", "ready")], ports=[("a", 8080), ("b", 8081)]),
-        make_slice(
-            [("2001:db8:244::1", "node2", "ready")], name="six", family="IPv6", ports=[("a", 8080)]
-        ),
-    ]
-    (note,) = findings(service, slices, nodes, BOTH)
-    assert (note.code, note.blocks) == (NO_ENDPOINTS, "Ready")
-    assert str(note).startswith("81/TCP (IPv6): no endpoint has this port")
 
 
 RANGES: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {
@@ -212,6 +87,28 @@ def test_findings_about_source_ranges(
     ] == expected
 
 
+CONFIGURED: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
+    "no Node has a podCIDR": ((), ("198.51.100.0/24",), True),
+    "no Node has a podCIDR, and the ranges contain the pods": ((), ("10.0.0.0/8",), False),
+    "only one of the other family": (("2001:db8:244::/64",), ("198.51.100.0/24",), True),
+    "the ranges contain those of the Nodes": (("10.0.1.0/24",), ("10.0.1.0/24",), False),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_the_configured_networks_of_pods_count_if_nodes_have_none(
+    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node], name: str
+) -> None:
+    of_node, ranges, outside = CONFIGURED[name]
+    nodes["node1"] = msgspec.structs.replace(nodes["node1"], spec=NodeSpec(pod_cidrs=of_node))
+    service = make_service(load_balancer_source_ranges=ranges)
+    slices = [make_slice([("10.0.1.1", "node1", "ready")])]
+    config = Config(cluster=ClusterConfig(pod_cidrs=("10.0.0.0/16",)))
+    made = plan_load_balancer(service, slices, nodes, ADDRESSES, DIRECT, config=config)
+    notes = [str(note) for note in made.notes if note.code == "LoadBalancerSourceRanges"]
+    assert ["for example in 10.0.0.0/16" in note for note in notes] == [True] * outside
+
+
 def test_a_missing_health_check_node_port_and_another_service_proxy_are_reported(
     make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
 ) -> None:
@@ -225,18 +122,6 @@ def test_a_missing_health_check_node_port_and_another_service_proxy_are_reported
     assert codes_and_blocks(
         findings(msgspec.structs.replace(service, metadata=meta), slices, nodes)
     ) == [("OtherServiceProxy", "")]
-
-
-def test_a_finding_does_not_change_with_the_number_of_endpoints(
-    make_service: MakeService, make_slice: MakeSlice, nodes: dict[str, Node]
-) -> None:
-    few = findings(make_service(), [make_slice([("10.0.1.1", "node1", "unready")])], nodes)
-    many = findings(
-        make_service(),
-        [make_slice([(f"10.0.1.{i}", f"node{1 + i % 4}", "unready") for i in range(1, 9)])],
-        nodes,
-    )
-    assert few == many
 
 
 def test_a_gateway_does_not_repeat_the_findings_of_the_controller(

@@ -26,8 +26,9 @@ from fairlead.plan import budget
 from fairlead.plan.addresses import shown_address
 from fairlead.plan.annotations import unknown, without_effect
 from fairlead.plan.classes import ServiceClass
+from fairlead.plan.endpoint_notes import Nodes, PlannedListener, endpoint_notes
 from fairlead.plan.members import NO_TUNNELS, UnconfirmedMembers, VerdictOf, confirm, members_of
-from fairlead.plan.notes import endpoint_notes, spec_notes
+from fairlead.plan.notes import spec_notes
 from fairlead.plan.selection import all_members
 from fairlead.plan.service import affinity_timeout_s, health_monitor_of, source_ranges
 from fairlead.plan.terms import ServiceContext
@@ -102,30 +103,20 @@ def plan_unconfirmed(
     # whose members are not probed gets none there.
     probed = not at_gateway or class_.members == "probed"
     monitor = health_monitor_of(service) if probed else None
-    notes: list[Finding] = []
-    if not at_gateway:
-        notes += [
-            *terms.notes,
-            *spec_notes(service, families, ranges, context.nodes),
-            *endpoint_notes(service, served, families, slices, context.nodes),
-            *without_effect(annotations, class_.substitutes),
-            *wrong,
-            *unknown(annotations),
-        ]
     nodes = context.nodes if terms.nodes is None else terms.nodes
     policy = service.spec.external_traffic_policy or "Cluster"
+    planned: list[PlannedListener] = []
     listeners: list[tuple[Listener, UnconfirmedMembers]] = []
     for family in families:
         published = published_ports(service, family) if at_gateway else None
         for port in served:
             if published is not None and (port.port, port.protocol) not in published:
                 continue
-            found, member_notes = members_of(service, port, family, slices, nodes)
+            found = members_of(service, port, family, slices, nodes)
+            planned.append(PlannedListener(family, port, found))
             members = found.members
             if port.protocol in terms.all_nodes:
                 members = all_members(nodes, family)
-            else:
-                notes += member_notes
             listener = Listener(
                 family,
                 port.port,
@@ -139,6 +130,16 @@ def plan_unconfirmed(
     if len(listeners) > 1:
         listeners.sort(key=itemgetter(0))
     made = tuple([listener for listener, _ in listeners])
+    notes: list[Finding] = []
+    if not at_gateway:
+        notes += [
+            *terms.notes,
+            *spec_notes(service, families, ranges, context.nodes, context.config.cluster.pod_cidrs),
+            *endpoint_notes(service, planned, slices, Nodes(context.nodes, nodes)),
+            *without_effect(annotations, class_.substitutes),
+            *wrong,
+            *unknown(annotations),
+        ]
     notes += terms.remarks(made)
     balancer = LoadBalancer(
         service=service.key,

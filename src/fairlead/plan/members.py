@@ -89,6 +89,13 @@ class UnconfirmedMembers(NamedTuple):
     """Whether an endpoint is ready, on any node."""
     any_usable: bool
     """Whether an endpoint, on any node, is ready, or terminates and still serves."""
+    without_address: tuple[str, ...] = ()
+    """The admitted nodes that have endpoints but no address of the family, sorted."""
+
+    @property
+    def served(self) -> bool:
+        """Whether a member gets new connections."""
+        return any(each.weight and each.state == "active" for each in self.members)
 
 
 def members_of(
@@ -97,9 +104,9 @@ def members_of(
     family: Family,
     slices: Sequence[EndpointSlice],
     nodes: Mapping[str, Node],
-) -> tuple[UnconfirmedMembers, list[Finding]]:
-    """Return every node that has an endpoint of the port, in the state that follows from its
-    endpoints, and a Finding for each node without an address of this family.
+) -> UnconfirmedMembers:
+    """Return every node that has an endpoint of the port and an address of this family, in the
+    state that follows from its endpoints.
 
     A node with ready endpoints is `active`, with their number as its weight. If no admitted node
     has a ready endpoint, endpoints that terminate and still serve count instead. Any other node is
@@ -109,14 +116,19 @@ def members_of(
     terminating = [
         each.node_name or "" for each in known if each.conditions.terminating and each.serving
     ]
-    present = nodes.keys() & {each.node_name or "" for each in known}
+    with_endpoints = nodes.keys() & {each.node_name or "" for each in known}
+    addresses = _addresses(nodes, with_endpoints, family)
+    present = set(addresses)
     admitted = {name for name in present if not excluded(nodes[name])}
     terminating_weights = _counted(terminating, admitted)
     weights = _counted(ready, admitted) or terminating_weights
     if not weights and service.spec.external_traffic_policy != "Local" and (ready or terminating):
         # The usable endpoints are on no admitted node, for example because they name no node. With
         # policy Cluster every node can reach them, so the load balancer must not lose all members.
-        weights = {name: 1 for name, node in nodes.items() if not excluded(node)}
+        others = [name for name, node in nodes.items() if not excluded(node)]
+        reached = _addresses(nodes, others, family)
+        addresses |= reached
+        weights = dict.fromkeys(reached, 1)
     # A TCP connection stays with a pod that becomes unready. A UDP flow does not: the node sends it
     # to another pod at once, so it must not be kept on a node where no pod serves.
     holding = (
@@ -124,26 +136,25 @@ def members_of(
         if port.protocol != "UDP"
         else present & {each.node_name or "" for each in known if each.serving}
     )
-    notes, members = [], []
-    for name in sorted(weights.keys() | holding):
-        if (address := node_address(nodes[name], family)) is None:
-            message = (
-                f"node {name} has pods of this Service but no {family} InternalIP, and "
-                f"gets no traffic over {family}"
-            )
-            notes.append(
-                Finding(
-                    "NodeAddressMissing",
-                    message,
-                    remedy="check that its kubelet knows the address (--node-ip)",
-                )
-            )
-        else:
-            weight = weights.get(name, 0)
-            members.append(Member(name, address, weight, "active" if weight else "draining"))
+    members = [
+        Member(name, addresses[name], weight, "active" if weight else "draining")
+        for name in sorted(weights.keys() | holding)
+        for weight in (weights.get(name, 0),)
+    ]
+    unreached = with_endpoints - present
     return UnconfirmedMembers(
-        tuple(members), terminating_weights, bool(ready), bool(ready or terminating)
-    ), notes
+        tuple(members),
+        terminating_weights,
+        bool(ready),
+        bool(ready or terminating),
+        tuple(sorted(name for name in unreached if not excluded(nodes[name]))),
+    )
+
+
+def _addresses(nodes: Mapping[str, Node], names: Iterable[str], family: Family) -> dict[str, str]:
+    """Return the address of each of these nodes that has one of the family."""
+    found = ((name, node_address(nodes[name], family)) for name in names)
+    return {name: address for name, address in found if address is not None}
 
 
 def _counted(names: Sequence[str], among: Set[str]) -> dict[str, int]:
