@@ -63,6 +63,18 @@ def test_the_stranded_condition_names_the_service_that_holds_an_address_outside_
     assert "kubectl delete addressgrant" in message
 
 
+def test_an_edit_or_the_deletion_of_a_pool_does_not_change_its_count_of_assigned_addresses() -> (
+    None
+):
+    held = {"203.0.113.2": "main", "2001:db8::1": "main"}
+    since = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    for addresses in (("203.0.113.0/28", "2001:db8::1"), ("203.0.113.9",), ("203.0.113.2/31",)):
+        alive = states([pool("main", *addresses)], held)["main"]
+        going = states([pool("main", *addresses, **since)], held)["main"]
+        assert alive.assigned == going.assigned == (1, 1), addresses
+    assert states([pool("main", "203.0.113.9")], held)["main"].available == (1, 0)
+
+
 def test_the_status_shows_how_many_addresses_each_namespace_keeps_and_until_when() -> None:
     ledger = Ledger()
     ledger.use(read_pools((), [main := pool("main", "203.0.113.1-203.0.113.9")]))

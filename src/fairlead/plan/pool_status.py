@@ -40,8 +40,10 @@ class PoolCondition(Value, frozen=True):
 
 
 class PoolState(Value, frozen=True):
-    """The status of a pool. Counts are by family, IPv4 first. `in_use`: a Service holds an address
-    of the pool, so the object must not be deleted yet. `kept`: by namespace."""
+    """The status of a pool. Counts are by family, IPv4 first. `assigned` includes addresses that
+    Services got from the pool and that it no longer assigns, because it was edited or is being
+    deleted; `available` does not. `in_use`: a Service holds an address of the pool, so the object
+    must not be deleted yet. `kept`: by namespace."""
 
     assigned: tuple[int, int]
     available: tuple[int, int]
@@ -91,22 +93,19 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
         # The grants belong to the pool of the same name in the configuration, which takes
         # precedence over this object.
         granted = ()
-    left = [
-        (address, key)
-        for address, key in granted
-        if not _has(ledger, name, address) and ledger.pools.excluded(address) is None
-    ]
+    beyond = [(address, key) for address, key in granted if not _has(ledger, name, address)]
+    left = [each for each in beyond if ledger.pools.excluded(each[0]) is None]
+    given = [family_of(address) for address in {address for address, _ in beyond}]
+    assigned = {family: given.count(family) for family in FAMILIES}
     if pool is None or problem is not None:
-        given = [family_of(address) for address in {address for address, _ in granted}]
-        counts = {family: given.count(family) for family in FAMILIES}
         return PoolState(
-            _counts(counts),
+            _counts(assigned),
             (0, 0),
             (_ready(problem), _stranded(left), NONE_EXCLUDED),
             bool(granted),
         )
-    assigned = {family: pool.assigned[family] for family in FAMILIES}
-    available = {family: pool.size(family) - assigned[family] for family in FAMILIES}
+    available = {family: pool.size(family) - pool.assigned[family] for family in FAMILIES}
+    assigned = {family: assigned[family] + pool.assigned[family] for family in FAMILIES}
     return PoolState(
         _counts(assigned),
         _counts(available),
