@@ -11,8 +11,8 @@ from tests.lab.apiserver.api import Api
 from tests.lab.apiserver.kubectl import MISSING, Kubectl, Program, installed
 
 from fairlead.kube.access import Access
+from fairlead.kube.rules.allocation import Allocator
 from fairlead.lab.apiserver import ApiServer, Registry, Store
-from fairlead.lab.apiserver.allocation import Allocator
 from fairlead.lab.apiserver.kinds import (
     ENDPOINT_SLICES,
     ENDPOINTS,

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.lab.apiserver.api import DEADLINE_S, Api, Failed
 
+from fairlead.kube.rules.allocation import Allocator, NodePorts, addresses_of, ports_of
 from fairlead.lab.apiserver import ApiFailure, Deletion, Registry, Store, Write
-from fairlead.lab.apiserver.allocation import Allocator, NodePorts, addresses_of, ports_of
 from fairlead.lab.apiserver.kinds import SERVICES
 
 Object = dict[str, Any]

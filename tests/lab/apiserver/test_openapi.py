@@ -9,8 +9,8 @@ import pytest
 from tests.lab.apiserver.api import Api
 from tests.lab.apiserver.gnostic import decode
 
+from fairlead.kube.rules.fields import Fields
 from fairlead.lab.apiserver import openapi, openapi_protobuf
-from fairlead.lab.apiserver.fields import Fields
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in

@@ -3,9 +3,9 @@ balancing needs.
 
 `server.ApiServer` serves HTTP, and `python -m fairlead.lab.apiserver` runs it as a process. Below
 it, in the order in which data passes through: `request` (parses requests), `registry` (the verbs);
-`service`, `service_rules`, `families`, `validation`, `allocation`, `binding` (default, check and
-complete an object); `patch`, `apply`, `ownership` (merge writes); `store` (objects and their
-history); `listing`, `watching`, `table` (reads); `faults` (fault injection). `kinds`, `fields`,
+`validation` and `binding` (default, check and complete an object; the rules for Services are those
+of `fairlead.kube.rules`); `patch`, `apply`, `ownership` (merge writes); `store` (objects and their
+history); `listing`, `watching`, `table` (reads); `faults` (fault injection). `kinds`,
 `pod_fields` and `schema` define the kinds: `wire` checks objects by them, and `discovery` and
 `openapi` publish them. Any difference from the real server is a bug: the same tests run against
 both.

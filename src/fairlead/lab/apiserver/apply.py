@@ -10,7 +10,8 @@ https://kubernetes.io/docs/reference/using-api/server-side-apply/.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fairlead.lab.apiserver.failure import ApiFailure, Object
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import ApiFailure
 from fairlead.lab.apiserver.ownership import (
     Manager,
     Owned,

@@ -5,8 +5,8 @@ In: the Pod and the Binding, decoded. Out: the Pod with its node, or ApiFailure.
 storage of the API server (registry/core/pod/storage).
 """
 
+from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver import failure
-from fairlead.lab.apiserver.failure import Object
 
 
 def bound(pod: Object, binding: Object, time: str) -> Object:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object
+from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver.kinds import Column
 
 _STEP: Final = re.compile(

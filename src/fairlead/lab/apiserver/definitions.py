@@ -9,7 +9,7 @@ apiextensions.k8s.io/v1.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fairlead.lab.apiserver.failure import Cause, Object, invalid, required
+from fairlead.kube.rules.causes import Cause, Object, invalid, required
 from fairlead.lab.apiserver.kinds import KINDS, Column, Definition, Kind
 from fairlead.lab.apiserver.structural import RULES, shape
 

@@ -8,8 +8,8 @@ discovery documents of the Kubernetes API (APIVersions, APIGroupList, APIResourc
 from collections.abc import Sequence
 from typing import Final
 
+from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver import openapi
-from fairlead.lab.apiserver.failure import Object
 from fairlead.lab.apiserver.kinds import Kind
 
 _VERBS: Final = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]

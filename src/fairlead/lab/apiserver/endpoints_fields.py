@@ -5,7 +5,7 @@ Values only, as in `fields`. They are in a separate module because `EndpointPort
 definitions. Follows the API reference of Kubernetes 1.36.
 """
 
-from fairlead.lab.apiserver.fields import Fields, KindFields, ObjectReference
+from fairlead.kube.rules.fields import Fields, KindFields, ObjectReference
 
 
 class EndpointAddress(Fields):

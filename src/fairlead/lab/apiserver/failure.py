@@ -6,56 +6,10 @@ because clients match them and kubectl prints them unchanged.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-import msgspec
 
 from fairlead.errors import FairleadError
+from fairlead.kube.rules.causes import Cause, Object, joined
 from fairlead.lab.apiserver.kinds import Kind
-
-Object = dict[str, Any]
-
-
-class Cause(NamedTuple):
-    """An error in one field. `message` is what kubectl prints after the field."""
-
-    reason: str
-    field: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.message}"
-
-
-def shown(value: object) -> str:
-    """Return a value as the API prints it in a message: strings quoted, numbers bare, the rest as
-    JSON."""
-    return msgspec.json.encode(value).decode()
-
-
-def invalid(field: str, value: object, detail: str) -> Cause:
-    return Cause("FieldValueInvalid", field, f"Invalid value: {shown(value)}: {detail}")
-
-
-def required(field: str, detail: str = "") -> Cause:
-    return Cause("FieldValueRequired", field, "Required value" + (f": {detail}" if detail else ""))
-
-
-def forbidden(field: str, detail: str) -> Cause:
-    return Cause("FieldValueForbidden", field, f"Forbidden: {detail}")
-
-
-def duplicate(field: str, value: object) -> Cause:
-    return Cause("FieldValueDuplicate", field, f"Duplicate value: {shown(value)}")
-
-
-def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
-    choices = ", ".join(shown(choice) for choice in sorted(supported))
-    return Cause(
-        "FieldValueNotSupported",
-        field,
-        f"Unsupported value: {shown(value)}: supported values: {choices}",
-    )
 
 
 class ApiFailure(FairleadError):
@@ -187,8 +141,6 @@ def storage_error(code: int, message: str) -> ApiFailure:
 
 def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiFailure:
     """422 Invalid: the object is well-formed, but not allowed. kubectl prints each cause."""
-    texts = [str(cause) for cause in dict.fromkeys(causes)]
-    text = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     qualified = f"{kind_name}.{group}" if group else kind_name
     details: dict[str, object] = {
         "name": name,
@@ -202,7 +154,7 @@ def rejected(kind_name: str, group: str, name: str, causes: list[Cause]) -> ApiF
         details["group"] = group
     if not name:
         del details["name"]
-    return ApiFailure(422, "Invalid", f'{qualified} "{name}" is invalid: {text}', details)
+    return ApiFailure(422, "Invalid", f'{qualified} "{name}" is invalid: {joined(causes)}', details)
 
 
 def bad_request(message: str) -> ApiFailure:

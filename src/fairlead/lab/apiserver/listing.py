@@ -15,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object, bad_request, expired, too_large
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import bad_request, expired, too_large
 from fairlead.lab.apiserver.request import ListOptions, Target
 from fairlead.lab.apiserver.selectors import Selection, parse_selection
 from fairlead.lab.apiserver.store import Key, Store, Stored

@@ -15,8 +15,8 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object
-from fairlead.lab.apiserver.fields import AnyObject, Fields
+from fairlead.kube.rules.causes import Object
+from fairlead.kube.rules.fields import AnyObject, Fields
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
 from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object
+from fairlead.kube.rules.causes import Object
 
 MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 ACCEPTED: Final = (MEDIA_TYPE, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object
+from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver.schema import Shape
 
 Path = tuple[str, ...]

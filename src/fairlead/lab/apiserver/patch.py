@@ -8,7 +8,8 @@ In: the current object and the patch. Out: a new object; no argument is changed.
 from copy import deepcopy
 from typing import Any
 
-from fairlead.lab.apiserver.failure import ApiFailure, Object, bad_request, storage_error
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import ApiFailure, bad_request, storage_error
 from fairlead.lab.apiserver.schema import Shape
 
 _ORDER = "$setElementOrder/"

@@ -5,7 +5,7 @@ fields are reported, and so that each list merges by its own rule. Follows the A
 Kubernetes 1.36.
 """
 
-from fairlead.lab.apiserver.fields import AnyObject, Fields, KindFields, Quantities, Strings
+from fairlead.kube.rules.fields import AnyObject, Fields, KindFields, Quantities, Strings
 
 Objects = list[AnyObject]
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
-from fairlead.lab.apiserver.failure import Object, bad_request
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import bad_request
 
 MEDIA_TYPE: Final = "application/vnd.kubernetes.protobuf"
 _MAGIC: Final = b"k8s\x00"

@@ -14,13 +14,16 @@ from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from fairlead.lab.apiserver import failure, service, service_rules, validation
-from fairlead.lab.apiserver.allocation import Allocator
+from fairlead.kube.rules import defaults
+from fairlead.kube.rules import service as service_rules
+from fairlead.kube.rules.allocation import Allocator, Reservation
+from fairlead.kube.rules.causes import Cause, NoneFree, Object, Rejected, UsedTwice, invalid
+from fairlead.kube.rules.families import set_families
+from fairlead.lab.apiserver import failure, validation
 from fairlead.lab.apiserver.apply import Applied, Duplicates, apply
 from fairlead.lab.apiserver.binding import bound
 from fairlead.lab.apiserver.definitions import Kinds, established
-from fairlead.lab.apiserver.failure import ApiFailure, Object
-from fairlead.lab.apiserver.families import set_families
+from fairlead.lab.apiserver.failure import ApiFailure
 from fairlead.lab.apiserver.kinds import (
     CUSTOM_RESOURCE_DEFINITIONS,
     ENDPOINT_SLICES,
@@ -111,7 +114,7 @@ class Registry:
         self._check_namespace(kind, obj["metadata"])
         self._set_defaults(kind, obj)
         if kind is SERVICES:
-            service.prepare_create(obj)
+            defaults.prepare_create(obj)
         status = validation.first_status(kind, obj)
         if status is not None:
             obj["status"] = status
@@ -157,7 +160,7 @@ class Registry:
         if kind in (SERVICES, PODS, NODES):
             obj["spec"] = obj.get("spec") or {}
         if kind is SERVICES:
-            service.set_defaults(obj)
+            defaults.set_defaults(obj)
         else:
             validation.set_defaults(kind, obj)
 
@@ -166,8 +169,7 @@ class Registry:
         metadata_causes = list(validation.check_metadata(kind, obj))
         taken = self.store.get(kind, namespace, name)
         if kind is SERVICES:
-            set_families(obj, None, self._allocator.families)
-            reservation = self._allocator.reserve(obj, None, dry_run=write.dry_run)
+            reservation = self._reserve(obj, None, write)
             causes = [*metadata_causes, *service_rules.check_service(obj)]
             if causes or taken is not None or write.dry_run:
                 reservation.rollback()
@@ -187,6 +189,19 @@ class Registry:
             self.kinds.define(obj)
         return self.store.put(kind, obj)
 
+    def _reserve(self, obj: Object, old: Object | None, write: Write) -> Reservation:
+        """Fill in the families, addresses and ports of a Service. Raise ApiFailure."""
+        try:
+            set_families(obj, old, self._allocator.families)
+            return self._allocator.reserve(obj, old, dry_run=write.dry_run)
+        except Rejected as problem:
+            name = obj["metadata"].get("name", "")
+            raise failure.rejected("Service", "", name, problem.causes) from problem
+        except NoneFree as problem:
+            raise failure.internal_error(problem.message) from problem
+        except UsedTwice as problem:
+            raise failure.storage_error(500, problem.message) from problem
+
     def update(self, kind: Kind, namespace: str, name: str, obj: Object, write: Write) -> Stored:
         """Replace an object. Raise ApiFailure 409 if `resourceVersion` is set and is not the stored
         one."""
@@ -201,9 +216,7 @@ class Registry:
             raise failure.not_found(kind, name)
         check_namespace(metadata, namespace)
         if (kind is LEASES or kind.custom is not None) and not metadata.get("resourceVersion"):
-            cause = failure.invalid(
-                "metadata.resourceVersion", 0, "must be specified for an update"
-            )
+            cause = invalid("metadata.resourceVersion", 0, "must be specified for an update")
             raise failure.rejected(kind.plural, kind.group, name, [cause])
         return self._replace(kind, stored, without_nulls(obj | {"metadata": metadata}), write, None)
 
@@ -247,7 +260,7 @@ class Registry:
             self._check_namespace(kind, obj["metadata"])
             self._set_defaults(kind, obj)
             if kind is SERVICES:
-                service.prepare_create(obj)
+                defaults.prepare_create(obj)
             obj["status"] = validation.first_status(kind, obj) or obj.get("status", {})
             if not kind.has_status:
                 del obj["status"]
@@ -291,7 +304,7 @@ class Registry:
         if write.subresource and kind.custom is not None:
             validation.set_defaults(kind, obj)
         elif write.subresource and kind is SERVICES:
-            service.set_status_defaults(obj)
+            defaults.set_status_defaults(obj)
         elif not write.subresource:
             self._set_defaults(kind, obj)
         # Owners are computed from what the client sent, so before the server keeps or drops fields
@@ -304,9 +317,8 @@ class Registry:
             owners = record_update(before, manager, then, now, self._time())
         reservation = None
         if kind is SERVICES and not write.subresource:
-            service.prepare_update(obj, old)
-            set_families(obj, old, self._allocator.families)
-            reservation = self._allocator.reserve(obj, old, dry_run=write.dry_run)
+            defaults.prepare_update(obj, old)
+            reservation = self._reserve(obj, old, write)
         causes = self._update_causes(kind, obj, old, write)
         if causes or write.dry_run:
             if reservation is not None:
@@ -314,7 +326,7 @@ class Registry:
             if causes:
                 raise failure.rejected(kind.kind, kind.group, obj["metadata"]["name"], causes)
         if kind is SERVICES:
-            service.complete_addresses(obj)
+            defaults.complete_addresses(obj)
         if _has_generation(kind) and desired(obj) != desired(old):
             obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         obj["metadata"]["managedFields"] = write_owners(owners)
@@ -340,9 +352,7 @@ class Registry:
                 kind, metadata.get("namespace", ""), metadata["name"], requested, metadata["uid"]
             )
 
-    def _update_causes(
-        self, kind: Kind, obj: Object, old: Object, write: Write
-    ) -> list[failure.Cause]:
+    def _update_causes(self, kind: Kind, obj: Object, old: Object, write: Write) -> list[Cause]:
         causes = list(validation.check_metadata_update(kind, obj, old))
         if kind is SERVICES:
             check = (

@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 
+from fairlead.kube.rules.causes import Object, forbidden, required
 from fairlead.lab.apiserver.definitions import Kinds
 from fairlead.lab.apiserver.failure import (
-    Object,
     bad_request,
-    forbidden,
     path_not_found,
     rejected,
-    required,
     subresource_not_found,
 )
 from fairlead.lab.apiserver.kinds import NAMESPACES, PODS, Kind

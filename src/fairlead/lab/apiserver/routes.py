@@ -15,8 +15,9 @@ import yaml
 from aiohttp import web
 
 from fairlead.errors import Refused
+from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver import discovery, failure, openapi_protobuf, protobuf
-from fairlead.lab.apiserver.failure import ApiFailure, Object
+from fairlead.lab.apiserver.failure import ApiFailure
 from fairlead.lab.apiserver.faults import Fault, Faults, Request, RequestLog, read_fault
 from fairlead.lab.apiserver.kinds import ENDPOINTS, NAMESPACES, PODS, SERVICES, Kind
 from fairlead.lab.apiserver.listing import in_scope, list_page, select

@@ -18,7 +18,7 @@ from typing import Self
 from aiohttp import web
 
 from fairlead.errors import Refused
-from fairlead.lab.apiserver.allocation import Allocator
+from fairlead.kube.rules.allocation import Allocator
 from fairlead.lab.apiserver.faults import Faults, RequestLog
 from fairlead.lab.apiserver.registry import Registry, utc_now
 from fairlead.lab.apiserver.routes import Routes

@@ -16,7 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object, expired, too_old
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import expired, too_old
 from fairlead.lab.apiserver.kinds import Kind
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]

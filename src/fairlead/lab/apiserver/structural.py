@@ -14,7 +14,7 @@ from copy import deepcopy
 from datetime import datetime
 from typing import Any, Final
 
-from fairlead.lab.apiserver.failure import Cause, Object, invalid, required, shown, unsupported
+from fairlead.kube.rules.causes import Cause, Object, invalid, required, shown, unsupported
 from fairlead.lab.apiserver.schema import METADATA, SET, VALUE, Shape, keyed
 
 Schema = Mapping[str, Any]

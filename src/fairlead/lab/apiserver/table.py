@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver import columns
-from fairlead.lab.apiserver.failure import Object
 from fairlead.lab.apiserver.kinds import (
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,

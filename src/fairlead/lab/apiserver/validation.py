@@ -10,8 +10,9 @@ apis/*/validation.
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fairlead.lab.apiserver import definitions, names, structural
-from fairlead.lab.apiserver.failure import Cause, Object, forbidden, invalid, required, unsupported
+from fairlead.kube.rules import metadata, names
+from fairlead.kube.rules.causes import Cause, Object, forbidden, invalid, required, unsupported
+from fairlead.lab.apiserver import definitions, structural
 from fairlead.lab.apiserver.kinds import (
     CUSTOM_RESOURCE_DEFINITIONS,
     ENDPOINT_SLICES,
@@ -29,9 +30,6 @@ _NAME_RULES: Final[dict[Kind, Callable[[str], list[str]]]] = {
     SERVICES: names.dns_label_name,
     NAMESPACES: names.dns_label_name,
 }
-_STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
-_MAX_ANNOTATIONS_BYTES: Final = 256 * 1024
-
 _POD_CHANGEABLE: Final = (
     "activeDeadlineSeconds",
     "tolerations",
@@ -47,43 +45,7 @@ _POD_RULE: Final = (
 
 
 def check_metadata(kind: Kind, obj: Object) -> Iterable[Cause]:
-    metadata = obj["metadata"]
-    name = metadata.get("name")
-    rule = _NAME_RULES.get(kind, names.dns_subdomain)
-    if not name:
-        yield required("metadata.name", "name or generateName is required")
-    else:
-        yield from (invalid("metadata.name", name, problem) for problem in rule(name))
-    for key, value in (metadata.get("labels") or {}).items():
-        yield from (
-            invalid("metadata.labels", key, problem) for problem in names.qualified_name(key)
-        )
-        yield from (
-            invalid("metadata.labels", value, problem) for problem in names.label_value(value)
-        )
-    annotations = metadata.get("annotations") or {}
-    for key in annotations:
-        yield from (
-            invalid("metadata.annotations", key, problem)
-            for problem in names.qualified_name(key.lower())
-        )
-    if sum(len(key) + len(value) for key, value in annotations.items()) > _MAX_ANNOTATIONS_BYTES:
-        yield Cause(
-            "FieldValueTooLong",
-            "metadata.annotations",
-            f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
-        )
-    for index, finalizer in enumerate(metadata.get("finalizers") or []):
-        path = f"metadata.finalizers[{index}]"
-        yield from (
-            invalid(path, finalizer, problem) for problem in names.qualified_name(finalizer)
-        )
-        if "/" not in finalizer and finalizer not in _STANDARD_FINALIZERS:
-            yield invalid(
-                path,
-                finalizer,
-                "name is neither a standard finalizer name nor is it fully qualified",
-            )
+    return metadata.check_metadata(obj, _NAME_RULES.get(kind, names.dns_subdomain))
 
 
 def check_metadata_update(kind: Kind, obj: Object, old: Object) -> Iterable[Cause]:

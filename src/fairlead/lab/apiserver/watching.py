@@ -14,7 +14,8 @@ from datetime import datetime
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import ApiFailure, Object
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import ApiFailure
 from fairlead.lab.apiserver.kinds import Kind
 from fairlead.lab.apiserver.listing import in_scope, select
 from fairlead.lab.apiserver.request import ListOptions, Target

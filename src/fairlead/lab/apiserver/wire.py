@@ -13,10 +13,8 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
-from fairlead.lab.apiserver import structural
-from fairlead.lab.apiserver.endpoints_fields import Endpoints
-from fairlead.lab.apiserver.failure import Object, bad_request
-from fairlead.lab.apiserver.fields import (
+from fairlead.kube.rules.causes import Object
+from fairlead.kube.rules.fields import (
     ConfigMap,
     CustomResourceDefinition,
     EndpointSlice,
@@ -28,6 +26,9 @@ from fairlead.lab.apiserver.fields import (
     Node,
     Service,
 )
+from fairlead.lab.apiserver import structural
+from fairlead.lab.apiserver.endpoints_fields import Endpoints
+from fairlead.lab.apiserver.failure import bad_request
 from fairlead.lab.apiserver.kinds import (
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from fairlead.lab.apiserver.failure import Object, bad_request
+from fairlead.kube.rules.causes import Object
+from fairlead.lab.apiserver.failure import bad_request
 from fairlead.lab.apiserver.kinds import NODES, Kind
 
 _KEPT_METADATA: Final = (

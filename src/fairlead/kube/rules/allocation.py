@@ -10,17 +10,9 @@ ipallocator, portallocator).
 import ipaddress
 from collections.abc import Iterable, Sequence
 
-from fairlead.errors import Refused
-from fairlead.lab.apiserver.failure import (
-    ApiFailure,
-    Cause,
-    Object,
-    internal_error,
-    invalid,
-    rejected,
-    storage_error,
-)
-from fairlead.lab.apiserver.names import family_of, parse_address
+from fairlead.errors import FairleadError, Refused
+from fairlead.kube.rules.causes import NoneFree, Object, Rejected, UsedTwice, invalid
+from fairlead.kube.rules.names import family_of, parse_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -180,14 +172,14 @@ class Allocator:
         self.free(addresses_of(service), ports_of(service))
 
     def reserve(self, service: Object, old: Object | None, *, dry_run: bool = False) -> Reservation:
-        """Fill in the missing addresses and ports of `service`, in place. Raise ApiFailure with
-        nothing allocated."""
+        """Fill in the missing addresses and ports of `service`, in place. Raise Rejected,
+        NoneFree or UsedTwice with nothing allocated."""
         reservation = Reservation(self, dry_run=dry_run)
         try:
             _reserve_addresses(reservation, service, old)
             _reserve_node_ports(reservation, service, old)
             _reserve_health_check_port(reservation, service, old)
-        except ApiFailure:
+        except FairleadError:
             reservation.rollback()
             raise
         if old is not None:
@@ -222,10 +214,6 @@ def needs_node_ports(service: Object) -> bool:
     return service["spec"].get("type") in ("NodePort", "LoadBalancer")
 
 
-def _refused(service: Object, cause: Cause) -> ApiFailure:
-    return rejected("Service", "", service["metadata"].get("name", ""), [cause])
-
-
 def _reserve_addresses(reservation: Reservation, service: Object, old: Object | None) -> None:
     spec = service["spec"]
     if spec.get("type") == "ExternalName":
@@ -247,9 +235,9 @@ def _reserve_addresses(reservation: Reservation, service: Object, old: Object | 
                 address = reservation.address(family, address)
             except ValueError as error:
                 if not address:
-                    raise internal_error(f"failed to allocate a serviceIP: {error}") from error
+                    raise NoneFree(f"failed to allocate a serviceIP: {error}") from error
                 detail = f"failed to allocate IP {address}: {error}"
-                raise _refused(service, invalid("spec.clusterIPs", wanted, detail)) from error
+                raise Rejected([invalid("spec.clusterIPs", wanted, detail)]) from error
         given.append(address)
     spec["clusterIPs"] = given
     spec["clusterIP"] = given[0]
@@ -290,12 +278,12 @@ def _first_node_ports(
                 if other.get("nodePort") and other.get("port", 0) == number
             ]
             port["nodePort"] = shared[number] = _take_node_port(
-                reservation, service, index, requested[0] if requested else 0
+                reservation, index, requested[0] if requested else 0
             )
         elif not port.get("nodePort"):
             port["nodePort"] = given
         elif port["nodePort"] != given:
-            _take_node_port(reservation, service, index, port["nodePort"])
+            _take_node_port(reservation, index, port["nodePort"])
 
 
 def _next_node_ports(
@@ -306,23 +294,21 @@ def _next_node_ports(
     for index, port in ports:
         wanted = port.get("nodePort") or 0
         if not wanted or wanted not in held | taken:
-            port["nodePort"] = _take_node_port(reservation, service, index, wanted)
+            port["nodePort"] = _take_node_port(reservation, index, wanted)
             taken.add(port["nodePort"])
         pair = (port.get("protocol", ""), port["nodePort"])
         if pair in seen:
-            raise storage_error(500, f"duplicate nodePort: {{{pair[0]} {pair[1]}}}")
+            raise UsedTwice(f"duplicate nodePort: {{{pair[0]} {pair[1]}}}")
         seen.add(pair)
 
 
-def _take_node_port(reservation: Reservation, service: Object, index: int, wanted: int) -> int:
+def _take_node_port(reservation: Reservation, index: int, wanted: int) -> int:
     try:
         return reservation.port(wanted)
     except ValueError as error:
         if not wanted:
-            raise internal_error(f"failed to allocate a nodePort: {error}") from error
-        raise _refused(
-            service, invalid(f"spec.ports[{index}].nodePort", wanted, str(error))
-        ) from error
+            raise NoneFree(f"failed to allocate a nodePort: {error}") from error
+        raise Rejected([invalid(f"spec.ports[{index}].nodePort", wanted, str(error))]) from error
 
 
 def _reserve_health_check_port(
@@ -336,4 +322,4 @@ def _reserve_health_check_port(
         spec["healthCheckNodePort"] = reservation.port(wanted)
     except ValueError as error:
         port = f"requested HealthCheck NodePort {wanted}" if wanted else "a HealthCheck NodePort 0"
-        raise internal_error(f"failed to allocate {port}: {error}") from error
+        raise NoneFree(f"failed to allocate {port}: {error}") from error

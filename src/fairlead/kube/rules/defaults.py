@@ -7,8 +7,8 @@ in place, ready for allocation and validation. Follows the API server's defaulti
 
 from copy import deepcopy
 
-from fairlead.lab.apiserver.allocation import needs_health_check, needs_node_ports, node_ports_of
-from fairlead.lab.apiserver.failure import Object
+from fairlead.kube.rules.allocation import needs_health_check, needs_node_ports, node_ports_of
+from fairlead.kube.rules.causes import Object
 
 _DEFAULT_AFFINITY_TIMEOUT_S = 10800
 

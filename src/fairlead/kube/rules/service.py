@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from fairlead.kube.objects import SOURCE_RANGES_ANNOTATION
-from fairlead.lab.apiserver import names
-from fairlead.lab.apiserver.failure import (
+from fairlead.kube.rules import names
+from fairlead.kube.rules.causes import (
     Cause,
     Object,
     duplicate,

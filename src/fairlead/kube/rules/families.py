@@ -1,22 +1,22 @@
 """Determine the address families of a Service from the request, the previous state and the cluster.
 
 In: the Service to write, the Service that it replaces, and the cluster's families, the default
-first. Out: `ipFamilyPolicy` and `ipFamilies` are filled in, or ApiFailure 422 if they contradict
-each other or the cluster. Follows the Service storage of the API server
+first. Out: `ipFamilyPolicy` and `ipFamilies` are filled in, or Rejected if they contradict each
+other or the cluster. Follows the Service storage of the API server
 (registry/core/service/storage/alloc.go, KEP-563).
 """
 
 from collections.abc import Iterable, Sequence
 
-from fairlead.lab.apiserver.failure import Cause, Object, invalid, rejected
-from fairlead.lab.apiserver.names import family_of
-from fairlead.lab.apiserver.service_rules import check_cluster_addresses
+from fairlead.kube.rules.causes import Cause, Object, Rejected, invalid
+from fairlead.kube.rules.names import family_of
+from fairlead.kube.rules.service import check_cluster_addresses
 
 _POLICY = "spec.ipFamilyPolicy"
 
 
 def set_families(service: Object, old: Object | None, families: Sequence[str]) -> None:
-    """Set the families in place. Raise ApiFailure 422."""
+    """Set the families in place. Raise Rejected."""
     spec, before = service["spec"], old["spec"] if old else {}
     if old is None and spec.get("clusterIP") and "clusterIPs" not in spec:
         spec["clusterIPs"] = [spec["clusterIP"]]
@@ -27,15 +27,15 @@ def set_families(service: Object, old: Object | None, families: Sequence[str]) -
         spec["ipFamilyPolicy"] = before.get("ipFamilyPolicy") or (
             "RequireDualStack" if alone else "SingleStack"
         )
-    _refuse(service, check_cluster_addresses(service, old))
+    _refuse(check_cluster_addresses(service, old))
     if before and spec["ipFamilyPolicy"] == "SingleStack":
         # The policy changed and the lists did not: the client wants to release the second family.
         for field in ("clusterIPs", "ipFamilies"):
             if field in spec and spec[field] == before.get(field):
                 spec[field] = spec[field][:1]
-    _refuse(service, [*_check_counts(spec, before), *_infer(spec, families)])
+    _refuse([*_check_counts(spec, before), *_infer(spec, families)])
     if not alone:
-        _refuse(service, _check_cluster(spec, families))
+        _refuse(_check_cluster(spec, families))
     wanted = spec.setdefault("ipFamilies", [families[0]])
     if (
         spec["ipFamilyPolicy"] != "SingleStack"
@@ -108,6 +108,6 @@ def _check_cluster(spec: Object, families: Sequence[str]) -> Iterable[Cause]:
             yield invalid(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
 
 
-def _refuse(service: Object, causes: Iterable[Cause]) -> None:
+def _refuse(causes: Iterable[Cause]) -> None:
     if found := list(causes):
-        raise rejected("Service", "", service["metadata"].get("name", ""), found)
+        raise Rejected(found)
