@@ -117,7 +117,9 @@ def _kubeconfig(api: Api) -> Object:
 @cache
 def installed() -> list[Program]:
     """Return every version of kubectl on this machine, each once."""
-    programs = {program.version: program for program in map(_program, dict.fromkeys(_candidates()))}
+    programs = {
+        program.version: program for program in map(program_at, dict.fromkeys(_candidates()))
+    }
     return list(programs.values())
 
 
@@ -133,7 +135,8 @@ def _candidates() -> Iterator[Path]:
             )
 
 
-def _program(path: Path) -> Program:
+def program_at(path: Path) -> Program:
+    """Return the kubectl at a path, with its version."""
     command = [str(path), "version", "--client", "-o", "json"]
     output = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S).stdout
     version = re.match(r"v(\d+\.\d+\.\d+)", json.loads(output)["clientVersion"]["gitVersion"])
