@@ -2,10 +2,13 @@
 HAProxy."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tests.drivers.proxy.site import (
     ClientConnection,
     balancer,
@@ -152,7 +155,8 @@ def test_only_the_cause_pays_however_often_it_changes() -> None:
 @pytest.mark.parametrize("limit", [2, 20])
 def test_however_many_namespaces_change_an_old_worker_of_others_stays_for_long(limit: int) -> None:
     """Each second another namespace that has caused nothing so far wants a reload. Each worker has
-    an idle connection of a bystander."""
+    an idle connection of another bystander; with two workers, each bystander counts as one that
+    keeps connections in most of them."""
     reloads = Reloads(limit, 10.0)
     old: list[OldWorker] = []
     born_s: dict[int, float] = {}
@@ -165,10 +169,148 @@ def test_however_many_namespaces_change_an_old_worker_of_others_stays_for_long(l
             reloads.record(second, {f"noisy{second}"}, now_s)
             old, ended = grown(reloads, old, second, {f"quiet{second}": 1})
             ages_s += [now_s - born_s[each.pid] for each in ended]
-    assert min(ages_s) >= 75 * limit
-    assert sorted(ages_s)[len(ages_s) // 2] >= min(limit * MAX_PAUSE_S, 1800)
+    assert min(ages_s) >= (60 if limit == 20 else 30) * limit
+    assert sorted(ages_s)[len(ages_s) // 2] >= (0.85 * MAX_PAUSE_S if limit == 20 else 60) * limit
     assert max(pauses_s) <= MAX_PAUSE_S
     assert len(old) == limit
+
+
+HOLDS, BUSY = {"hoarder": 1}, {"busy": 1}
+
+
+@pytest.mark.parametrize(
+    ("held", "causes", "pause_s"),
+    [
+        pytest.param([HOLDS] * 10, "", 0.0, id="half of the workers"),
+        pytest.param([HOLDS] * 15, "", 30.0, id="one namespace holds 15"),
+        pytest.param([HOLDS] * 20, "", MAX_WAIT_S, id="one namespace holds all"),
+        pytest.param([HOLDS] * 10 + [BUSY] * 10, "", MAX_WAIT_S, id="each of two holds half"),
+        pytest.param([HOLDS | BUSY] * 15, "", 150.0, id="each of two holds 15"),
+        pytest.param([HOLDS | BUSY] * 20, "", MAX_PAUSE_S, id="each of two holds all"),
+        pytest.param([HOLDS | BUSY] * 20, "hoarder", MAX_WAIT_S, id="one of them caused all"),
+        pytest.param([HOLDS | BUSY] * 20, "noisy", MAX_WAIT_S, id="a third one caused all"),
+        pytest.param([BUSY] * 20, "busy", 0.0, id="one holds and caused all"),
+        pytest.param([{"quiet": 1}] * 20, "noisy", 0.0, id="its own connections"),
+    ],
+)
+def test_the_pause_before_a_change_does_not_depend_on_one_other_namespace(
+    held: list[Mapping[str, int]], causes: str, pause_s: float
+) -> None:
+    reloads = Reloads(20, 0.0)
+    for pid in range(len(held)):
+        reloads.record(pid, {causes} if causes else (), 0.0)
+    old = [OldWorker(pid, len(held) - pid, each) for pid, each in enumerate(held)]
+    assert next(second for second in range(301) if reloads.has_room("quiet", old, second)) == (
+        pytest.approx(pause_s, abs=1)
+    )
+
+
+STEP_S, PERIOD_S, APART_S = 10, 120, 310
+
+
+class Site:
+    """One HAProxy. In each step some namespaces want a change, and share a reload as soon as one of
+    them may cause it. Each current worker has the connections of the namespaces in `holding`."""
+
+    def __init__(self) -> None:
+        self.reloads = Reloads(20, 10.0)
+        self.old: list[OldWorker] = []
+        self.now_s = 0.0
+        self.asked_s: dict[str, float] = {}
+        self.waited_s: dict[str, float] = {}
+        """The longest wait of each namespace."""
+        self.ended_s: dict[str, list[float]] = {}
+        """When a worker with connections of each namespace was ended."""
+
+    def step(self, wanting: set[str], holding: set[str]) -> None:
+        self.asked_s = dict.fromkeys(wanting, self.now_s) | self.asked_s
+        allowed = [
+            self.reloads.wait_s(each, self.now_s) == 0
+            and self.reloads.has_room(each, self.old, self.now_s)
+            for each in sorted(self.asked_s)
+        ]
+        if any(allowed):
+            for each, asked_s in self.asked_s.items():
+                wait_s = self.now_s - asked_s
+                self.waited_s[each] = max(wait_s, self.waited_s.get(each, 0.0))
+            pid = int(self.now_s)
+            self.reloads.record(pid, self.asked_s.keys(), self.now_s)
+            self.asked_s = {}
+            self.old, ended = grown(self.reloads, self.old, pid, dict.fromkeys(holding, 1))
+            for worker in ended:
+                for each in worker.connections:
+                    self.ended_s.setdefault(each, []).append(self.now_s)
+        self.now_s += STEP_S
+
+    def end(self, namespace: str) -> None:
+        """End the connections of the namespace in the older half of the workers; a worker without
+        connections ends."""
+        half = len(self.old) // 2
+        self.old = [
+            each._replace(
+                connections={
+                    name: count
+                    for name, count in each.connections.items()
+                    if name != namespace or index >= half
+                }
+            )
+            for index, each in enumerate(self.old)
+        ]
+        self.old = [each for each in self.old if each.connections]
+
+
+tricks = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=60, max_size=60)
+"""What a hostile namespace does in each period: change all the time, open connections to each
+worker, end those in the older ones."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(tricks, st.sampled_from([0, 3, 11, 40]))
+@example([(False, True, False)] * 60, 3)
+@example([(True, True, False)] * 60, 3)
+@example([(True, False, False)] * 60, 3)
+def test_no_namespace_delays_changes_of_another_or_ends_its_connections_whatever_it_does(
+    done: list[tuple[bool, bool, bool]], first: int
+) -> None:
+    """The quiet namespace changes something every five minutes, and has connections in all workers.
+    Another one has idle connections in five workers, and changes nothing."""
+    site, idle = Site(), 0
+    for changes, holds, ends in done:
+        if ends:
+            site.end("hostile")
+        for _ in range(PERIOD_S // STEP_S):
+            count = len(site.old)
+            wanting = {"hostile"} if changes else set()
+            if site.now_s % APART_S == 0:
+                wanting.add("quiet")
+            is_idle = idle < 5 and site.now_s >= first * PERIOD_S
+            holding = {"quiet"} | ({"hostile"} if holds else set())
+            before = {each.pid for each in site.old}
+            site.step(wanting, holding | ({"idle"} if is_idle else set()))
+            idle += is_idle and not {each.pid for each in site.old} <= before
+            assert len(site.old) <= max(count + 1, 20)
+    assert site.waited_s["quiet"] <= MAX_WAIT_S + STEP_S
+    assert "idle" not in site.ended_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(tricks)
+@example([(True, False, False)] * 60)
+@example([(True, True, False)] * 60)
+def test_no_namespace_ends_connections_of_others_in_every_worker_more_often_than_the_limit(
+    done: list[tuple[bool, bool, bool]],
+) -> None:
+    """The busy namespace has connections in every worker, and changes nothing."""
+    site = Site()
+    for changes, holds, ends in done:
+        if ends:
+            site.end("hostile")
+        for _ in range(PERIOD_S // STEP_S):
+            site.step(
+                {"hostile"} if changes else set(), {"busy"} | ({"hostile"} if holds else set())
+            )
+    ended_s = site.ended_s.get("busy", [])
+    assert all(after - before >= MAX_PAUSE_S for before, after in pairwise(ended_s))
 
 
 def test_a_namespace_whose_connections_alone_are_at_stake_waits_for_nobody() -> None:

@@ -13,16 +13,24 @@ namespaces that caused it.
 The share of one namespace does not limit what many namespaces do together. So when more than half
 of the old workers that there may be have connections of others, the time between two reloads grows
 with their number, up to `MAX_PAUSE_S`, when each reload ends one of them. All changes that wait
-share the next reload. So connections have time to end, whoever changes how much: a worker stays for
-at least 75 s times the limit (`tests/drivers/proxy/test_reloads.py`).
+share the next reload. So connections have time to end, whoever changes how much
+(`tests/drivers/proxy/test_reloads.py`).
 
-A namespace that only keeps connections in old workers must not prevent the changes of others
-either. So its connections count in half of the old workers at most, and no change waits longer
-than `MAX_WAIT_S` for the end of connections while there may be more old workers.
+Nobody shall pay for what one other namespace does, by keeping connections in all old workers, or by
+causing most of them. So for a namespace that has room in its share, this time is counted twice, and
+the longer one applies: with all old workers, up to `MAX_WAIT_S`; and up to `MAX_PAUSE_S` without
+those that one namespace alone caused or alone has connections in, for the namespace for which they
+are most. A namespace that has used up its share changes often: it waits for up to `MAX_PAUSE_S`
+after the last reload that it caused, for connections in all old workers.
 
-Invariants: a namespace for which as many workers count as may needs `MAX_WAIT_S` for each further
-reload that it causes alone; a free worker is ended before any other. `to_record` and `restore`
-carry what is known over a restart of the process, which HAProxy outlives."""
+Connections of a namespace that only keeps them count in half of the old workers at most that
+namespaces with connections in fewer of them leave. In the other old workers they end first.
+
+Invariants, whatever one namespace does: a change of another namespace waits for `MAX_WAIT_S` at
+most because of it, if that one has caused no reload for `MAX_PAUSE_S`, and never for longer than
+`MAX_PAUSE_S`; reloads that it causes alone end connections of others only when all old workers have
+some and, once its share is used up, not more often than once in `MAX_PAUSE_S`. `to_record` and
+`restore` carry what is known over a restart of the process, which HAProxy outlives."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -37,10 +45,10 @@ BURST = 10
 time, because the changes of other namespaces wait during each reload."""
 SHARE = 0.5
 """The fraction of old workers that may count for one namespace, of those that others leave; and the
-fraction of the limit in which connections of one namespace count."""
+fraction in which its connections count."""
 MAX_WAIT_S = 60.0
-"""How long a namespace at most waits for the end of connections in old workers that count for it.
-"""
+"""How long a change at most waits because of what one other namespace does, and how long a
+namespace at most waits for the end of connections in old workers that count for it."""
 MAX_PAUSE_S = 300.0
 """The time between two reloads when the limit is reached by workers with connections of others."""
 
@@ -81,6 +89,8 @@ class Reloads:
         for which they are not known counts as caused by others."""
         self._paid_s: dict[str, float] = {}
         """When each namespace has its whole burst again."""
+        self._caused_s: dict[str, float] = {}
+        """When each namespace last caused a reload, if this was within `MAX_PAUSE_S`."""
         self._full_s: dict[str, float] = {}
         """Since when each namespace has had no room for another old worker."""
         self._waits_s: dict[ServiceKey, float] = {}
@@ -91,6 +101,9 @@ class Reloads:
         self._last_s, self._last_causes = now_s, frozenset(namespaces)
         self._causes[worker] = self._last_causes
         self._paid_s = {each: paid_s for each, paid_s in self._paid_s.items() if paid_s > now_s}
+        self._caused_s = {
+            each: last_s for each, last_s in self._caused_s.items() if last_s > now_s - MAX_PAUSE_S
+        } | dict.fromkeys(namespaces, now_s)
         self._full_s = {
             each: full_s
             for each, full_s in self._full_s.items()
@@ -143,39 +156,56 @@ class Reloads:
 
     def has_room(self, namespace: str, old: Sequence[OldWorker], now_s: float) -> bool:
         """Whether the namespace may cause another old worker: not before the time since the last
-        reload that the number of old workers with connections of other namespaces requires. One
-        may always count for the namespace; and one more if this was asked in vain `MAX_WAIT_S` ago,
-        and the namespace has caused no reload since."""
+        reload that the old workers with connections of other namespaces require. One may always
+        count for the namespace; and one more if this was asked in vain `MAX_WAIT_S` ago, and the
+        namespace has caused no reload since, nor for the time that these workers require."""
         if not self._limit:
             return True
-        at_stake = sum(bool(self._holders(each) - {namespace}) for each in old)
-        above_half = min(max(0.0, 2 * at_stake / self._limit - 1), 1.0)
+        at_stake, of_one = 0, Counter[str]()
+        for worker in old:
+            if holders := self._holders(worker) - {namespace}:
+                at_stake += 1
+                causes = self._causes.get(worker.pid, frozenset())
+                of_one.update(
+                    {name for names in (holders, causes) if len(names) == 1 for name in names}
+                )
+        without_one = at_stake - max(of_one.values(), default=0)
+        pause_s = max(
+            MAX_WAIT_S * self._above_half(at_stake), MAX_PAUSE_S * self._above_half(without_one)
+        )
+        if self._has_share(namespace, old):
+            self._full_s.pop(namespace, None)
+            return now_s - self._last_s >= pause_s
+        full_s = self._full_s.setdefault(namespace, now_s)
+        caused_s = self._caused_s.get(namespace, float("-inf"))
         return (
-            self._has_share(namespace, old, now_s)
-            and now_s - self._last_s >= MAX_PAUSE_S * above_half
+            now_s - self._last_s >= pause_s
+            and now_s - full_s >= MAX_WAIT_S
+            and now_s - caused_s >= MAX_PAUSE_S * self._above_half(at_stake)
         )
 
-    def _has_share(self, namespace: str, old: Sequence[OldWorker], now_s: float) -> bool:
+    def _above_half(self, workers: int) -> float:
+        """Return 0 if these are half of the old workers that there may be, or fewer; 1 if all."""
+        return min(max(0.0, 2 * workers / self._limit - 1), 1.0)
+
+    def _has_share(self, namespace: str, old: Sequence[OldWorker]) -> bool:
         counted = self.others_in(old)
         own = sum(namespace in self._causes.get(pid, ()) for pid in counted)
         others = len(counted) - own
-        if own < max(1, int(SHARE * (self._limit - others))):
-            self._full_s.pop(namespace, None)
-            return True
-        return now_s - self._full_s.setdefault(namespace, now_s) >= MAX_WAIT_S
+        return own < max(1, int(SHARE * (self._limit - others)))
 
     def surplus(self, old: Sequence[OldWorker]) -> list[OldWorker]:
         """Return the workers to end: free workers first, then those with connections only of the
-        namespaces that caused the last reload, or that have connections in too many workers; of
-        equal ones the oldest."""
+        namespaces that caused the last reload, then those with connections only of namespaces that
+        have some in too many workers; of equal ones the oldest."""
         if not self._limit:
             return []
         others = self.others_in(old)
 
-        def rank(worker: OldWorker) -> tuple[bool, bool, int]:
+        def rank(worker: OldWorker) -> tuple[bool, bool, bool, int]:
             holders = self._holders(worker)
-            paying = holders <= self._last_causes or worker.pid not in others
-            return bool(holders), not paying, -worker.reloads
+            paying = holders <= self._last_causes
+            return bool(holders), not paying, worker.pid in others, -worker.reloads
 
         return sorted(old, key=rank)[: max(0, len(old) - self._limit)]
 
@@ -189,16 +219,17 @@ class Reloads:
         not of the namespace which alone caused it. If several caused it together, all are: a single
         change of a namespace must not put its connections at the mercy of another one's changes.
 
-        Connections of a namespace count in its share of the workers only: in those with most of
-        them, of equal ones in the newest."""
+        Connections of a namespace count in its share of the workers only, which is a fraction of
+        those that namespaces with connections in fewer workers leave: in those with most of them,
+        of equal ones in the newest."""
         held: dict[str, list[OldWorker]] = {}
         for worker in old:
             for namespace in self._holders(worker):
                 held.setdefault(namespace, []).append(worker)
         found: Counter[int] = Counter()
-        for namespace, workers in held.items():
+        for namespace, workers in sorted(held.items(), key=lambda each: (len(each[1]), each[0])):
             workers.sort(key=lambda each: (-each.connections[namespace], each.reloads))
-            for worker in workers[: max(1, int(SHARE * self._limit))]:
+            for worker in workers[: max(1, int(SHARE * (self._limit - len(found))))]:
                 found[worker.pid] += worker.connections[namespace]
         return found
 
