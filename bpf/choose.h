@@ -28,7 +28,7 @@ enum flow_action {
 	/* The second packet, or a packet that disproves a forged FIN: create an established
 	 * entry. */
 	PROMOTE,
-	CLOSE,    /* the client closes the connection: move the entry to `closing_connections` */
+	CLOSE,    /* the client closes the connection: move the entry to that of closing ones */
 	REASSIGN, /* the entry's node does not belong to the slot any more: change the node */
 	/* Remove entries that an older connection with the same ports may have left. */
 	FORGET,
@@ -194,16 +194,22 @@ static __always_inline bool establish(void *table, enum shared_table shared, enu
 	return true;
 }
 
-/* Remove the established entry of a connection. Return whether there was one. A lookup is cheaper
- * than an attempt to delete an entry, and mostly there is none. */
+/* Remove the entry of a connection from a table with shares. Return whether there was one. A lookup
+ * is cheaper than an attempt to delete an entry, and mostly there is none. */
+static __always_inline bool remove_within(void *table, enum shared_table shared,
+					  const struct flow_key *key, __u32 share)
+{
+	if (!bpf_map_lookup_elem(table, key) || bpf_map_delete_elem(table, key))
+		return false;
+	count_entries(share, shared, -1);
+	return true;
+}
+
+/* Remove the established entry of a connection. Return whether there was one. */
 static __always_inline bool remove_connection(const struct flow_key *key, __u32 share)
 {
-	if (bpf_map_lookup_elem(&connections, key) &&
-	    bpf_map_delete_elem(&connections, key) == 0) {
-		count_entries(share, CONNECTIONS, -1);
-		return true;
-	}
-	return find_excess(key) && bpf_map_delete_elem(&excess_flows, key) == 0;
+	return remove_within(&connections, CONNECTIONS, key, share) ||
+	       (find_excess(key) && bpf_map_delete_elem(&excess_flows, key) == 0);
 }
 
 /* Remove all entries of the flow. */
@@ -212,10 +218,7 @@ static __always_inline void forget(const struct flow_key *key, __u32 share)
 	if (bpf_map_lookup_elem(&new_connections, key))
 		bpf_map_delete_elem(&new_connections, key);
 	bool established = remove_connection(key, share);
-	if (bpf_map_lookup_elem(&closing_connections, key) &&
-	    bpf_map_delete_elem(&closing_connections, key) == 0)
-		established = true;
-	if (established)
+	if (remove_within(&closing_connections, CLOSING_CONNECTIONS, key, share) || established)
 		report(key, NONE);
 }
 
@@ -438,7 +441,7 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 		}
 		bpf_map_delete_elem(&new_connections, key);
 		/* This entry is of the same connection, or of an older one. */
-		bpf_map_delete_elem(&closing_connections, key);
+		remove_within(&closing_connections, CLOSING_CONNECTIONS, key, choice->share);
 	}
 	if (choice->in_transition) /* in other slots the tables of every gateway name the node */
 		report(key, choice->node);
@@ -447,17 +450,33 @@ static __always_inline void promote(const struct packet *packet, const struct ch
 /* Move the entry of a connection that its client closes.
  *
  * A single LRU table would keep closed connections and displace open ones that are silent for a
- * while. The entry is not deleted: the server may still be sending, and a FIN can be forged. */
+ * while. The entry is not deleted: the server may still be sending, and a FIN can be forged. Beyond
+ * the share of its namespace, the entry is treated as that of an open connection beyond the share. */
 static __always_inline void close(const struct packet *packet, const struct choice *choice)
 {
 	const struct flow_key *key = &packet->flow;
+	bool known = bpf_map_lookup_elem(&closing_connections, key),
+	     within = known || has_room(choice->share, CLOSING_CONNECTIONS);
 
-	if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice->node, packet->sequence))
-		return;
+	if (within) {
+		if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice->node,
+			    packet->sequence))
+			return;
+		if (!known)
+			count_entries(choice->share, CLOSING_CONNECTIONS, 1);
+	} else {
+		if (find_excess(key))
+			return;
+		count_entries(TOTAL, EXCESS, 1);
+		if (!insert(&excess_flows, CLOSED_CONNECTIONS, key, choice->node, 0))
+			return;
+	}
 	if (choice->entry)
 		bpf_map_delete_elem(&new_connections, key);
-	else
+	else if (within)
 		remove_connection(key, choice->share);
+	else
+		remove_within(&connections, CONNECTIONS, key, choice->share);
 	if (choice->in_transition)
 		report(key, choice->node | CLOSING);
 }

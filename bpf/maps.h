@@ -79,8 +79,8 @@ struct {
  *   tentative entries.
  * - Connections that their clients have begun to close are separate, so that short connections do
  *   not displace open ones.
- * - Established flows of a namespace beyond its share are separate (`excess_flows`), so that they
- *   displace only each other: see shares.h. */
+ * - Established and closing flows of a namespace beyond its share are separate (`excess_flows`), so
+ *   that they displace only each other: see shares.h. */
 #define FLOWS(name, entries)                         \
 	struct {                                     \
 		__uint(type, BPF_MAP_TYPE_LRU_HASH); \

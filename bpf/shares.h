@@ -1,13 +1,13 @@
-/* The share of each namespace in the tables of established flows.
+/* The share of each namespace in the tables of established and closing flows.
  *
- * Both tables evict the entry that was not used for longest when they are full. So without shares a
+ * These tables evict the entry that was not used for longest when they are full. So without shares a
  * client that opens, or forges, many connections to a Service of one namespace would evict the
  * entries of silent connections of all others. Here the tables never become full: a namespace has
  * at most a fraction of what the other namespaces leave free (as for the resources of
  * drivers/direct/maps/quota.py), and the entries beyond it are in `excess_flows`, where they evict
  * only each other.
  *
- * An entry is in one of the two tables. A flow whose entry was evicted from `excess_flows` goes
+ * An entry is in one of these tables. A flow whose entry was evicted from `excess_flows` goes
  * where a flow without an entry goes. Mostly `excess_flows` is empty, and is not looked up. */
 #pragma once
 
@@ -30,7 +30,9 @@ static __always_inline bool has_room(__u32 index, enum shared_table table)
 
 	if (!config || !total || !own)
 		return false;
-	__u64 usable = table == CONNECTIONS ? config->usable_connections : config->usable_datagrams;
+	__u64 usable = table == CONNECTIONS ? config->usable_connections
+		       : table == DATAGRAMS ? config->usable_datagrams
+					    : config->usable_closing;
 	if (!usable)
 		return true;
 	__u64 of_all = entries_of(total, table), of_own = entries_of(own, table);

@@ -151,9 +151,9 @@ struct flow {
 	};
 };
 
-/* The tables of established flows: those in which namespaces have shares, and the one for the entries
- * beyond them. */
-enum shared_table { CONNECTIONS, DATAGRAMS, EXCESS, SHARED_TABLES };
+/* The tables of established and closing flows: those in which namespaces have shares, and the one for
+ * the entries beyond them. New tables are added at the end: an upgrade copies the counts. */
+enum shared_table { CONNECTIONS, DATAGRAMS, EXCESS, CLOSING_CONNECTIONS, SHARED_TABLES };
 
 /* How many entries of each shared table belong to a namespace; at index TOTAL, to all of them. The
  * programs change `counted`, user space changes `corrected`, and the sum of both is the number: so
@@ -278,6 +278,7 @@ struct settings {
 	/* The numbers of entries of which namespaces may have shares; 0: no limits. */
 	__u32 usable_connections;
 	__u32 usable_datagrams;
+	__u32 usable_closing;
 	/* The fraction that one namespace may have of what the others leave, in parts of 2^16. */
 	__u32 namespace_share;
 };

@@ -135,7 +135,7 @@ MUTATIONS = (
         "	return of_own < usable - others;",
         _FLOW_SHARES,
     ),
-    Mutation("bpf/choose.h", "		count_entries(share, CONNECTIONS, -1);\n", "", _FLOW_SHARES),
+    Mutation("bpf/choose.h", "	count_entries(share, shared, -1);\n", "", _FLOW_SHARES),
     Mutation(
         "bpf/listeners.h",
         "	return ours[0] == theirs[0] && ours[1] == theirs[1] && ours[2] == theirs[2];",

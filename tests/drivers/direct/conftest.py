@@ -119,11 +119,11 @@ class Forwarder:
         messages_per_s: int = 1000,
         flags: int = 0,
         copying_until: int = 0,
-        usable: tuple[int, int] = (0, 0),
+        usable: tuple[int, int, int] = (0, 0, 0),
         share: float = 1.0,
     ) -> None:
-        """`usable`: the limits of `connections` and `datagrams`; 0: none. `share`: the fraction
-        that a namespace may have of what others leave."""
+        """`usable`: the limits of `connections`, `datagrams` and `closing_connections`; 0: none.
+        `share`: the fraction that a namespace may have of what others leave."""
         port = VXLAN_PORT.to_bytes(2, "big")
         limits = (*usable, int(share * FRACTION))
         record = SETTINGS.pack(per_s, per_s, messages_per_s, flags, port, copying_until, *limits)

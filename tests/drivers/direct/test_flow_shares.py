@@ -27,6 +27,7 @@ from tests.drivers.direct.conftest import (
 from fairlead.drivers.direct.maps import flow_shares
 from fairlead.drivers.direct.maps.flow_shares import usable
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
+from fairlead.drivers.direct.maps.records import CLOSING as CLOSING_FLAG
 from fairlead.drivers.direct.maps.records import (
     DATAGRAM_LIFETIME,
     FRACTION,
@@ -52,6 +53,10 @@ LIMIT = usable(FLOWS)
 """How many entries of a table all namespaces may have. One namespace may have half of what the
 others leave."""
 FLOOD = 2 * FLOWS
+CLOSING = 32768
+"""The size of the table of closing connections of a gateway."""
+TCP_FLAGS_AT, FIN = 14 + 20 + 13, 1
+"""The offset of the flags in a frame with an IPv4 header without options."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ KINDS = [Kind("TCP", "connections"), Kind("UDP", "datagrams")]
 def shared(request: pytest.FixtureRequest) -> Iterator[Forwarder]:
     """A forwarder on which each namespace may have half of what the others leave."""
     with a_forwarder(fast=request.param, share=0.5) as made:
-        made.set_settings(usable=(LIMIT, LIMIT), share=0.5)
+        made.set_settings(usable=(LIMIT, LIMIT, LIMIT), share=0.5)
         yield made
 
 
@@ -103,10 +108,20 @@ def in_transition(forwarder: Forwarder, protocol: ListenerProtocol, service: Ser
         forwarder.serve(weights, retained, address=address, protocol=protocol, service=service)
 
 
-def flood(forwarder: Forwarder, kind: Kind, count: int = FLOOD, first: int = 0) -> None:
-    """Send `count` forged flows to the greedy Service, each from another address."""
+def flood(
+    forwarder: Forwarder,
+    kind: Kind,
+    count: int = FLOOD,
+    first: int = 0,
+    *,
+    closing: bool = False,
+) -> None:
+    """Send `count` forged flows to the greedy Service, each from another address. `closing`: the
+    last segment has the flag FIN."""
     run = forwarder.xdp if forwarder.fast else forwarder.tc
     templates = [bytearray(each) for each in kind.forged()]
+    if closing:
+        templates[-1][TCP_FLAGS_AT] |= FIN
     for number in range(first, first + count):
         for packet in templates:
             struct.pack_into("!I", packet, 14 + 12, 0x0A000000 + number)
@@ -120,7 +135,7 @@ def counts(forwarder: Forwarder, table: str) -> tuple[int, int]:
 
 def room(forwarder: Forwarder, service: ServiceKey, kind: Kind) -> int:
     shares = forwarder.tables.flow_shares
-    return shares.room(shares.number(service.namespace), KINDS.index(kind))
+    return shares.room(shares.number(service.namespace), kind.table)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
@@ -145,7 +160,7 @@ def test_a_flood_of_forged_flows_evicts_no_entry_of_another_namespace(
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
 def test_a_flow_beyond_the_share_has_an_entry_too(shared: Forwarder, kind: Kind) -> None:
     """It stays on its node, and its entry ends as every entry does."""
-    shared.set_settings(usable=(1, 1), share=0.5)
+    shared.set_settings(usable=(1, 1, LIMIT), share=0.5)
     in_transition(shared, kind.protocol, CALM)
     assert [shared.run(each).node for each in kind.opening(40000)] == ["node2", "node2"]
     assert counts(shared, kind.table) == (0, 1)
@@ -154,6 +169,61 @@ def test_a_flow_beyond_the_share_has_an_entry_too(shared: Forwarder, kind: Kind)
     if kind.protocol == "TCP":
         assert shared.run(segment("FA", 40000)).node == "node2"
         assert counts(shared, "closing_connections") == (1, 0)
+
+
+def test_a_flood_of_forged_ends_evicts_no_entry_of_another_namespace(shared: Forwarder) -> None:
+    """Clients that have sent all they have to send still receive. The acknowledgements of such a
+    connection must reach its node."""
+    kind = KINDS[0]
+    for service in (CALM, GREEDY):
+        in_transition(shared, "TCP", service)
+    for port in SILENT:
+        for packet in (*kind.opening(port), segment("FA", port)):
+            assert shared.run(packet).node == "node2"
+    flood(shared, kind, closing=True)
+    assert counts(shared, "closing_connections")[0] == len(SILENT) + (LIMIT - len(SILENT)) // 2
+    assert counts(shared, "connections")[0] == 0
+    shared.serve({"node3": 1}, {"node1", "node2", "node3"}, service=CALM)
+    assert {shared.run(kind.next(port)).node for port in SILENT} == {"node2"}
+
+
+def test_a_connection_that_closes_beyond_the_share_stays_on_its_node(shared: Forwarder) -> None:
+    """Its entry leaves the table of open connections, and is replaced by a new connection as every
+    other one."""
+    kind = KINDS[0]
+    shared.set_settings(usable=(LIMIT, LIMIT, 1), share=0.5)
+    in_transition(shared, "TCP", CALM)
+    for port in (40000, 40001):
+        for packet in (*kind.opening(port), segment("FA", port), segment("FA", port)):
+            assert shared.run(packet).node == "node2"
+    assert counts(shared, "connections") == (0, 2)
+    assert counts(shared, "closing_connections") == (0, 2)
+    assert room(shared, CALM, kind) == LIMIT // 2
+    shared.serve({"node3": 1}, {"node1", "node2", "node3"}, service=CALM)
+    assert shared.run(kind.next(40000)).node == "node2"
+    assert [shared.run(each).node for each in kind.opening(40001)] == ["node3", "node3"]
+    assert shared.run(kind.next(40001)).node == "node3"
+
+
+def test_closing_connections_that_end_return_their_part_of_the_share(shared: Forwarder) -> None:
+    in_transition(shared, "TCP", CALM)
+    shares = shared.tables.flow_shares
+    number = shares.number(CALM.namespace)
+    for port in SILENT:
+        for packet in (*KINDS[0].opening(port), segment("FA", port)):
+            shared.run(packet)
+    assert shares.room(number, "closing_connections") == LIMIT // 2 - len(SILENT)
+    # New connections with the same ports, and one that was not closed after all.
+    for port in SILENT[:10]:
+        for packet in KINDS[0].opening(port):
+            shared.run(packet)
+    assert shares.room(number, "closing_connections") == LIMIT // 2 - len(SILENT) + 10
+    shared.serve({"node2": 1}, {"node2"}, service=CALM)
+    shared.serve({"node1": 1}, {"node1"}, service=CALM)
+    for port in SILENT:
+        shared.run(segment("S", port))
+    assert shares.room(number, "closing_connections") == LIMIT // 2
+    assert counts(shared, "closing_connections") == (0, 0)
 
 
 def test_connections_that_end_return_their_part_of_the_share(shared: Forwarder) -> None:
@@ -276,7 +346,7 @@ def test_the_next_process_continues_with_the_numbers_and_counts(shared: Forwarde
     successor.adopt(successor.survey(successor.baseline()))
     assert record_of(shared) == before
     assert [successor.flow_shares.number(each.namespace) for each in (GREEDY, CALM)] == [1, 2]
-    assert [successor.flow_shares.room(number, 0) for number in (1, 2)] == [
+    assert [successor.flow_shares.room(number, "connections") for number in (1, 2)] == [
         LIMIT // 2 - 20,
         (LIMIT - 20) // 2,
     ]
@@ -300,7 +370,7 @@ def test_listeners_and_entries_of_a_version_without_shares_get_them(shared: Forw
     for _ in successor.recount_flows():
         pass
     assert record_of(shared) == record
-    assert successor.flow_shares.room(record.share, 0) == LIMIT // 2 - len(SILENT)
+    assert successor.flow_shares.room(record.share, "connections") == LIMIT // 2 - len(SILENT)
     assert {shared.run(segment("A", port)).node for port in SILENT} == {"node2"}
     successor.close()
 
@@ -362,6 +432,28 @@ def test_entries_of_other_gateways_are_stored_within_the_shares(
     exchange.close()
 
 
+def test_closing_connections_of_other_gateways_are_stored_within_the_share(
+    shared: Forwarder,
+) -> None:
+    in_transition(shared, "TCP", GREEDY)
+    flood(shared, KINDS[0], 1)
+    ((key, entry),) = shared.maps["connections"].items()
+    share = LIMIT // 2
+    flows = [number.to_bytes(4, "big").join((key[:12], key[16:])) for number in range(share + 5)]
+    exchange = Exchange(shared.tables, shared.maps)
+    (number,) = INDEX.unpack_from(entry)
+    names = {number: "node2"}
+    closing, none = INDEX.pack(number | CLOSING_FLAG), INDEX.pack(0xFFFF)
+    for _ in range(2):  # entries that are here already are counted once
+        exchange.merge_flows(FlowsMessage(names, b"".join(flow + closing for flow in flows)))
+        assert counts(shared, "closing_connections") == (share, 5)
+    exchange.merge_flows(FlowsMessage(names, b"".join(flow + none for flow in flows)))
+    assert counts(shared, "closing_connections") == (0, 0)
+    shares = shared.tables.flow_shares
+    assert shares.room(shares.number(GREEDY.namespace), "closing_connections") == share
+    exchange.close()
+
+
 def test_a_gateway_sets_the_limits_and_counts_again_when_a_share_is_used_up(run: Run) -> None:
     async def scenario() -> None:
         made = driver(namespace_share=0.25)
@@ -370,15 +462,14 @@ def test_a_gateway_sets_the_limits_and_counts_again_when_a_share_is_used_up(run:
         (layout,) = PINS.glob("layout-*")
         with Map.open(layout / "settings") as settings, Map.open(layout / "shares") as shares:
             record = settings.lookup(INDEX.pack(0)) or b""
-            *_, connections, datagrams, share = SETTINGS.unpack(record)
             limit = usable(1024)
-            assert (connections, datagrams, share) == (limit, limit, FRACTION // 4)
-            used_up = struct.pack("=6q", limit // 4, 0, 0, 0, 0, 0)
+            assert SETTINGS.unpack(record)[-4:] == (limit, limit, usable(CLOSING), FRACTION // 4)
+            used_up = struct.pack("=8q", limit // 4, *(0,) * 7)
             shares.update(INDEX.pack(1), used_up)
             await made.read(None)  # the first complete read returns what `open` has read
             await made.read(None)
-            value = struct.unpack("=6q", shares.lookup(INDEX.pack(1)) or b"")
-            assert value == (limit // 4, 0, 0, -(limit // 4), 0, 0)
+            value = struct.unpack("=8q", shares.lookup(INDEX.pack(1)) or b"")
+            assert value == (limit // 4, 0, 0, 0, -(limit // 4), 0, 0, 0)
         await made.close(remove=True)
 
     run(scenario)

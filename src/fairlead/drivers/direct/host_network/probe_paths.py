@@ -93,7 +93,7 @@ class ProbePaths(Component):
         self._maps = create_maps([spec for name, spec in object_file.maps.items() if name in used])
         self._maps["settings"].update(
             INDEX.pack(0),
-            SETTINGS.pack(*(0,) * 4, self._rules.vxlan_port.to_bytes(2, "big"), *(0,) * 4),
+            SETTINGS.pack(*(0,) * 4, self._rules.vxlan_port.to_bytes(2, "big"), *(0,) * 5),
         )
         self.program = await asyncio.to_thread(
             Program.load,

@@ -1,4 +1,4 @@
-"""The share of each namespace in the tables of established flows, `connections` and `datagrams`.
+"""The share of each namespace in the tables of established and closing flows.
 
 In: the namespaces that have listeners, and the entries in the maps. Out: the number of each
 namespace, which the records of its listeners name, and how many entries it may add. The program
@@ -22,10 +22,11 @@ from fairlead.drivers.direct.maps.quota import RESERVE
 from fairlead.drivers.direct.maps.records import DATAGRAM_LIFETIME, INDEX, listener_of, tick
 from fairlead.net.bpf import Map, possible_cpus
 
-TABLES = ("connections", "datagrams")
-"""The tables with shares, in the order of `enum shared_table`."""
-EXCESS_TABLE = "excess_flows"
-_COUNTED = (*TABLES, EXCESS_TABLE)
+EXCESS_TABLE, CLOSING_TABLE = "excess_flows", "closing_connections"
+TABLES = ("connections", "datagrams", CLOSING_TABLE)
+"""The tables with shares."""
+_COUNTED = ("connections", "datagrams", EXCESS_TABLE, CLOSING_TABLE)
+"""All tables whose entries are counted, in the order of `enum shared_table`."""
 _EXCESS = _COUNTED.index(EXCESS_TABLE)
 NO_SHARE = 0
 """The number of a namespace without a share. In the map, the counts of all namespaces together."""
@@ -81,7 +82,7 @@ class FlowShares:
             number = self._free.pop() if self._free else self._next
             self._next = max(self._next, number + 1)
             self._numbers[namespace] = number
-            for table in range(len(TABLES)):
+            for table in map(_COUNTED.index, TABLES):
                 self._correct(number, table, -self._counted(number, table))
         return self._numbers[namespace]
 
@@ -104,33 +105,33 @@ class FlowShares:
         self._next = max(taken, default=_TOTAL) + 1
         self._free = [each for each in range(_TOTAL + 1, self._next) if each not in taken]
 
-    def room(self, number: int, table: int) -> int:
+    def room(self, number: int, name: str) -> int:
         """Return how many entries the namespace with this number may add to a table, as the
-        program computes it. `table`: an index in TABLES."""
+        program computes it. `name`: one of TABLES."""
+        table = _COUNTED.index(name)
         limit = usable(self._maps[table].spec.max_entries)
         total, own = self._entries(_TOTAL, table), self._entries(number, table)
         if number == NO_SHARE or total >= limit:
             return 0
         return max(0, int((limit - max(0, total - own)) * self._share) - own)
 
-    def add(self, number: int, table: int, entries: int) -> None:
+    def add(self, number: int, name: str, entries: int) -> None:
         """Count entries that this process has added to a table; a negative number: removed."""
+        table = _COUNTED.index(name)
         for each in {number, _TOTAL}:
             self._correct(each, table, self._corrected(each, table) + entries)
 
     def add_excess(self, entries: int) -> None:
         """Count entries beyond shares that this process is about to add. The program looks for such
         entries only if any are counted."""
-        self.add(_TOTAL, _EXCESS, entries)
+        self.add(_TOTAL, EXCESS_TABLE, entries)
 
     @property
     def needs_recount(self) -> bool:
         """Whether the share of any namespace is used up, there may be entries beyond shares, or the
         last count has left entries of listeners that do not exist."""
         return bool(self._absent or self._entries(_TOTAL, _EXCESS)) or any(
-            not self.room(number, table)
-            for number in self._numbers.values()
-            for table in range(len(TABLES))
+            not self.room(number, name) for number in self._numbers.values() for name in TABLES
         )
 
     def recount(self, use_of: UseOf) -> Iterator[None]:

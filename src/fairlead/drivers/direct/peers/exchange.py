@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from fairlead.drivers.direct.maps import flow_shares
-from fairlead.drivers.direct.maps.flow_shares import EXCESS_TABLE
+from fairlead.drivers.direct.maps.flow_shares import CLOSING_TABLE, EXCESS_TABLE
 from fairlead.drivers.direct.maps.listener_maps import ListenerMaps
 from fairlead.drivers.direct.maps.mirror import InstalledListener
 from fairlead.drivers.direct.maps.records import CHALLENGED, CLOSING, FLOW, INDEX, listener_of
@@ -47,8 +47,7 @@ log = structlog.get_logger()
 _PROTOCOL_AT = ENTRY.size - INDEX.size - 4
 _NO_ENTRY = INDEX.pack(NONE)
 _TABLE_OF = {6: "connections", 132: "connections", 17: "datagrams"}
-_CLOSING_TABLE = "closing_connections"
-_TABLES = ("connections", "datagrams", EXCESS_TABLE, _CLOSING_TABLE)
+_TABLES = ("connections", "datagrams", EXCESS_TABLE, CLOSING_TABLE)
 
 
 class Exchange:
@@ -129,7 +128,7 @@ class Exchange:
 
     def _current_node(self, flow: bytes) -> bytes:
         """Return the present node of a flow in the form in which it is sent."""
-        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], EXCESS_TABLE, _CLOSING_TABLE):
+        for name in (_TABLE_OF[flow[_PROTOCOL_AT]], EXCESS_TABLE, CLOSING_TABLE):
             if value := self._maps[name].lookup(flow):
                 return _encode_node(name, value)
         return _NO_ENTRY
@@ -167,38 +166,37 @@ class Exchange:
                 sets[table].pop(key, None)
                 deletes[table].append(key)
             if node_field == _NO_ENTRY or not closing:
-                sets[_CLOSING_TABLE].pop(key, None)
-                deletes[_CLOSING_TABLE].append(key)
+                sets[CLOSING_TABLE].pop(key, None)
+                deletes[CLOSING_TABLE].append(key)
             if node_field != _NO_ENTRY:
-                sets[_CLOSING_TABLE if closing else table][key] = FLOW.pack(numbers[node])
+                sets[CLOSING_TABLE if closing else table][key] = FLOW.pack(numbers[node])
         self.received += sum(map(len, sets.values()))
         sets["connections"] = dict(self._to_store(sets["connections"]))
         for table in flow_shares.TABLES:
             self._remove(table, deletes[table])
             self._store(table, sets[table])
-        self._maps[_CLOSING_TABLE].delete_all(deletes[_CLOSING_TABLE])
-        self._maps[_CLOSING_TABLE].update_all(sets[_CLOSING_TABLE])
 
     def _established(self, table: str, flow: bytes) -> bytes | None:
         return self._maps[table].lookup(flow) or self._maps[EXCESS_TABLE].lookup(flow)
 
     def _remove(self, table: str, flows: Iterable[bytes]) -> None:
-        """Remove the established entries of these flows."""
+        """Remove the entries of these flows from a table with shares, or those of established flows
+        from that of entries beyond shares."""
         shares = self._tables.flow_shares
         removed: Counter[bytes] = Counter()
         for flow in flows:
             if self._maps[table].delete(flow):
                 removed[listener_of(flow)] += 1
-            else:
+            elif table != CLOSING_TABLE:
                 self._maps[EXCESS_TABLE].delete(flow)
         for listener, count in removed.items():
             number = self._tables.share_of_flow(listener)
-            shares.add(number, flow_shares.TABLES.index(table), -count)
+            shares.add(number, table, -count)
 
     def _store(self, table: str, entries: Mapping[bytes, bytes]) -> None:
-        """Store established entries: as the program does, within the shares of their
-        namespaces."""
-        shares, index = self._tables.flow_shares, flow_shares.TABLES.index(table)
+        """Store entries of established or closing flows: as the program does, within the shares of
+        their namespaces."""
+        shares = self._tables.flow_shares
         numbers: dict[bytes, int] = {}
         added: Counter[int] = Counter()
         within, excess = dict[bytes, bytes](), dict[bytes, bytes]()
@@ -210,7 +208,7 @@ class Exchange:
             if listener not in numbers:
                 numbers[listener] = self._tables.share_of_flow(listener)
             number = numbers[listener]
-            if added[number] < shares.room(number, index):
+            if added[number] < shares.room(number, table):
                 added[number] += 1
                 within[flow] = entry
             else:
@@ -221,7 +219,7 @@ class Exchange:
             self._maps[EXCESS_TABLE].update_all(excess)
         self._maps[EXCESS_TABLE].delete_all(list(within))
         for number, count in added.items():
-            shares.add(number, index, count)
+            shares.add(number, table, count)
 
     def _to_store(self, entries: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries of connections that differ from the entries here.
@@ -340,7 +338,7 @@ def _encode_node(table: str, value: bytes) -> bytes:
     """Return the node of an entry of this table in the form in which it is sent."""
     return (
         INDEX.pack(_node(value[: INDEX.size]) | CLOSING)
-        if table == _CLOSING_TABLE
+        if table == CLOSING_TABLE
         else value[: INDEX.size]
     )
 
