@@ -1,6 +1,6 @@
-/* The maps. The sizes of `arena`, `connections`, `datagrams` and `excess_flows` here are for tests of
- * the program: the gateway creates these maps with its own sizes (drivers/direct/maps/pins.py, Sizes). The names
- * of maps, fields and events are part of the pinned layout, which an upgrade copies by name. */
+/* The maps. The gateway creates most of them with sizes of its own (drivers/direct/maps/pins.py,
+ * Sizes); here are the sizes for tests of the program. The names of maps, fields and events are part
+ * of the pinned layout, which an upgrade copies by name. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -10,7 +10,7 @@
 
 #include "structs.h"
 
-#define LISTENERS 32768 /* the number of tables of the smallest size that fit into the arena */
+#define LISTENERS 32768
 #define NODES 4096
 #define ONE_PACKET_FLOWS 131072
 #define SHARES 4096 /* the number of namespaces, and one */

@@ -137,15 +137,15 @@ class GatewayConfig(Section, frozen=True):
     """
     connection_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 131072
     """Maximum number of open TCP and SCTP connections that are tracked because they began in slots
-    in transition. Each takes about 100 bytes. Existing tables keep their size: a new value takes
-    effect when the tables are created again, after `fairlead gateway --cleanup`."""
+    in transition. Each takes about 100 bytes. The sizes of the tables of other connections follow
+    from it. If the value has changed since the last start, the entries are copied."""
     datagram_entries: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)] = 65536
     """Maximum number of UDP flows that are tracked for the same reason."""
     table_memory_mib: Annotated[int, msgspec.Meta(ge=1, le=4096)] = msgspec.field(
         default=128, name="tableMemoryMiB"
     )
-    """Memory for the tables of all listeners of class fairlead.io/direct. If the value has changed
-    since the last start, the tables are copied."""
+    """Memory for the tables of all listeners of class fairlead.io/direct; the number of listeners
+    follows from it. If the value has changed since the last start, the tables are copied."""
     namespace_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
     """The maximum fraction of table memory, listeners, retained nodes, source ranges, flow entries
     and HAProxy's connections that one namespace may use, of the capacity that other namespaces

@@ -23,6 +23,7 @@ from fairlead.errors import FairleadError, Refused, Unavailable
 from fairlead.net.elf import MapSpec
 
 MAP_TYPE_PERCPU_HASH, MAP_TYPE_PERCPU_ARRAY, MAP_TYPE_LRU_PERCPU_HASH = 5, 6, 10
+MAP_TYPE_LRU_HASH = 9
 
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PIN, _GET = 0, 1, 2, 3, 4, 6, 7

@@ -371,13 +371,15 @@ def driver(
     clock: Callable[[], float] = time.monotonic,
     namespace_share: float = 1.0,
     interfaces: Sequence[str] = ("eth0",),
+    entries: int = 1024,
 ) -> DirectDriver:
+    """`entries`: of the tables of open connections and of UDP flows."""
     return DirectDriver(
         interfaces,
         attach_kind=attach_kind,
         pin_path=pin_path,
         priority=priority,
-        sizes=Sizes(arena_bytes, connections=1024, datagrams=1024),
+        sizes=Sizes(arena_bytes, connections=entries, datagrams=entries),
         requeue=touched,
         object_dir=object_dir,
         clock=clock,

@@ -22,12 +22,13 @@ from fairlead.telemetry import configure_logging
 
 class Options(msgspec.Struct, frozen=True):
     """Options of the driver. `attach`, `interfaces`: as in the configuration. `objects`: the
-    directory of the compiled programs. `arena_mib`: the size of the table memory."""
+    directory of the compiled programs. `size_mib`: see below."""
 
     attach: AttachKind = "auto"
     objects: str = str(OBJECTS)
     interfaces: tuple[str, ...] = ("eth0",)
-    arena_mib: int = 4
+    size_mib: int = 4
+    """Of the table memory. The tables of flows have 4,096 entries for each MiB."""
 
 
 async def serve(pin_path: Path, options: Options) -> None:
@@ -35,7 +36,7 @@ async def serve(pin_path: Path, options: Options) -> None:
         options.interfaces,
         attach_kind=options.attach,
         pin_path=pin_path,
-        sizes=Sizes(options.arena_mib << 20, connections=16384, datagrams=16384),
+        sizes=Sizes(options.size_mib << 20, *(2 * [max(options.size_mib, 1) << 12])),
         object_dir=Path(options.objects),
     )
     await driver.open()

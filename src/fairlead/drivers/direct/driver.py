@@ -91,13 +91,6 @@ UNSERVED_TIMEOUT_S = 150.0
 wanted, the loop plans it again about once a minute."""
 INSERTS_PER_S = 125_000
 """Limit of new flow entries a second, for each CPU and each table of open or closing flows."""
-NEW_FLOWS_PER_S = 65_536
-"""Limit of entries a second for flows with only one packet so far: for all CPUs together, in each
-of the tables `new_connections` and `new_datagrams`. A table holds twice as many, so an entry stays
-for at least one second. By then the second packet of the flow should have arrived."""
-NEW_FLOWS_PER_CPU_S = 16_384
-"""The share of each CPU in NEW_FLOWS_PER_S is never smaller than this, because one CPU may get all
-packets. If a flood reaches more than four CPUs, entries stay for less than a second."""
 MESSAGES_PER_S = 1000
 """Limit of packets a second that the data plane itself creates, for each CPU and kind: echo
 replies, ICMP "too big", refusals."""
@@ -161,7 +154,6 @@ class DirectDriver(Component):
         self._sizes = sizes or pins.Sizes()
         self._limits = Limits(
             INSERTS_PER_S,
-            max(NEW_FLOWS_PER_S // (os.cpu_count() or 1), NEW_FLOWS_PER_CPU_S),
             MESSAGES_PER_S,
             namespace_share,
             report_entries=inherit is not None,

@@ -8,6 +8,7 @@ module knows nothing of Services."""
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -55,6 +56,21 @@ class Removals(NamedTuple):
     logged_s: float = -math.inf
 
 
+ONE_PACKET_TABLES = ("new_connections", "new_datagrams")
+"""The tables of flows with only one packet so far."""
+
+
+def _tentative_per_s(entries: int) -> int:
+    """Return how many entries a second each CPU may add to a table of flows with only one packet so
+    far.
+
+    All CPUs together add half of what the table holds, so an entry stays for at least one second.
+    By then the second packet of the flow should have arrived. The part of one CPU is never less
+    than an eighth of the table, because one CPU may get all packets: if a flood reaches more than
+    four CPUs, entries stay for less than a second."""
+    return max(entries // 2 // (os.cpu_count() or 1), entries // 8)
+
+
 class Limits(NamedTuple):
     """The configured values of the map `settings`.
 
@@ -64,7 +80,6 @@ class Limits(NamedTuple):
     """
 
     inserts_per_s: int
-    tentative_per_s: int
     messages_per_s: int
     namespace_share: float = 1.0
     report_entries: bool = False
@@ -132,7 +147,9 @@ class Networks:
         limits = self._limits
         record = SETTINGS.pack(
             limits.inserts_per_s,
-            limits.tentative_per_s,
+            min(
+                _tentative_per_s(self._maps[table].spec.max_entries) for table in ONE_PACKET_TABLES
+            ),
             limits.messages_per_s,
             flags,
             port,

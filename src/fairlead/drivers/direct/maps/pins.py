@@ -6,7 +6,8 @@ them, and the directories of older layouts.
 The maps of one layout are in `<pin path>/layout-<digest>`. The digest is that of the layout's
 description (see `upgrade`), so a program never finds records of another layout. `settings` is
 pinned last: a directory without it is incomplete, and is recreated. The content of another layout
-is copied into our maps before our program replaces the program of that layout.
+is copied into our maps before our program replaces the program of that layout. The sizes of maps
+are part of the layout, so a start with other sizes is an upgrade.
 
 Invariant: one process at a time uses a pin path. It holds a lock on the directory, which ends with
 the process.
@@ -22,10 +23,12 @@ import msgspec
 import structlog
 
 from fairlead.drivers.direct.maps import upgrade
+from fairlead.drivers.direct.maps.flow_shares import usable
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES
+from fairlead.drivers.direct.maps.sizing import RETAINED_PER_LISTENER, max_listeners
 from fairlead.errors import FairleadError, Refused
 from fairlead.net import bpffs
-from fairlead.net.bpf import Map, create_maps
+from fairlead.net.bpf import MAP_TYPE_LRU_HASH, Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, PROGRAM_TYPE_XDP, Program, programs_with
 
@@ -36,16 +39,15 @@ OBJECT = OBJECTS / "direct_tc.o"
 _XDP_OBJECT = "direct_xdp.o"
 _COMPLETE = "settings"
 _LAYOUTS = "layout-*"
-_IN_MIB = ("size_mib", "configured_mib", "used_mib")
 
 
 class Sizes(NamedTuple):
-    """The sizes of maps that are created, in locked memory. Maps of flows that a previous process
-    created keep their sizes."""
+    """The sizes of the maps that take most of the memory, which the kernel reserves when it creates
+    them. A map keeps its size if its content would not fit into the new one."""
 
     arena_bytes: int = 128 << 20
     """Memory for slots: 2 KiB to 128 KiB for a listener, and twice that while slots are in
-    transition. The tables of a previous process are copied into memory of this size if they fit."""
+    transition. The number of listeners follows from it."""
     connections: int = 131072
     """Flow entries for TCP and SCTP connections in slots that changed; about 100 bytes each."""
     datagrams: int = 65536
@@ -54,11 +56,19 @@ class Sizes(NamedTuple):
 
     def entries(self) -> dict[str, int]:
         """Return the number of entries of each map, by name."""
+        arena = self.arena_bytes // CHUNK_BYTES
+        listeners = max_listeners(arena)
         return {
-            "arena": self.arena_bytes // CHUNK_BYTES,
+            "arena": arena,
+            **dict.fromkeys(("listeners", "owners", "addresses", "statistics"), listeners),
+            "retained_nodes": RETAINED_PER_LISTENER * listeners,
             "connections": self.connections,
-            "datagrams": self.datagrams,
+            "new_connections": self.connections,
+            "closing_connections": self.connections // 4,
             "excess_flows": self.connections // 2,
+            "datagrams": self.datagrams,
+            "new_datagrams": 2 * self.datagrams,
+            "fragments": self.datagrams // 4,
         }
 
 
@@ -148,10 +158,9 @@ def open_pins(pin_path: Path, sizes: Sizes, objects: Path = OBJECTS) -> Pins:
 
     `objects`: the directory of the compiled programs.
     """
-    entries = sizes.entries()
     object_file = read_object(objects / OBJECT.name)
-    entries["arena"] = _arena_entries(pin_path, entries["arena"])
-    description = upgrade.describe(object_file, {"arena": entries["arena"]})
+    entries = _entries(pin_path, sizes.entries())
+    description = upgrade.describe(object_file, entries)
     directory = pin_path / f"layout-{_digest(description)}"
     others = [path for path in pin_path.glob(_LAYOUTS) if path != directory and is_layout(path)]
     older = [path for path in others if (path / _COMPLETE).exists()]
@@ -241,27 +250,36 @@ def remove(pin_path: Path) -> list[str]:
     return [f"pins in {pin_path}"]
 
 
-def _arena_entries(pin_path: Path, wanted: int) -> int:
-    """Return the number of chunks for the arena: `wanted`, or the present number if the present
-    tables would not fit into `wanted`."""
+def _entries(pin_path: Path, wanted: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the number of entries of each map: that in `wanted`, or the present number if the
+    present content would not fit into `wanted`."""
     complete = sorted(
         pin_path.glob(f"layout-*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime_ns
     )
     if not complete:
         return wanted
     newest = complete[-1].parent
-    if not (newest / "arena").exists():
-        return wanted
-    with Map.open(newest / "arena") as arena:
-        present = arena.spec.max_entries
-    if present > wanted and (used := upgrade.chunks_in_use(newest)) > wanted:
-        mib = (each * CHUNK_BYTES / (1 << 20) for each in (present, wanted, used))
+    kept = {}
+    for name, entries in wanted.items():
+        if not (newest / name).exists():
+            continue
+        with Map.open(newest / name) as present:
+            size = present.spec.max_entries
+            if size > entries and upgrade.entries_in_use(newest, present) > _room(present, entries):
+                kept[name] = size
+    if kept:
         log.warning(
-            "the table memory keeps its size, because its tables would not fit into the new size",
-            **dict(zip(_IN_MIB, mib, strict=True)),
+            "maps keep their sizes, because their content would not fit into the configured sizes",
+            entries=kept,
+            configured={name: wanted[name] for name in kept},
         )
-        return present
-    return wanted
+    return {**wanted, **kept}
+
+
+def _room(present: Map, entries: int) -> int:
+    """Return how many entries of this map a map of this size can hold. More entries of flows would
+    displace each other."""
+    return usable(entries) if present.spec.type == MAP_TYPE_LRU_HASH else entries
 
 
 def _digest(description: upgrade.Description) -> str:
@@ -274,7 +292,7 @@ def _copyable_description(
 ) -> upgrade.Description | None:
     """Return the description of the newest older layout if its content can be copied, otherwise
     None."""
-    theirs = upgrade.read(older[-1]) if older else None
+    theirs = upgrade.read_with_sizes(older[-1]) if older else None
     if theirs:
         try:
             upgrade.check(theirs, ours)

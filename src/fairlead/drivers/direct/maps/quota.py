@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fairlead.drivers.direct.maps.records import CHUNK_BYTES
+from fairlead.drivers.direct.maps.sizing import MAX_LISTENERS
 from fairlead.errors import Unavailable
 from fairlead.model import ServiceKey
 
@@ -140,6 +141,10 @@ class Quotas(NamedTuple):
         `capacities`: the number of entries of each map, by name.
         """
         gateways = "use more gateways with fewer Services each"
+        more = (
+            "raise gateway.tableMemoryMiB, or " * (capacities["listeners"] < MAX_LISTENERS)
+            + gateways
+        )
         return cls(
             Quota(
                 "table memory",
@@ -153,14 +158,14 @@ class Quotas(NamedTuple):
                 "ports and addresses",
                 capacities["listeners"],
                 share,
-                gateways,
+                more,
             ),
             Quota(
                 "capacity for retained nodes",
                 "ports",
                 capacities["retained_nodes"],
                 share,
-                gateways,
+                more,
             ),
             Quota(
                 "capacity for source ranges", "source ranges", capacities["ranges"], share, gateways

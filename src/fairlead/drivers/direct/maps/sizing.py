@@ -18,6 +18,9 @@ from fairlead.net.transition import Slots, in_place
 PART = 8
 """A table larger than the smallest size may use at most one part in PART of what its namespace may
 still use. So tables become smaller before a listener gets none."""
+MIN_LISTENERS, MAX_LISTENERS = 1024, 32768
+RETAINED_PER_LISTENER = 32
+"""For how many nodes that keep connections of a listener there is room, on average."""
 
 
 class SlotsChoice(NamedTuple):
@@ -30,6 +33,12 @@ class SlotsChoice(NamedTuple):
 def chunks(size: int) -> int:
     """Return the number of chunks that a table of this many slots needs."""
     return -(-size * 2 // CHUNK_BYTES)
+
+
+def max_listeners(arena: int) -> int:
+    """Return for how many listeners the maps are made, if the arena has this number of chunks. More
+    would not fit into it, because each is charged for two tables of the smallest size."""
+    return min(max(arena // (2 * chunks(maglev.MIN_SIZE)), MIN_LISTENERS), MAX_LISTENERS)
 
 
 def claim(record: ListenerRecord) -> int:

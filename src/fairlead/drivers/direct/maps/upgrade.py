@@ -12,7 +12,8 @@ after the replacement, because flow entries are the one content that only the ke
 
 A description is JSON in a map with one element, because a bpffs cannot contain files. Table memory
 of another size is filled table by table without gaps, because it may be smaller; the listeners,
-which contain the offsets of their tables, are rewritten.
+which contain the offsets of their tables, are rewritten. If the counters of a listener are beyond
+the end of a smaller map, all listeners get new indexes of counters.
 """
 
 import sys
@@ -23,20 +24,22 @@ from types import MappingProxyType
 
 import msgspec
 
-from fairlead.drivers.direct.maps.records import CHUNK_BYTES, LISTENER, ListenerRecord
+from fairlead.drivers.direct.maps.records import CHUNK_BYTES, INDEX, LISTENER, ListenerRecord
 from fairlead.drivers.direct.maps.sizing import chunks
 from fairlead.drivers.direct.maps.table_allocator import regions
 from fairlead.errors import Refused
-from fairlead.net.bpf import MAP_TYPE_PERCPU_ARRAY, Map
+from fairlead.net.bpf import MAP_TYPE_LRU_HASH, MAP_TYPE_PERCPU_ARRAY, Map
 from fairlead.net.elf import MapSpec, ObjectFile
 
 DESCRIPTION = "description"
 
-_ARRAY, _LRU_HASH, _LPM_TRIE = 2, 9, 11
+_ARRAY, _LPM_TRIE = 2, 11
 _FIRST = bytes(4)
 _TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "flow_reports", "walks"})
 """Maps whose content is meaningful only for a moment."""
-_ARENA, _LISTENERS = "arena", "listeners"
+_ARENA, _LISTENERS, _STATISTICS = "arena", "listeners", "statistics"
+_INDEXED = {_LISTENERS, _STATISTICS, "retained_nodes"}
+"""The maps that contain indexes of counters: of the last two, the key begins with one."""
 _ONE_PACKET_PREFIX = "new_"
 """The prefix of the names of tables for flows with only one packet so far."""
 _CACHE = "listener_cache"
@@ -52,10 +55,10 @@ name."""
 
 
 class MapLayout(msgspec.Struct, frozen=True):
-    """The layout of a map. The number of entries is not part of it, because it can be configured.
+    """The layout of a map.
 
-    `least`: for an array, the number of entries that the programs, or process and program together,
-    require.
+    `entries`: the number of entries; 0 if it is not known. Its name in the description is that of
+    earlier versions, which wrote it for arrays only.
     """
 
     type: int
@@ -64,7 +67,7 @@ class MapLayout(msgspec.Struct, frozen=True):
     value_size: int
     key: tuple[FieldPlace, ...]
     value: tuple[FieldPlace, ...]
-    least: int = 0
+    entries: int = msgspec.field(default=0, name="least")
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -83,13 +86,9 @@ def describe(
     layouts = {}
     for name, spec in sorted(object_file.maps.items()):
         key, value = object_file.types.records(name)
-        least = (
-            entries.get(name, spec.max_entries)
-            if spec.type in (_ARRAY, MAP_TYPE_PERCPU_ARRAY)
-            else 0
-        )
+        size = entries.get(name, spec.max_entries)
         layouts[name] = MapLayout(
-            spec.type, spec.flags, spec.key_size, spec.value_size, key, value, least
+            spec.type, spec.flags, spec.key_size, spec.value_size, key, value, size
         )
     return Description(layouts, object_file.types.enumerators("event"))
 
@@ -111,6 +110,21 @@ def read(directory: Path) -> Description | None:
         return msgspec.json.decode(opened.lookup(_FIRST) or b"", type=Description)
 
 
+def read_with_sizes(directory: Path) -> Description | None:
+    """Like `read`, with the numbers of entries that are not part of the description. All maps in
+    the directory are pinned."""
+    description = read(directory)
+    if description is None:
+        return None
+    layouts = dict(description.maps)
+    for name, layout in layouts.items():
+        if not layout.entries:
+            with Map.open(directory / name) as present:
+                size = present.spec.max_entries
+            layouts[name] = msgspec.structs.replace(layout, entries=size)
+    return msgspec.structs.replace(description, maps=layouts)
+
+
 def check(before: Description, after: Description) -> None:
     """Check that the whole content of the maps in `before` can be copied. Raise Refused with the
     first obstacle."""
@@ -130,20 +144,32 @@ def check(before: Description, after: Description) -> None:
                     raise _refusal(name, f"its {field or 'value'} has become smaller")
 
 
-def chunks_in_use(directory: Path) -> int:
-    """Return the number of chunks of table memory that the listeners in this directory use."""
+def entries_in_use(directory: Path, present: Map) -> int:
+    """Return the number of entries that a map in this directory needs: of table memory and of
+    counters, those of the listeners; of another map, those that it has."""
     description = read(directory)
-    if description is None:
-        return 0
-    places = {name: (offset, size) for name, offset, size in description.maps["listeners"].value}
-    with Map.open(directory / "listeners") as listeners:
+    if description is None or present.spec.name not in (_ARENA, _STATISTICS):
+        return present.count()
+    if present.spec.name == _STATISTICS:
+        return len(_fields_of_listeners(directory, description, "statistics"))
+    sizes = _fields_of_listeners(directory, description, "current_size", "previous_size")
+    return sum(chunks(size) for each in sizes for size in each)
+
+
+def _fields_of_listeners(
+    directory: Path, description: Description, *names: str
+) -> list[tuple[int, ...]]:
+    """Return these fields of each listener in the directory."""
+    places = {name: (at, size) for name, at, size in description.maps[_LISTENERS].value}
+    with Map.open(directory / _LISTENERS) as listeners:
         records = [value for _, value in listeners.items()]
-    sizes = (places["current_size"], places["previous_size"])
-    return sum(
-        chunks(int.from_bytes(each[at : at + size], sys.byteorder))
+    return [
+        tuple(
+            int.from_bytes(each[at : at + size], sys.byteorder)
+            for at, size in (places[name] for name in names)
+        )
         for each in records
-        for at, size in sizes
-    )
+    ]
 
 
 def _refusal(name: str, why: str) -> Refused:
@@ -165,19 +191,25 @@ def carry_over(
     made: dict[str, Map] = {}
     copied: Copied = {}
     moved = before.maps.get(_ARENA) not in (None, after.maps[_ARENA])
+    indexes = _new_indexes(old, before, specs[_STATISTICS].max_entries)
+    private = {_CACHE} | ({_LISTENERS} if moved else set()) | (_INDEXED if indexes else set())
+    if before.events != after.events:
+        private.add("events")
     try:
         for name, spec in specs.items():
             present = before.maps.get(name)
-            shared = name != _CACHE and not (name == "events" and before.events != after.events)
-            if present == after.maps[name] and shared and not (moved and name == _LISTENERS):
+            if present == after.maps[name] and name not in private:
                 made[name] = Map.open(old / name)
                 continue
             made[name] = Map.create(spec)
             if present and name not in _TRANSIENT and name != _ARENA:
                 with Map.open(old / name) as source:
                     content = dict(source.items())
-                made[name].update_all(dict(_translated(name, content.items(), before, after)))
-                if spec.type == _LRU_HASH:
+                elements = _translated(name, content.items(), before, after)
+                if indexes and name in _INDEXED:
+                    elements = _renumbered(name, elements, indexes)
+                made[name].update_all(dict(elements))
+                if spec.type == MAP_TYPE_LRU_HASH:
                     copied[name] = content
         if moved:
             with Map.open(old / _ARENA) as source:
@@ -187,6 +219,29 @@ def carry_over(
             each.close()
         raise
     return made, copied
+
+
+def _new_indexes(old: Path, before: Description, size: int) -> dict[int, int]:
+    """Return the new index of each listener's counters, by the present index: none if all present
+    indexes are smaller than `size`."""
+    present = sorted(index for (index,) in _fields_of_listeners(old, before, "statistics"))
+    if not present or present[-1] < size:
+        return {}
+    return {index: new for new, index in enumerate(present)}
+
+
+def _renumbered(
+    name: str, elements: Iterable[tuple[bytes, bytes]], indexes: Mapping[int, int]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the elements, which are in our layout, with new indexes of counters. Elements of
+    listeners that do not exist are left out."""
+    for key, value in elements:
+        if name == _LISTENERS:
+            record = ListenerRecord(*LISTENER.unpack(value))
+            renumbered = record._replace(statistics=indexes[record.statistics])
+            yield key, LISTENER.pack(*renumbered)
+        elif (new := indexes.get(INDEX.unpack_from(key)[0])) is not None:
+            yield INDEX.pack(new) + key[INDEX.size :], value
 
 
 def _move_tables(listeners: Map, source: Map, target: Map) -> None:
@@ -230,7 +285,7 @@ def copy_changes(
         after.maps.items(), key=lambda each: not each[0].startswith(_ONE_PACKET_PREFIX)
     ):
         if (
-            layout.type == _LRU_HASH
+            layout.type == MAP_TYPE_LRU_HASH
             and name not in _TRANSIENT
             and before.maps.get(name, layout) != layout
         ):
