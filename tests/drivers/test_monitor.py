@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import selectors
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -259,6 +260,38 @@ async def test_a_new_service_of_a_shared_target_gets_the_known_verdict() -> None
             set_balancers(monitor, first, balancer(API, health.port, "127.0.0.1", policy="Cluster"))
             assert API in dirty
             assert WEB not in dirty
+
+
+class CountingSelector(selectors.DefaultSelector):
+    """Counts how often an event loop wakes up."""
+
+    wakeups = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.wakeups += 1
+        return super().select(timeout)
+
+
+def test_a_monitor_of_a_few_nodes_wakes_up_for_probes_and_answers_only() -> None:
+    """The server runs in the same loop, and wakes up for each request."""
+    selector = CountingSelector()
+
+    async def scenario() -> None:
+        monitor = Monitor(VerdictLog())
+        task = asyncio.ensure_future(monitor.run())
+        async with HealthPort(1).listen("0.0.0.0") as health, asyncio.timeout(DEADLINE_S):
+            addresses = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+            set_balancers(monitor, balancer(WEB, health.port, *addresses))
+            await monitor.settled()
+            before = monitor.sent, selector.wakeups
+            await asyncio.sleep(1.0)
+            sent, wakeups = monitor.sent - before[0], selector.wakeups - before[1]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert 0 < wakeups <= 4 * sent
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        runner.run(scenario())
 
 
 async def test_a_removed_target_is_not_probed() -> None:

@@ -12,12 +12,14 @@ is `down` after two time-outs (0.3 s) plus at most one interval. A failure on ou
 count against a node.
 
 The monitor runs in its own process (`roles/prober_process`); the driver in the gateway's loop is
-`prober`. A thousand nodes, each probed ten times a second, must cost a small part of a CPU core.
-Therefore one task serves all nodes, a few hundred times a second, connections are kept open, and
-new targets are probed at a limited rate."""
+`prober`. A thousand nodes, each probed ten times a second, must cost a small part of a CPU core,
+and a few nodes next to nothing. Therefore one task with one timer serves all nodes: nodes that are
+due at nearly the same time are probed together, and then stay together. Connections are kept open,
+and new targets are probed at a limited rate."""
 
 import asyncio
 import heapq
+import math
 import resource
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -42,10 +44,12 @@ routes)."""
 
 
 TICK_S = 0.005
-"""Interval at which due nodes are served. Serving many nodes at once costs less than a timer for
-each."""
+"""The shortest interval at which due nodes are served. Serving many nodes at once costs less than a
+timer for each. The first nodes of a tick may be probed this much early, so that a few nodes need no
+more ticks than one node."""
 NODES_PER_STEP = 20
-"""Maximum number of nodes in one step, for which other tasks of this process wait."""
+"""Maximum number of nodes in one step, for which other tasks of this process wait. Also the maximum
+number of nodes that are probed early, because a thousand nodes must not be probed at once."""
 CONNECTS_PER_TICK = 10
 """Maximum number of new connections per tick: 2,000 a second. Otherwise a start with 100,000
 targets would leave time for nothing else."""
@@ -106,7 +110,11 @@ class Monitor:
         self._outstanding: deque[tuple[float, NodeProbes]] = deque()
         """Sent probes in the order of their times: the time, and the node."""
         self._order = count()
-        self._work_available = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+        """Set while `run` waits for the next tick."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._earliest_s = self._next_tick_s = math.inf
+        """When the next tick may begin, and when it will."""
         self._connects = 0
         """The number of connections that may still be opened in this tick."""
         self.sent = 0
@@ -173,8 +181,9 @@ class Monitor:
             for node in self._nodes.values():
                 self._schedule(node, 0.0)
             while True:
-                self._connects = CONNECTS_PER_TICK
-                while self._tick(asyncio.get_running_loop().time()):
+                self._connects, early_s = CONNECTS_PER_TICK, TICK_S
+                while self._tick(asyncio.get_running_loop().time(), early_s):
+                    early_s = 0.0
                     await asyncio.sleep(0)
                 await self._pause()
         finally:
@@ -187,52 +196,79 @@ class Monitor:
             self._outstanding.clear()
 
     async def _pause(self) -> None:
-        if self._agenda or self._outstanding:
-            await asyncio.sleep(TICK_S)
+        """Wait for TICK_S, and then until a node is due or a probe times out."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        self._earliest_s, self._next_tick_s = loop.time() + TICK_S, math.inf
+        self._tick_by(min(self._next_due_s(), self._next_time_out_s()))
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _tick_by(self, due_s: float) -> None:
+        """Begin the next tick at this time, or as soon as it may begin, unless it begins earlier
+        anyway."""
+        at_s = max(due_s, self._earliest_s)
+        if self._waiting is None or at_s >= self._next_tick_s:
             return
-        self._work_available.clear()
-        await self._work_available.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_tick_s = at_s
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._end_pause)
 
-    def _tick(self, now_s: float) -> bool:
-        """Serve up to NODES_PER_STEP nodes that are due or whose probe timed out. Return whether
-        there may be more."""
-        for _ in range(NODES_PER_STEP):
-            if (late := self._overdue(now_s)) is not None:
-                self._time_out(*late, now_s)
-                self._serve(late[0], now_s)
-                continue
-            if not self._agenda or self._agenda[0][0] > now_s:
-                return False
-            due_s, _, node = heapq.heappop(self._agenda)
-            if node.due_s != due_s:
-                continue  # outdated entry: the node is in the agenda again, at another time
-            node.due_s = None
-            self._serve(node, now_s)
-        return True
+    def _end_pause(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
-    def _overdue(self, now_s: float) -> tuple[NodeProbes, Target] | None:
-        """Return a node whose probe timed out, and the target; None if there is none. All probes
-        have the same time-out, so the oldest one expires first."""
-        while self._outstanding and self._outstanding[0][0] <= now_s - self._timeout_s:
-            sent_s, node = self._outstanding.popleft()
+    def _next_due_s(self) -> float:
+        """Return when the next node is due; infinity if none is."""
+        while self._agenda and self._agenda[0][2].due_s != self._agenda[0][0]:
+            heapq.heappop(self._agenda)  # outdated: the node is there again, at another time
+        return self._agenda[0][0] if self._agenda else math.inf
+
+    def _next_time_out_s(self) -> float:
+        """Return when the oldest probe without an answer times out; infinity if there is none. All
+        probes have the same time-out, so the oldest one expires first."""
+        while self._outstanding:
+            sent_s, node = self._outstanding[0]
             if node.outstanding is not None and node.sent_s == sent_s:
-                return node, node.outstanding
-        return None
+                return sent_s + self._timeout_s
+            self._outstanding.popleft()
+        return math.inf
+
+    def _tick(self, now_s: float, early_s: float) -> bool:
+        """Serve up to NODES_PER_STEP nodes that are due within `early_s` or whose probe timed out.
+        Return whether there may be more."""
+        for _ in range(NODES_PER_STEP):
+            if self._next_time_out_s() <= now_s:
+                _, node = self._outstanding.popleft()
+                self._time_out(node, now_s)
+            elif self._next_due_s() <= now_s + early_s:
+                _, _, node = heapq.heappop(self._agenda)
+                node.due_s = None
+            else:
+                return False
+            self._serve(node, now_s, early_s)
+        return True
 
     def _schedule(self, node: NodeProbes, due_s: float) -> None:
         node.due_s = due_s
         heapq.heappush(self._agenda, (due_s, next(self._order), node))
-        self._work_available.set()
+        self._tick_by(due_s)
 
-    def _serve(self, node: NodeProbes, now_s: float) -> None:
-        """Probe the target that is due, or put the node into the agenda for the time at which one
-        is due."""
+    def _serve(self, node: NodeProbes, now_s: float, early_s: float) -> None:
+        """Probe the target that is due within `early_s`, or put the node into the agenda for the
+        time at which one is due."""
         next_probe = node.liveness.next(node.sent_s)
         if next_probe is None:
             self._forget(node)
             return
         due_s, target = next_probe
-        if due_s <= now_s and target.port not in node.connections:
+        if due_s <= now_s + early_s and target.port not in node.connections:
             if not self._connects:
                 # No new connection is allowed in this tick. Until the target's turn, probe
                 # over the connection that is open, to see whether the machine is alive.
@@ -240,7 +276,7 @@ class Monitor:
                 due_s = due_s if target.port in node.connections else now_s + self._interval_s
             else:
                 self._connects -= 1
-        if due_s > now_s:
+        if due_s > now_s + early_s:
             self._schedule(node, due_s)
         else:
             self._probe(node, target, now_s)
@@ -391,10 +427,11 @@ class Monitor:
         next_probe = node.liveness.next(node.sent_s)
         self._schedule(node, next_probe[0] if next_probe else now_s)
 
-    def _time_out(self, node: NodeProbes, target: Target, now_s: float) -> None:
+    def _time_out(self, node: NodeProbes, now_s: float) -> None:
         """Record that a probe timed out. The next one uses a new connection, because this one may
         be stuck."""
-        node.outstanding = None
+        target, node.outstanding = node.outstanding, None
+        assert target is not None
         node.connections.pop(target.port).close()
         late_s = now_s - node.sent_s - self._timeout_s
         if late_s > 0.5 * self._timeout_s:
