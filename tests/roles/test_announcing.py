@@ -47,8 +47,10 @@ async def test_a_gateway_that_announces_waits_until_it_knows_the_others() -> Non
         namespace = SILENT.presence.namespace
         await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
         state, freshness = State(()), Freshness(lambda: client.answered_s)
-        assert others_of(SILENT, client, state, freshness) == ((), ())
-        (watch,), (known,) = others_of(ANNOUNCING, client, state, freshness)
+        assert others_of(SILENT, client, state, freshness, None, "gw1") == ((), ())
+        made = announce_driver(ANNOUNCING, ("eth0",), state, "gw2")
+        assert isinstance(made, AnnounceDriver)
+        (watch,), (known,) = others_of(ANNOUNCING, client, state, freshness, made, "gw2")
         view = View("gateway", "gw1")
         view.standing_by = lambda: True
         announcer = Announcer(client, ANNOUNCING.presence, view, "gw1", announces=lambda: [LINK])
@@ -70,8 +72,10 @@ async def test_without_the_right_to_watch_leases_a_gateway_starts_and_owns_nothi
     ):
         server.faults.add(Fault("status", "GET", "/leases", code=403, count=0))
         state = State(())
+        made = announce_driver(ANNOUNCING, ("eth0",), state, "gw1")
+        assert isinstance(made, AnnounceDriver)
         (watch,), (known,) = others_of(
-            ANNOUNCING, client, state, Freshness(lambda: client.answered_s)
+            ANNOUNCING, client, state, Freshness(lambda: client.answered_s), made, "gw1"
         )
         task = group.create_task(watch.run())
         await known.open()

@@ -32,6 +32,7 @@ def lease(
     refuses: str = "",
     problem: str = "",
     announces: tuple[OnLink, ...] = (),
+    announced: int = 0,
 ) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
@@ -44,6 +45,7 @@ def lease(
         problem=problem,
         not_served=refused,
         announces=announces,
+        announced_count=announced,
     )
     metadata = ObjectMeta(
         name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
@@ -103,9 +105,9 @@ def test_a_lease_from_before_the_start_proves_nothing_until_it_changes() -> None
     assert not silences.value().alive
 
 
-def test_a_gateway_that_starts_is_alive_for_itself() -> None:
+def test_a_gateway_that_continues_to_answer_is_alive_for_itself() -> None:
     """Others keep it alive while its predecessor's tables are in the kernel."""
-    silences = GatewayLeases(MOST_S, "gw1")
+    silences = GatewayLeases(MOST_S, "gw1", lambda: True)
     silences.update(lease("gw1", ready=False) | lease("gw2", ready=False), first=True)
     assert silences.value().alive == {"gw1"}
     for _ in range(DURATION_S + 1):
@@ -114,6 +116,41 @@ def test_a_gateway_that_starts_is_alive_for_itself() -> None:
     assert silences.value().alive == {"gw1"}
     pass_time(silences, DURATION_S + 1)
     assert not silences.value().alive, "it cannot renew its Lease"
+
+
+def observers(*names: str, continues: bool = False) -> dict[str, GatewayLeases]:
+    """Return the views of these gateways, each at its start."""
+    return {name: GatewayLeases(MOST_S, name, lambda: continues) for name in names}
+
+
+def test_gateways_that_start_together_agree_who_is_alive() -> None:
+    """Otherwise each would announce all addresses until it learns that others are ready."""
+    views = observers("gw1", "gw2", "gw3")
+    steps = [
+        (lease("gw1", ready=False) | lease("gw2", ready=False), set()),
+        (lease("gw3", ready=False), set()),
+        (lease("gw2"), {"gw2"}),
+        (lease("gw1"), {"gw1", "gw2"}),
+        (lease("gw3"), {"gw1", "gw2", "gw3"}),
+        (lease("gw1", ready=False), {"gw1", "gw2", "gw3"}),
+    ]
+    for number, (changed, alive) in enumerate(steps):
+        for each in views.values():
+            each.update(changed, first=number == 0)
+        assert [each.value().alive for each in views.values()] == [alive] * len(views)
+
+
+def test_gateways_that_restart_together_stay_alive_for_each_other() -> None:
+    """The kernel of each answers for its addresses meanwhile."""
+    views = observers("gw1", "gw2", continues=True)
+    for each in views.values():
+        each.update(lease("gw1", ready=False, announced=2), first=True)
+        each.update(lease("gw2", ready=False, announced=1), first=False)
+        assert each.value().alive == {"gw1", "gw2"}
+    pass_time(views["gw1"], DURATION_S)
+    views["gw1"].update(lease("gw2", ready=False, announced=1), first=False)
+    pass_time(views["gw1"], 1)
+    assert "gw2" not in views["gw1"].value().alive, "its start has no end"
 
 
 def test_a_restart_is_tolerated_but_not_a_start_without_end() -> None:

@@ -224,11 +224,11 @@ def components(
         interfaces=lambda: [each.name for each in direct.interfaces],
         addresses=lambda: [*own.addresses, *(announce.reserved if announce is not None else ())],
         announces=lambda: announce.on_link if announce is not None else (),
-        announced=lambda: announce.owned if announce is not None else {},
+        announced=lambda: announce.answered if announce is not None else {},
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
-    watched, known = others_of(config, client, state, freshness, name)
+    watched, known = others_of(config, client, state, freshness, announce, name)
     if announce is not None:
         announce.current = lambda: all(each.current for each in watched)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
@@ -261,14 +261,26 @@ def components(
 
 
 def others_of(
-    config: Config, client: Client, state: State, freshness: Freshness, own: str = ""
+    config: Config,
+    client: Client,
+    state: State,
+    freshness: Freshness,
+    announce: AnnounceDriver | None,
+    own: str,
 ) -> tuple[Sequence[GatewayWatch], Sequence[Component]]:
     """Return the component that observes all gateways, and the one that delays the start until they
     are known; none if this gateway announces no address, because it need not know the others."""
-    if config.announce.l2 is None:
+    if announce is None:
         return (), ()
-    update = state.update_announcers
-    watch = GatewayWatch(client, state, config.presence, freshness, update=update, own=own)
+    watch = GatewayWatch(
+        client,
+        state,
+        config.presence,
+        freshness,
+        update=state.update_announcers,
+        own=own,
+        continues=lambda: bool(announce.answered),
+    )
 
     async def known() -> None:
         # The API server may be away: then addresses are announced later.

@@ -102,14 +102,21 @@ class GatewayLeases:
     """The gateways, and how long each has been silent. It has no clock: the caller passes the time
     to `advance`."""
 
-    def __init__(self, max_step_s: float, own: str = "") -> None:
+    def __init__(
+        self, max_step_s: float, own: str = "", continues: Callable[[], bool] = lambda: False
+    ) -> None:
         """`max_step_s`: the maximum that is counted between two calls of `advance`. In a longer
-        time renewals could not be observed. `own`: the gateway that observes. It is alive also
-        while it is not ready: when it starts, the others count on what its predecessor left in the
-        kernel, and if it did not, nobody would answer for its addresses."""
+        time renewals could not be observed. `own`: the gateway that observes. Once its readiness
+        was observed, it is alive also while it is not ready: the others count on it, and if it did
+        not, nobody would answer for its addresses. Before, it is alive only if `continues` returns
+        that its predecessor's announcements are in the kernel. All observers see readiness in the
+        same order, so of gateways that start together, each knows those that were ready before
+        it."""
         self.gateways: dict[ObjectKey, Observed] = {}
         self._max_step_s = max_step_s
-        self._own = own
+        self._own, self._continues = own, continues
+        self._own_counts = False
+        """Whether the gateway that observes is alive although it is not ready."""
 
     def update(self, changed: Mapping[ObjectKey, Lease | None], *, first: bool) -> None:
         """Process changed Leases. `first`: these Leases existed when the watch began."""
@@ -118,13 +125,17 @@ class GatewayLeases:
             presence = presence_of(lease) if lease is not None else None
             if lease is None or presence is None or presence.role != "gateway":
                 continue
+            if presence.name == self._own:
+                self._own_counts |= presence.ready or self._continues()
             # A gateway that restarts is not ready for a moment; meanwhile the tables of its
-            # predecessor forward.
+            # predecessor forward, and its kernel answers for addresses.
             unready_s = (
                 0.0
-                if presence.ready or presence.problem or presence.name == self._own
+                if presence.ready or presence.problem or self._is_counted(presence)
                 else before.unready_s
                 if before is not None
+                else 0.0
+                if presence.announced_count
                 else float("inf")
             )
             duration_s = float(lease.spec.lease_duration_seconds or 1)
@@ -142,9 +153,12 @@ class GatewayLeases:
         step_s = min(passed_s, self._max_step_s)
         for each in self.gateways.values():
             each.silent_s += step_s
-            if each.presence.name != self._own:
+            if not self._is_counted(each.presence):
                 each.unready_s += step_s
             each.problem.advance(each.presence.problem, step_s, each.duration_s)
+
+    def _is_counted(self, presence: Presence) -> bool:
+        return self._own_counts and presence.name == self._own
 
     @property
     def decided(self) -> bool:
@@ -202,7 +216,7 @@ class GatewayLeases:
 class GatewayWatch(Component):
     """Keeps `state.gateways`, and the excluded addresses of gateways, equal to the Leases.
     `decided` is set once the gateways are known, or cannot become known. `update`: stores the
-    gateways; absent: `State.update_gateways`. `own`: see `GatewayLeases`."""
+    gateways; absent: `State.update_gateways`. `own`, `continues`: see `GatewayLeases`."""
 
     name = "gateways"
 
@@ -215,13 +229,14 @@ class GatewayWatch(Component):
         *,
         update: Callable[[Gateways], None] | None = None,
         own: str = "",
+        continues: Callable[[], bool] = lambda: False,
     ) -> None:
         self.decided = asyncio.Event()
         self._state = state
         self._update = update or state.update_gateways
         self._lease_s = section.lease_duration_s
         self._tick_s = section.lease_duration_s / 12
-        self._leases = GatewayLeases(section.lease_duration_s / 3, own)
+        self._leases = GatewayLeases(section.lease_duration_s / 3, own, continues)
         self._reflector: Reflector[Lease] = Reflector(
             client,
             LEASES,

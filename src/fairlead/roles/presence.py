@@ -100,8 +100,7 @@ class Announcer:
         """The Services that the predecessor did not serve; cleared when this process is ready for
         the first time."""
         self._announced_since: dict[tuple[str, str], str] = {}
-        """Since when each address is announced on each interface; until this process is ready for
-        the first time, also by its predecessor."""
+        """Since when each address is announced on each interface, also by a predecessor."""
         self._version = ""
         """The version of the Lease that the last renewal wrote; empty if it is not known."""
         self._failing: type[Exception] | None = None
@@ -228,9 +227,7 @@ class Announcer:
         )
 
     def _announced_addresses(self) -> tuple[Announced, ...]:
-        present, now = {*self._announced().items()}, stamp(datetime.now(UTC))
-        if not self._view.synced:
-            present.update(self._announced_since)
+        present, now = self._announced().items(), stamp(datetime.now(UTC))
         known = self._announced_since
         self._announced_since = {each: known.get(each, now) for each in sorted(present)}
         return tuple(

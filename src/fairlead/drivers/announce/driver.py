@@ -142,8 +142,14 @@ class AnnounceDriver(Component):
 
     @property
     def owned(self) -> Mapping[str, str]:
-        """The addresses that this gateway announces, each with the interface."""
+        """The addresses that this process announces, each with the interface."""
         return self._held.owned
+
+    @property
+    def answered(self) -> Mapping[str, str]:
+        """The addresses that the kernel answers, each with the interface; at the start, those of a
+        previous process."""
+        return self._responder.answered()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, Spec]:
         """See `spec.render`."""
