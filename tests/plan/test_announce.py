@@ -111,6 +111,20 @@ def test_what_moves() -> None:
     }, "another interface of the same owner"
 
 
+def test_an_address_returns_to_a_gateway_only_when_its_link_is_steady() -> None:
+    settling = msgspec.structs.replace(LAN, settles=True)
+    addresses = [f"192.0.2.{number}" for number in range(1, 100)]
+    steady = on_lan("gw1", "gw2", "gw3")
+    before = on_lan("gw2", "gw3")
+    returned = announcers({"gw1": (settling,), "gw2": (LAN,), "gw3": (LAN,)})
+    assert owners(addresses, returned) == owners(addresses, before)
+    assert moved(addresses, before, returned) == set()
+    back = {each for each, owner in owners(addresses, steady).items() if owner == "gw1"}
+    assert moved(addresses, returned, steady) == back
+    every = announcers(dict.fromkeys(("gw1", "gw2", "gw3"), (settling,)))
+    assert owners(addresses, every) == owners(addresses, steady), "no link is steady"
+
+
 def test_gateways_that_do_not_forward_or_are_excluded_own_nothing() -> None:
     names = frozenset(("gw1", "gw2", "gw3"))
     links = dict.fromkeys(names, (LAN,))

@@ -61,11 +61,13 @@ class Warned(Fields, frozen=True):
 
 class OnLink(Fields, frozen=True):
     """A network whose addresses the instance can announce, because it is on the link of this
-    interface. `mac`: the MAC address of the interface."""
+    interface. `mac`: the MAC address of the interface. `settles`: the link has only just returned,
+    so addresses stay with gateways whose link is steady."""
 
     interface: str
     network: str
     mac: str = ""
+    settles: bool = False
 
 
 class Announced(Fields, frozen=True):

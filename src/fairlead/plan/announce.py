@@ -2,7 +2,8 @@
 
 In: the live gateways with the networks on their links, the Nodes, the addresses of Services. Out:
 the owner of each address. The owner is chosen by rendezvous hashing (highest random weight) over
-the gateways that serve its Services and have an interface in whose network it is. So all gateways
+the gateways that serve its Services and have an interface in whose network it is; a gateway whose
+link has only just returned owns it only if there is no other. So all gateways
 choose the same owner without a vote, addresses are shared equally, and when a gateway is lost only
 its addresses move. Two gateways whose knowledge differs may both announce an address for a while:
 connections of class fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
@@ -28,11 +29,12 @@ MAX_NAMED = 5
 
 
 class Link(NamedTuple):
-    """An IPv4 network that is on the link of an interface."""
+    """An IPv4 network that is on the link of an interface. `settles`: see `OnLink`."""
 
     mask: int
     first: int
     interface: str
+    settles: bool = False
 
 
 Announcers = Mapping[str, Sequence[Link]]
@@ -57,14 +59,14 @@ def owner_of(address: str, announcers: Announcers) -> Announcement | None:
     do so."""
     number, encoded = int(IPv4Address(address)), address.encode()
     able = {
-        name: interface
+        name: link
         for name, links in announcers.items()
-        if (interface := _interface_at(number, links))
+        if (link := _link_at(number, links)) is not None
     }
     if not able:
         return None
-    owner = max(able, key=lambda name: (_weight(encoded, name), name))
-    return Announcement(address, owner, able[owner])
+    owner = max(able, key=lambda name: (not able[name].settles, _weight(encoded, name), name))
+    return Announcement(address, owner, able[owner].interface)
 
 
 def moved(addresses: Iterable[str], before: Announcers | None, after: Announcers) -> frozenset[str]:
@@ -183,13 +185,10 @@ def _weight(address: bytes, name: str) -> bytes:
     return blake2b(b"%b|%b" % (address, name.encode()), digest_size=8).digest()
 
 
-def _interface_at(address: int, links: Sequence[Link]) -> str:
-    """Return the interface with the smallest network that contains the address; of several, the
-    first by name. Empty: none."""
-    for mask, first, interface in links:
-        if address & mask == first:
-            return interface
-    return ""
+def _link_at(address: int, links: Sequence[Link]) -> Link | None:
+    """Return the smallest network that contains the address; of several, that of the first
+    interface by name."""
+    return next((each for each in links if address & each.mask == each.first), None)
 
 
 @lru_cache(256)
@@ -203,5 +202,6 @@ def _links_of(links: tuple[OnLink, ...]) -> Sequence[Link]:
         except ValueError:
             continue
         if isinstance(network, IPv4Network):
-            found.append(Link(int(network.netmask), int(network.network_address), each.interface))
+            first = int(network.network_address)
+            found.append(Link(int(network.netmask), first, each.interface, each.settles))
     return sorted(found, key=lambda each: (-each.mask, each.interface))

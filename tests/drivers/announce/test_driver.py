@@ -401,9 +401,14 @@ def test_network_and_broadcast_addresses_are_no_addresses_of_services(
     run(scenario)
 
 
-def test_only_interfaces_with_a_link_announce(run: Any, router: Router) -> None:
+def test_only_interfaces_with_a_link_announce(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+    known = [GATEWAYS]
+
     async def scenario() -> None:
-        made = driver(networks=("203.0.113.0/24",))
+        made = driver(networks=("203.0.113.0/24",), gateways=lambda: known[0])
         await made.open()
         on_lan, configured = (
             OnLink("eth0", network, MAC.hex(":")) for network in ("192.0.2.0/24", "203.0.113.0/24")
@@ -414,7 +419,14 @@ def test_only_interfaces_with_a_link_announce(run: Any, router: Router) -> None:
         ip(NAME, "link", "set", "eth0", "down")
         await until(lambda: made.on_link == ())
         ip(NAME, "link", "set", "eth0", "up")
+        returned = tuple(
+            msgspec.structs.replace(each, settles=True) for each in (on_lan, configured)
+        )
+        await until(lambda: made.on_link == returned)
+        own = {**GATEWAYS.announcers, "gw1": returned}
+        known[0] = msgspec.structs.replace(GATEWAYS, announcers=own)
         await until(lambda: made.on_link == (on_lan, configured))
+        assert VIP in made.owned, "no other gateway can have it, so the link need not settle"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await made.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from fairlead.drivers import Component
@@ -25,6 +26,7 @@ from fairlead.drivers.announce.gratuitous import Gratuitous
 from fairlead.drivers.announce.metrics import AnnounceCollector
 from fairlead.drivers.announce.responder import Responder, directory_of, remove_responder
 from fairlead.drivers.announce.spec import Change, Held, Spec
+from fairlead.drivers.announce.steadiness import Steadiness
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.presence import OnLink
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
@@ -84,6 +86,7 @@ class AnnounceDriver(Component):
         """The network and broadcast addresses of these networks. No client asks for their MAC
         address, so no Service can use them."""
         self._on_link: tuple[OnLink, ...] = ()
+        self._steadiness = Steadiness(lease_s)
         self._usable: dict[str, Link] = {}
         """The interfaces on which this gateway can announce addresses now."""
         self._gateway = gateway
@@ -138,7 +141,15 @@ class AnnounceDriver(Component):
     def on_link(self) -> tuple[OnLink, ...]:
         """The networks in which this gateway can announce addresses. Empty if it cannot know the
         other gateways: then it gains no address, and must not be chosen as an owner."""
-        return () if self._forbidden() else self._on_link
+        if self._forbidden():
+            return ()
+        now_s = time.monotonic()
+        return tuple(
+            msgspec.structs.replace(each, settles=True)
+            if self._steadiness.settles((each.interface, each.network), now_s)
+            else each
+            for each in self._on_link
+        )
 
     @property
     def owned(self) -> Mapping[str, str]:
@@ -230,6 +241,7 @@ class AnnounceDriver(Component):
                     self._responder.prolong()
                 self._responder.refresh()
                 self._names()
+                self._end_settling()
                 self._findings = tuple(self._problems())
                 async with self._turn:
                     # At the start, what a previous process left stays as it is until the first
@@ -265,6 +277,7 @@ class AnnounceDriver(Component):
             for network in self._section.networks
         ]
         self._on_link = tuple(dict.fromkeys(found))
+        self._look_for_returned()
         ends = sorted(
             {
                 end
@@ -276,6 +289,25 @@ class AnnounceDriver(Component):
         self.reserved = tuple(map(str, ends))
         self._announce_again(usable)
         return self._selection.names
+
+    def _look_for_returned(self) -> None:
+        """Find out which links were lost and have returned."""
+        gateways = self._gateways()
+        known = self._on_link if gateways is None else gateways.announcers.get(self._gateway, ())
+        self._steadiness.look(
+            [(each.interface, each.network) for each in self._on_link],
+            [(each.interface, each.network) for each in known],
+            time.monotonic(),
+        )
+
+    def _end_settling(self) -> None:
+        """Let the links be steady on which this gateway has addresses although the others know that
+        they settle: no other gateway can have them, and one that returns later must not get them at
+        once."""
+        gateways, interfaces_used = self._gateways(), {*self._held.owned.values()}
+        for each in gateways.announcers.get(self._gateway, ()) if gateways is not None else ():
+            if each.settles and each.interface in interfaces_used:
+                self._steadiness.end((each.interface, each.network))
 
     def _announce_again(self, usable: dict[str, Link]) -> None:
         """Announce the addresses on an interface that has another MAC address, was created again
