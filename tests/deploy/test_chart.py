@@ -134,6 +134,20 @@ def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
     assert "NET_RAW" in capabilities(render(helm, "--set", outside), "gateway")
 
 
+def test_gateways_that_announce_nothing_have_no_rights_for_it(helm: Path) -> None:
+    """`l2: null` in the configuration switches it off."""
+    for announce, announces in (("{}", False), ('{"l2":null}', False), ('{"l2":{}}', True)):
+        objects = render(
+            helm,
+            *("--set", "gateway.enabled=true,config.gateway.interfaces={eth0}"),
+            *("--set-json", f"config.announce={announce}"),
+        )
+        assert ("NET_RAW" in capabilities(objects, "gateway")) == announces
+        (rule,) = find(objects, "Role", "fairlead-gateway-presence")["rules"]
+        assert {"list", "watch"}.issubset(rule["verbs"]) == announces
+        assert (configuration(objects).announce.l2 is not None) == announces
+
+
 def test_gateways_on_all_nodes_have_small_tables(helm: Path) -> None:
     """They are those of the lab, and of docs/announce.md. Other gateways have the default sizes."""
     announces = "announce=l2,pool={192.0.2.224-192.0.2.250}"

@@ -37,7 +37,8 @@ labels: {{- include "fairlead.labels" . | nindent 2 }}
 
 {{/* Not empty if gateways announce addresses. */}}
 {{- define "fairlead.announces" -}}
-{{- if or (eq .root.Values.announce "l2") (hasKey (dig "announce" dict .root.Values.config) "l2") }}yes{{ end }}
+{{- $announce := (include "fairlead.configuration" . | fromYaml).announce }}
+{{- if and $announce (kindIs "map" $announce.l2) }}yes{{ end }}
 {{- end }}
 
 {{/* Not empty if the values name interfaces for gateways. */}}
