@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.config import PoolConfig
-from fairlead.kube.crds import AddressPool, KeptAddresses
+from fairlead.kube.crds import AddressPool, AddressPoolStatus, KeptAddresses
 from fairlead.model import ServiceKey
 from fairlead.plan.addresses import AddressRequest, Facts, HeldAddress
 from fairlead.plan.keeping import KeptAddressLimits
@@ -52,7 +53,35 @@ def test_a_pool_counts_its_assigned_and_available_addresses_by_family() -> None:
         "Ready": "True/Used",
         "Stranded": "False/None",
         "Excluded": "False/None",
+        "Scarce": "False/None",
     }
+
+
+@pytest.mark.parametrize(
+    ("size", "assigned", "scarce", "then"),
+    [
+        (20, 18, False, "False"),
+        (20, 19, False, "True"),
+        (20, 17, True, "True"),
+        (20, 16, True, "False"),
+        (10, 10, False, "True"),
+        (9, 9, False, "False"),
+    ],
+)
+def test_a_pool_is_scarce_until_a_fifth_of_its_addresses_is_free_again(
+    size: int, assigned: int, scarce: bool, then: str
+) -> None:
+    made = pool("main", f"203.0.113.1-203.0.113.{size}", "2001:db8::1")
+    if scarce:
+        made = msgspec.structs.replace(
+            made,
+            status=msgspec.convert(
+                {"conditions": [{"type": "Scarce", "status": "True"}]}, AddressPoolStatus
+            ),
+        )
+    held = {f"203.0.113.{number}": "main" for number in range(1, assigned + 1)}
+    state = states([made], {**held, "2001:db8::1": "main"})["main"]
+    assert {each.type: each.status for each in state.conditions}["Scarce"] == then
 
 
 def test_the_stranded_condition_names_the_service_that_holds_an_address_outside_the_pool() -> None:
@@ -125,6 +154,7 @@ def test_an_address_pool_does_not_count_the_addresses_of_a_configured_pool_with_
         "Ready": "False/OverlapsAnotherPool",
         "Stranded": "False/None",
         "Excluded": "False/None",
+        "Scarce": "False/None",
     }
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from fairlead.config import Config
+from fairlead.config import Config, PoolConfig
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_POOLS
@@ -17,9 +17,13 @@ from fairlead.kube.reflector import Reflector
 from fairlead.lab import crds
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.apiserver.faults import Fault
+from fairlead.model import ServiceKey
+from fairlead.plan.addresses import AddressRequest, Facts, HeldAddress
 from fairlead.plan.keeping import limits_of
+from fairlead.plan.ledger import Ledger
+from fairlead.plan.pools import read_pools
 from fairlead.roles.controller import Planner
-from fairlead.roles.pool_reports import PoolReports
+from fairlead.roles.pool_reports import PoolReports, PoolStates
 from fairlead.state import State
 
 DEADLINE_S = 60.0
@@ -147,3 +151,30 @@ async def test_the_end_of_a_problem_is_reported(bench: Bench) -> None:
         await reported("OverlapsAnotherPool", "Recovered")
     (recovered,) = [each for each in await bench.client.list(EVENTS) if each.reason == "Recovered"]
     assert recovered.message == "OverlapsAnotherPool no longer holds, after less than a minute"
+
+
+async def test_few_free_addresses_of_a_pool_of_the_configuration_are_a_finding() -> None:
+    """Such a pool is no object that could have a condition or an Event."""
+    ledger = Ledger()
+    ledger.use(read_pools([PoolConfig("main", ("203.0.113.0-203.0.113.9",))], ()))
+    ports = frozenset({"TCP/80"})
+    held = {f"203.0.113.{n}": HeldAddress(granted=ports, pool="main") for n in range(10)}
+    key = ServiceKey("default", "a")
+    states = PoolStates(State(()), ledger, limits_of(Config()))
+    running = asyncio.ensure_future(states.run())
+
+    async def found(*codes: str) -> None:
+        states.changed()
+        async with asyncio.timeout(DEADLINE_S):
+            while [each.code for each in states.findings()] != [*codes]:
+                await asyncio.sleep(0.02)
+
+    with capture_logs() as logs:
+        ledger.assign({key: Facts(AddressRequest(("IPv4",), ports=ports), held)})
+        await found("FewAddressesFree")
+        assert str(states.findings()[0]).startswith("pool main: few IPv4 addresses of the pool")
+        ledger.assign({key: Facts()})
+        await found()
+    assert [each["log_level"] for each in logs] == ["warning", "info"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

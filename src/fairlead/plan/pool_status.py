@@ -1,12 +1,13 @@
-"""The status of an AddressPool: counts of its addresses, and the conditions Ready, Stranded and
-Excluded.
+"""The status of an AddressPool: counts of its addresses, and the conditions Ready, Stranded,
+Excluded and Scarce.
 
 In: the pool, the ledger's counts, the addresses that were granted from the pool. Out: a
 `PoolState`, which also lists the namespaces that keep addresses of the pool for deleted Services,
 with the times since and until which the addresses are kept. Pure. Ready: the addresses of the pool
 may be assigned. Stranded: Services hold addresses that were assigned from the pool and that it no
 longer contains. They keep these addresses, and no other Service gets them. Excluded: the cluster
-itself uses addresses of the pool, and no Service gets them. Invariant: a condition does not change
+itself uses addresses of the pool, and no Service gets them. Scarce: few addresses are free, so that
+somebody can add a range before a Service gets none. Invariant: a condition does not change
 while its cause lasts. Follows the API conventions, section "Typical status properties"."""
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,12 @@ from fairlead.plan.pools import FAMILIES, MAX_COUNT, Pool, Pools
 READY = "Ready"
 STRANDED = "Stranded"
 EXCLUDED = "Excluded"
+SCARCE = "Scarce"
+MIN_SIZE = 10
+"""Pools with fewer addresses are never scarce: they are meant to be used up."""
+SCARCE_BELOW, ENOUGH_FROM = 0.1, 0.2
+"""A pool becomes scarce when a smaller share of its addresses is free, and ceases to be when this
+share is free again: an address that is assigned and released changes nothing each time."""
 MAX_NAMES = 5
 MAX_NAMESPACES = 100
 """The maximum number of namespaces in `status.kept`, as in `deploy/crds`."""
@@ -64,7 +71,10 @@ def pool_states(
     for name, address, key in ledger.granted():
         if name in granted:
             granted[name].append((address, key))
-    states = {name: _state(ledger, name, granted[name]) for name in pools}
+    states = {
+        name: _state(ledger, name, granted[name], was_scarce=_is_scarce(each))
+        for name, each in pools.items()
+    }
     return {
         name: _with_kept(state, kept[name], limits) if name in kept else state
         for name, state in states.items()
@@ -86,7 +96,13 @@ def _with_kept(
     )
 
 
-def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]]) -> PoolState:
+def _is_scarce(pool: AddressPool) -> bool:
+    return any(each.type == SCARCE and each.status == "True" for each in pool.status.conditions)
+
+
+def _state(
+    ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]], *, was_scarce: bool
+) -> PoolState:
     pool = ledger.pools.by_name.get(name)
     problem = ledger.pools.problems.get(name)
     if pool is not None and problem is not None:
@@ -101,7 +117,7 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
         return PoolState(
             _counts(assigned),
             (0, 0),
-            (_ready(problem), _stranded(left), NONE_EXCLUDED),
+            (_ready(problem), _stranded(left), NONE_EXCLUDED, NONE_SCARCE),
             bool(granted),
         )
     available = {family: pool.size(family) - pool.assigned[family] for family in FAMILIES}
@@ -109,7 +125,12 @@ def _state(ledger: Ledger, name: str, granted: Sequence[tuple[str, ServiceKey]])
     return PoolState(
         _counts(assigned),
         _counts(available),
-        (_ready(None), _stranded(left), excluded_condition(ledger.pools, pool)),
+        (
+            _ready(None),
+            _stranded(left),
+            excluded_condition(ledger.pools, pool),
+            scarce_condition(pool, scarce=was_scarce),
+        ),
         bool(granted or any(assigned.values())),
     )
 
@@ -147,6 +168,29 @@ def excluded_condition(pools: Pools, pool: Pool) -> PoolCondition:
         "AddressesExcluded",
         f"no Service gets {', '.join(parts)}{more}: the cluster itself uses them; remove them from "
         "spec.addresses",
+    )
+
+
+NONE_SCARCE = PoolCondition(SCARCE, "False", "None", "enough of its addresses are free")
+
+
+def scarce_condition(pool: Pool, *, scarce: bool) -> PoolCondition:
+    """Return the condition that tells whether few addresses of the pool are free. `scarce`: whether
+    it is True now."""
+    share = ENOUGH_FROM if scarce else SCARCE_BELOW
+    few = [
+        family
+        for family in FAMILIES
+        if (size := pool.size(family)) >= MIN_SIZE and size - pool.assigned[family] < share * size
+    ]
+    if not few:
+        return NONE_SCARCE
+    return PoolCondition(
+        SCARCE,
+        "True",
+        "FewAddressesFree",
+        f"few {' and '.join(few)} addresses of the pool are free, and a Service that needs one may "
+        "get none: add a range",
     )
 
 

@@ -4,8 +4,8 @@ protection of a pool that is in use from deletion.
 In: the ledger, whose changes are signalled by `changed`. Out: the source, the plan and the loop
 with which `drivers.pools` writes. Invariants: each change is written once, and a pool is written at
 most every `INTERVAL_S`; a pool whose write fails is retried with growing delays. Pools of the
-configuration file are not objects, so nothing is written for them; a log line names their excluded
-addresses."""
+configuration file are not objects, so nothing is written for them; their excluded addresses are
+logged, and that few are free is logged and a finding of the controller."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,13 +16,18 @@ from fairlead.drivers import Component
 from fairlead.drivers.pools import DesiredPool, PoolDriver
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
+from fairlead.model import Finding
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.pool_status import (
+    EXCLUDED,
     NONE_EXCLUDED,
+    NONE_SCARCE,
+    SCARCE,
     PoolCondition,
     excluded_condition,
     pool_states,
+    scarce_condition,
 )
 from fairlead.reconcile import Loop, Pace
 from fairlead.state import State, Subscribers
@@ -49,7 +54,8 @@ class PoolStates(Component):
         self._ledger = ledger
         self._limits = limits
         self._news = asyncio.Event()
-        self._logged: dict[str, PoolCondition] = {}
+        self._configured: dict[str, dict[str, PoolCondition]] = {}
+        """The conditions of the pools of the configuration, by name and type."""
 
     def changed(self) -> None:
         """Signal that the ledger may have changed."""
@@ -63,7 +69,7 @@ class PoolStates(Component):
             await self._news.wait()
             await asyncio.sleep(INTERVAL_S)
             self._news.clear()
-            self._log_excluded()
+            self._look_at_configured()
             states = pool_states(self._ledger, self._state.pools, self._limits)
             before, self.services = (
                 self.services,
@@ -78,18 +84,31 @@ class PoolStates(Component):
                 [name for name in names if before.get(name) != self.services.get(name)]
             )
 
-    def _log_excluded(self) -> None:
-        """Log the excluded addresses of each pool of the configuration, when they have changed."""
-        pools = self._ledger.pools
+    def findings(self) -> Sequence[Finding]:
+        return [
+            Finding(scarce.reason, f"pool {name}: {scarce.message}")
+            for name, conditions in self._configured.items()
+            if (scarce := conditions[SCARCE]).status == "True"
+        ]
+
+    def _look_at_configured(self) -> None:
+        """Find out the conditions of each pool of the configuration, and log those that have
+        changed."""
+        pools, all_before, self._configured = self._ledger.pools, self._configured, {}
         for pool in pools.in_order:
-            found = excluded_condition(pools, pool)
-            if pool.name in self._state.pools or found == self._logged.get(
-                pool.name, NONE_EXCLUDED
-            ):
+            if pool.name in self._state.pools:
                 continue
-            self._logged[pool.name] = found
-            level = log.warning if found.status == "True" else log.info
-            level("excluded addresses of a pool", pool=pool.name, excluded=found.message)
+            before = all_before.get(pool.name, {EXCLUDED: NONE_EXCLUDED, SCARCE: NONE_SCARCE})
+            scarce = before[SCARCE].status == "True"
+            found = {
+                EXCLUDED: excluded_condition(pools, pool),
+                SCARCE: scarce_condition(pool, scarce=scarce),
+            }
+            self._configured[pool.name] = found
+            for each in found.values():
+                if each != before[each.type]:
+                    level = log.warning if each.status == "True" else log.info
+                    level("a pool of the configuration", pool=pool.name, state=each.message)
 
 
 class PoolReports:
