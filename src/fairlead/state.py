@@ -338,7 +338,7 @@ class State:
         first gateway that forwards has appeared, or the last one has ended, or if gateways are
         gone or have returned, or other problems of their hosts count; otherwise the Services for
         which refusals of gateways have changed, which the first gateway serves again or no gateway
-        any more, or whose addresses have another owner."""
+        any more, or whose addresses have another owner or are used by another station."""
         before = self.gateways
         self.update_announcers(gateways)
         if (
@@ -350,6 +350,13 @@ class State:
             self._mark(self._balanced())
             return
         old, new = before.refusals, gateways.refusals
+        claims_before, claims = before.claimed, gateways.claimed
+        differing = {
+            address
+            for address in claims_before.keys() | claims.keys()
+            if claims_before.get(address) != claims.get(address)
+        }
+        self._mark({key for each in differing for key in self._showing.get(each, ())})
         self._mark(
             {
                 key

@@ -21,7 +21,7 @@ from fairlead.kube.objects import (
     ServiceSpec,
     ServiceStatus,
 )
-from fairlead.kube.presence import OnLink
+from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.announce import announcers_of, owner_of
 from fairlead.plan.gateways import Gateways, gateway_notes
@@ -292,5 +292,12 @@ def test_the_controller_reports_addresses_that_nobody_announces_only_if_gateways
     assert codes(CONFIG) == before
     assert codes(announcing) == ["AddressNotOnSegment", *before]
     links = {"gw1": (OnLink("eth0", "203.0.113.0/24"),)}
-    state.update_gateways(Gateways(frozenset(links), announcers=links))
+    served = Gateways(frozenset(links), announcers=links)
+    state.update_gateways(served)
     assert codes(announcing) == before
+    claims = {"203.0.113.1": ("gw1", Claimed("203.0.113.1", "eth0", "02:00:00:00:00:99"))}
+    for claimed, more in ((claims, ["AddressConflict"]), ({}, [])):
+        with state.subscribers.subscription() as dirty:
+            state.update_gateways(msgspec.structs.replace(served, claimed=claimed))
+            assert dirty._keys == {A}
+        assert codes(announcing) == [*more, *before]

@@ -12,6 +12,7 @@ from fairlead.kube.presence import (
     MAX_NETWORKS,
     MAX_REASON_LENGTH,
     RECORD_ANNOTATION,
+    Claimed,
     NotServed,
     OnLink,
     Presence,
@@ -33,6 +34,7 @@ def lease(
     problem: str = "",
     announces: tuple[OnLink, ...] = (),
     announced: int = 0,
+    claimed: tuple[Claimed, ...] = (),
 ) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
@@ -46,6 +48,7 @@ def lease(
         not_served=refused,
         announces=announces,
         announced_count=announced,
+        claimed=claimed,
     )
     metadata = ObjectMeta(
         name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
@@ -323,6 +326,15 @@ def test_a_gateway_announces_the_networks_of_its_record_while_it_is_alive() -> N
     assert silences.value().announcers == {"gw1": links[:MAX_NETWORKS]}, "a client can write more"
     pass_time(silences, DURATION_S + 1)
     assert silences.value().announcers == {}
+
+
+def test_an_address_that_another_station_uses_is_known_while_its_gateway_is_alive() -> None:
+    silences = GatewayLeases(MOST_S)
+    claims = (Claimed("192.0.2.224", "eth0", "02:00:00:00:00:99"), Claimed("x", "eth0", ""))
+    silences.update(lease("gw1", claimed=claims) | lease("gw2"), first=False)
+    assert silences.value().claimed == {"192.0.2.224": ("gw1", claims[0])}
+    pass_time(silences, DURATION_S + 1)
+    assert silences.value().claimed == {}
 
 
 def test_a_lease_from_before_the_start_does_not_prove_that_its_gateway_is_alive() -> None:

@@ -25,7 +25,7 @@ RECORD_ANNOTATION = "fairlead.io/presence"
 FIELD_MANAGER = "fairlead-presence"
 MAX_LISTED = 50
 """The maximum number of Services for which a record has the reason why they are not served, of
-Warnings, and of announced addresses."""
+Warnings, of announced addresses, and of those that other stations use."""
 MAX_NAMED = 1000
 """The maximum number of Services in a record that are listed as not served. A record within these
 limits is shorter than the annotations of an object may be (256 KiB)."""
@@ -79,6 +79,15 @@ class Announced(Fields, frozen=True):
     since: str
 
 
+class Claimed(Fields, frozen=True):
+    """An address that the instance announces on this interface, and that another station, which has
+    this MAC address, also uses."""
+
+    address: str
+    interface: str
+    mac: str
+
+
 class Presence(Fields, frozen=True):
     """The record of one instance."""
 
@@ -103,6 +112,8 @@ class Presence(Fields, frozen=True):
     """The number of addresses that it announces."""
     announced: tuple[Announced, ...] = ()
     """The first of these addresses."""
+    claimed: tuple[Claimed, ...] = ()
+    """The first of its addresses that other stations use."""
     served: int = 0
     """The number of Services that it serves."""
     not_served_count: int = 0

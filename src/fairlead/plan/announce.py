@@ -15,10 +15,10 @@ from ipaddress import IPv4Address, IPv4Network, ip_network
 from typing import NamedTuple
 
 from fairlead.kube.objects import EXCLUDE_LABEL, Node
-from fairlead.kube.presence import OnLink
+from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import Announcement, Finding, LoadBalancer, ServiceKey
 from fairlead.net.address import family_of
-from fairlead.plan.gateways import Gateways
+from fairlead.plan.gateways import CLAIMED, Gateways
 from fairlead.plan.members import excluded
 
 NOT_ANNOUNCED = "AddressNotAnnounced"
@@ -123,16 +123,39 @@ def refusing_at(gateways: Gateways, services: Iterable[ServiceKey]) -> frozenset
 def announce_notes(
     addresses: Iterable[str], gateways: Gateways, nodes: Mapping[str, Node]
 ) -> Sequence[Finding]:
-    """Return why addresses of a Service are announced by no gateway. Without a live gateway there
-    is nothing to add to the Finding about that."""
+    """Return why addresses of a Service are announced by no gateway, and which of them another
+    station uses. Without a live gateway there is nothing to add to the Finding about that."""
     if not gateways.alive:
         return ()
     announcers = announcers_of(gateways, nodes)
+    addresses = list(addresses)
+    claimed = [gateways.claimed[each] for each in addresses if each in gateways.claimed]
     return [
-        _not_announced(each, gateways, announcers)
-        for each in addresses
-        if family_of(each) != "IPv4" or owner_of(each, announcers) is None
+        *(claim_note(each, gateway, gateways) for gateway, each in claimed),
+        *(
+            _not_announced(each, gateways, announcers)
+            for each in addresses
+            if family_of(each) != "IPv4" or owner_of(each, announcers) is None
+        ),
     ]
+
+
+def claim_note(claim: Claimed, gateway: str, gateways: Gateways | None) -> Finding:
+    """Return the Finding that another station uses an address that this gateway announces."""
+    macs = {
+        each.mac: name
+        for name, links in (gateways.announcers if gateways else {}).items()
+        for each in links
+    }
+    other = macs.get(claim.mac)
+    who = f"gateway {other}" if other else "a station that is no gateway"
+    return Finding(
+        CLAIMED,
+        f"{claim.address} is announced by gateway {gateway} on {claim.interface}, and {who} also "
+        f"uses it ({claim.mac})",
+        "error",
+        remedy="give that station another address, or exclude the address from the pool",
+    )
 
 
 def _not_announced(address: str, gateways: Gateways, announcers: Announcers) -> Finding:

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from fairlead.kube.presence import OnLink
+from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import Finding, ServiceKey
 
 NO_GATEWAY = "NoGateway"
 NOT_SERVED = "GatewayNotServing"
 GONE = "GatewayGone"
-AT_SOME_GATEWAYS = frozenset({NOT_SERVED, GONE})
-"""The codes of Findings that, unless they block Ready, say that some gateways do not serve a
-Service that others serve."""
+CLAIMED = "AddressConflict"
+PARTLY_SERVED = frozenset({NOT_SERVED, GONE, CLAIMED})
+"""The codes of Findings that, unless they block Ready, say that some clients may not reach a
+Service that others reach: some gateways do not serve it, or another station has its address."""
 MAX_NAMED = 3
 """Maximum number of gateways that a message names."""
 SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that host"
@@ -31,7 +32,8 @@ class Gateways(msgspec.Struct, frozen=True):
     gateways do not forward now, for any Service. `gone`: gateways that have stopped renewing their
     Leases. `announcers`: the live gateways that can announce addresses, with the networks on their
     links. `unproved`: the live gateways that have not renewed their Leases since this process began
-    to watch: they may have been gone for long."""
+    to watch: they may have been gone for long. `claimed`: the addresses that another station uses
+    too, each with the gateway that announces it."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
@@ -39,6 +41,7 @@ class Gateways(msgspec.Struct, frozen=True):
     gone: frozenset[str] = frozenset()
     announcers: Mapping[str, tuple[OnLink, ...]] = msgspec.field(default_factory=dict)
     unproved: frozenset[str] = frozenset()
+    claimed: Mapping[str, tuple[str, Claimed]] = msgspec.field(default_factory=dict)
 
     @property
     def forwarding(self) -> frozenset[str]:

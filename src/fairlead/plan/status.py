@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.model import Finding, LoadBalancer, Outcome, Value
-from fairlead.plan.gateways import AT_SOME_GATEWAYS
+from fairlead.plan.gateways import PARTLY_SERVED
 
 ACCEPTED = "fairlead.io/Accepted"
 PROGRAMMED = "fairlead.io/Programmed"
@@ -86,7 +86,7 @@ def _done(intent: LoadBalancer) -> tuple[ServiceCondition, ...]:
     # If no port is served, no client can connect: what blocks Programmed blocks Ready too.
     blocking = "Ready" if intent.listeners or not intent.unserved_ports else "Programmed"
     unblocking = [note for note in intent.notes if not note.blocks]
-    elsewhere = [note for note in unblocking if note.code in AT_SOME_GATEWAYS]
+    elsewhere = [note for note in unblocking if note.code in PARTLY_SERVED]
     return (
         ServiceCondition(
             ACCEPTED,

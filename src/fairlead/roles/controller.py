@@ -34,7 +34,7 @@ from fairlead.kube.objects import ObjectKey, Service
 from fairlead.kube.presence import Warned
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.plan.cluster import plan_controller
-from fairlead.plan.gateways import AT_SOME_GATEWAYS
+from fairlead.plan.gateways import PARTLY_SERVED
 from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER, including_excluded
@@ -333,7 +333,7 @@ def inherited_warnings(services: Iterable[Service]) -> Iterator[Warned]:
         for condition in service.status.conditions:
             if (
                 condition.type in CONDITION_TYPES
-                and (condition.status == "False" or condition.reason in AT_SOME_GATEWAYS)
+                and (condition.status == "False" or condition.reason in PARTLY_SERVED)
                 and condition.reason != PENDING
             ):
                 reason = (

@@ -225,6 +225,7 @@ def components(
         addresses=lambda: [*own.addresses, *(announce.reserved if announce is not None else ())],
         announces=lambda: announce.on_link if announce is not None else (),
         announced=lambda: announce.answered if announce is not None else {},
+        claimed=lambda: announce.claimed if announce is not None else (),
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY

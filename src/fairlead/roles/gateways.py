@@ -36,10 +36,12 @@ from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,
     MAX_ADDRESSES,
+    MAX_LISTED,
     MAX_NAMED,
     MAX_NETWORKS,
     MAX_REASON_LENGTH,
     SELECTOR,
+    Claimed,
     Presence,
     presence_of,
 )
@@ -210,7 +212,16 @@ class GatewayLeases:
         unproved = frozenset(
             each.presence.name[:MAX_REASON_LENGTH] for each in observed if not each.renewed
         )
-        return Gateways(names, refusals, problems, gone - names, announcers, unproved)
+        claimed = {
+            address: (
+                presence.name[:MAX_REASON_LENGTH],
+                Claimed(address, each.interface[:MAX_REASON_LENGTH], each.mac[:MAX_REASON_LENGTH]),
+            )
+            for presence in alive
+            for each in presence.claimed[:MAX_LISTED]
+            if (address := read_address(each.address)) is not None
+        }
+        return Gateways(names, refusals, problems, gone - names, announcers, unproved, claimed)
 
 
 class GatewayWatch(Component):

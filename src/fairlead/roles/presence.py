@@ -43,6 +43,7 @@ from fairlead.kube.presence import (
     MAX_NETWORKS,
     MAX_REASON_LENGTH,
     Announced,
+    Claimed,
     NotServed,
     OnLink,
     Presence,
@@ -68,7 +69,8 @@ class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
     where packets arrive. `addresses`: the addresses that the host needs itself. `announces`: the
     networks whose addresses it can announce. `announced`: the addresses that it announces, each
-    with the interface. `warned`: the Warnings that the instance has written and that still hold."""
+    with the interface. `claimed`: those of them that other stations use. `warned`: the Warnings
+    that the instance has written and that still hold."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Announcer:
         addresses: Callable[[], Sequence[str]] = tuple,
         announces: Callable[[], Sequence[OnLink]] = tuple,
         announced: Callable[[], Mapping[str, str]] = dict,
+        claimed: Callable[[], Sequence[Claimed]] = tuple,
         warned: Callable[[], Sequence[Warned]] = tuple,
     ) -> None:
         self._client = client
@@ -91,6 +94,7 @@ class Announcer:
         self._addresses = addresses
         self._announces = announces
         self._announced = announced
+        self._claimed = claimed
         self._warned = warned
         self._key = ObjectKey(section.namespace, lease_name(view.role, name))
         self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -219,6 +223,7 @@ class Announcer:
             announces=tuple(self._announces())[:MAX_NETWORKS],
             announced_count=len(announced),
             announced=announced[:MAX_LISTED],
+            claimed=tuple(self._claimed())[:MAX_LISTED],
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
             not_served=tuple(not_served[:MAX_NAMED]),

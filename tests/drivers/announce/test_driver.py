@@ -27,7 +27,7 @@ from fairlead.drivers.announce import driver as driver_module
 from fairlead.drivers.announce.maps import Entry
 from fairlead.drivers.announce.responder import directory_of
 from fairlead.errors import Unavailable
-from fairlead.kube.presence import OnLink
+from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import Announcement, LoadBalancer, ServiceKey
 from fairlead.net import arp
 from fairlead.plan.gateways import Gateways
@@ -323,6 +323,7 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
         await made.open()
 
         def codes() -> list[str]:
+            made.claimed = tuple(made._claims())
             return [each.code for each in made._problems()]
 
         assert codes() == ["GatewaysUnknown"]
@@ -342,10 +343,12 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
         ):
             router.send(*arp.announcement(mac, VIP))
             router.answers(VIP)
+            assert codes() == ["AddressConflict"]
+            assert made.claimed == (Claimed(VIP, "eth0", mac.hex(":")),)
             (conflict,) = made._problems()
             assert str(conflict).startswith(
-                f"{VIP} is announced by this gateway, and {who} also uses it "
-                f"({mac.hex(':')} on eth0); "
+                f"{VIP} is announced by gateway gw1 on eth0, and {who} also uses it "
+                f"({mac.hex(':')}); "
             )
         await serve(made, balancer(WEB, vip="gw2"))
         assert codes() == []

@@ -28,11 +28,12 @@ from fairlead.drivers.announce.responder import Responder, directory_of, remove_
 from fairlead.drivers.announce.spec import Change, Held, Spec
 from fairlead.drivers.announce.steadiness import Steadiness
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.kube.presence import OnLink
+from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
 from fairlead.net.interfaces import Link
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
+from fairlead.plan.announce import claim_note
 from fairlead.plan.gateways import Gateways
 from fairlead.role_state import AnnouncedAddress, AnnounceState
 from fairlead.sections import L2Config
@@ -40,7 +41,6 @@ from fairlead.sections import L2Config
 log = structlog.get_logger()
 
 ANNOUNCED = "AddressAnnounced"
-CONFLICT = "AddressConflict"
 NO_REQUESTS = "NoArpRequests"
 GATEWAYS_UNKNOWN = "GatewaysUnknown"
 REQUEST_S = 60.0
@@ -108,6 +108,8 @@ class AnnounceDriver(Component):
         """When this process began to announce each owned address, in time of `time.monotonic`."""
         self._inherited: Mapping[str, str] = {}
         """The addresses that a previous process answered, each with the interface."""
+        self.claimed: tuple[Claimed, ...] = ()
+        """The addresses of this gateway that other stations use."""
         self._findings: tuple[Finding, ...] = ()
         self._turn = asyncio.Lock()
 
@@ -242,6 +244,7 @@ class AnnounceDriver(Component):
                 self._responder.refresh()
                 self._names()
                 self._end_settling()
+                self.claimed = tuple(self._claims())
                 self._findings = tuple(self._problems())
                 async with self._turn:
                     # At the start, what a previous process left stays as it is until the first
@@ -336,7 +339,6 @@ class AnnounceDriver(Component):
         return (AnnounceCollector(lambda: self.owned, self._responder.counts),)
 
     def _problems(self) -> Iterator[Finding]:
-        gateways = self._gateways()
         if self._forbidden():
             yield Finding(
                 GATEWAYS_UNKNOWN,
@@ -344,33 +346,25 @@ class AnnounceDriver(Component):
                 "error",
                 remedy="allow it to list and watch the Leases of presence.namespace",
             )
+        yield from self._silent_interfaces(time.monotonic())
+        gateways = self._gateways()
+        yield from (claim_note(each, self._gateway, gateways) for each in self.claimed)
+
+    def _claims(self) -> Iterator[Claimed]:
+        """Yield the addresses of this gateway that other stations have used lately, and not only
+        in the first moments after their former owner."""
         # The ages of the claims end at the time of this call.
         claims = sorted(self._responder.claims())
         now_s = time.monotonic()
-        yield from self._silent_interfaces(now_s)
-        owned = self._held.owned
-        macs = {
-            each.mac: name
-            for name, links in (gateways.announcers if gateways else {}).items()
-            for each in links
-        }
         for claim in claims:
-            since_s, interface = self._since_s.get(claim.address), owned.get(claim.address)
+            since_s = self._since_s.get(claim.address)
+            interface = self._held.owned.get(claim.address)
             if (
-                since_s is None
-                or interface is None
-                or claim.age_s > min(CLAIM_S, now_s - since_s - SETTLE_S)
+                since_s is not None
+                and interface is not None
+                and claim.age_s <= min(CLAIM_S, now_s - since_s - SETTLE_S)
             ):
-                continue
-            owner = macs.get(claim.mac)
-            who = f"gateway {owner}" if owner else "a station that is no gateway"
-            yield Finding(
-                CONFLICT,
-                f"{claim.address} is announced by this gateway, and {who} also uses it "
-                f"({claim.mac} on {interface})",
-                "error",
-                remedy="give that station another address, or exclude the address from the pool",
-            )
+                yield Claimed(claim.address, interface, claim.mac)
 
     def _silent_interfaces(self, now_s: float) -> Iterator[Finding]:
         first_s: dict[str, float] = {}
