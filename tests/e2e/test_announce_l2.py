@@ -16,6 +16,7 @@ from tests.e2e.kubectl import Kubectl
 from tests.e2e.load import addresses_of, output, until
 
 from fairlead.drivers.announce.responder import directory_of
+from fairlead.kube import objects
 from fairlead.lab import kubeproxy, namespace
 from fairlead.lab.site import Site
 from fairlead.lab.topology import LAN, ROUTER
@@ -34,6 +35,7 @@ AT_ONCE = 10
 DEADLINE_S = 5.0
 """How long the last answer to many ARP requests may take."""
 OUTSIDE = "203.0.113.10"
+FOREIGN_MAC = bytes.fromhex("020000009999")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -200,6 +202,30 @@ async def test_an_address_outside_of_the_segment_is_refused_in_words(
 
     await until(named, f"an Event that names {OUTSIDE}")
     assert owners(site, addresses) == before
+
+
+async def test_another_station_with_the_address_is_named(
+    site: Site, addresses: Mapping[str, str]
+) -> None:
+    """The gateway sees it on the link, and the controller shows it on the Service."""
+    with namespace.inside(site.namespace(ROUTER)):
+        made = PacketSocket("lan", arp.ETHERTYPE)
+
+    async def named(name: str = "web0") -> bool:
+        for frame in arp.announcement(FOREIGN_MAC, addresses["web0"]):
+            made.send(frame)
+        async with site.client() as client:
+            found = await client.get(objects.SERVICES, objects.ObjectKey("default", name))
+        return any(
+            (each.type, each.status, each.reason)
+            == ("fairlead.io/Ready", "True", "AddressConflict")
+            and FOREIGN_MAC.hex(":") in each.message
+            for each in found.status.conditions
+        )
+
+    with made:
+        await until(named, "the condition Ready with the reason AddressConflict")
+        assert not await named("web1")
 
 
 async def test_only_the_addresses_of_a_dead_host_move(
