@@ -14,6 +14,15 @@ def status_of(manager: str) -> dict[str, Any]:
     return {"managed_fields": (FieldsOwner(manager, subresource="status"),)}
 
 
+def finalizer_by(manager: str) -> dict[str, Any]:
+    """Return the metadata that a controller with the cloud-provider library writes first."""
+    fields: dict[str, Any] = {
+        "f:metadata": {"f:finalizers": {".": {}, f'v:"{CLEANUP_FINALIZER}"': {}}}
+    }
+    writer = FieldsOwner(manager, fields_v1=fields)
+    return {"finalizers": (CLEANUP_FINALIZER,), "managed_fields": (writer,)}
+
+
 MARKS: dict[str, tuple[Owner, dict[str, Any]]] = {
     "annotation of MetalLB": (
         "MetalLB",
@@ -41,12 +50,34 @@ MARKS: dict[str, tuple[Owner, dict[str, Any]]] = {
         "Cilium",
         {"conditions": (Condition("cilium.io/IPAMRequestSatisfied", "True"),)},
     ),
-    "manager of Cilium": ("Cilium", {"meta": status_of("cilium-operator-generic")}),
-    "finalizer of klipper": (
+    "manager of Cilium": ("Cilium", {"meta": status_of("cilium-operator-lb-ipam")}),
+    "manager of Cilium for addresses of nodes": (
+        "Cilium",
+        {"meta": status_of("cilium-operator-generic")},
+    ),
+    "finalizer of an older klipper": (
         "klipper",
         {"meta": {"finalizers": ("svccontroller.k3s.cattle.io/daemonset", CLEANUP_FINALIZER)}},
     ),
     "manager of k3s": ("klipper", {"meta": status_of("k3s")}),
+    "annotation of OpenStack's controller that users write too": (
+        "none",
+        {"meta": {"annotations": {"loadbalancer.openstack.org/load-balancer-id": "1"}}},
+    ),
+    "finalizer by OpenStack's controller": (
+        "OpenStack cloud controller",
+        {"meta": finalizer_by("openstack-cloud-controller-manager")},
+    ),
+    "finalizer by k3s": ("klipper", {"meta": finalizer_by("k3s")}),
+    "finalizer of an older rke2": (
+        "klipper",
+        {"meta": {"finalizers": ("svccontroller.rke2.cattle.io/daemonset",)}},
+    ),
+    "finalizer of Amazon": ("a cloud", {"meta": {"finalizers": ("service.k8s.aws/resources",)}}),
+    "finalizer of Google": (
+        "a cloud",
+        {"meta": {"finalizers": ("gke.networking.io/l4-netlb-v2",)}},
+    ),
     "finalizer of a cloud": ("a cloud", {"meta": {"finalizers": (CLEANUP_FINALIZER,)}}),
     "manager of a cloud": ("a cloud", {"meta": status_of("aws-cloud-controller-manager")}),
     "an address": ("an unknown controller", {"addresses": ("192.0.2.99",)}),
