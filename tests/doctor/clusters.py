@@ -19,6 +19,7 @@ from fairlead.doctor.objects import (
     Workload,
     WorkloadSpec,
 )
+from fairlead.doctor.rules.control import SUCCESSES
 from fairlead.kube.objects import (
     SERVICE_NAME_LABEL,
     Condition,
@@ -147,14 +148,17 @@ def make_node(name: str, number: int, labels: Mapping[str, str] = {}) -> Node:
     )
 
 
-def make_event(kind: str, name: str, reason: str, message: str, *, uid: str = "") -> Event:
+def make_event(
+    kind: str, name: str, reason: str, message: str, *, uid: str = "", time: str = OLD
+) -> Event:
+    """Return a Warning, or an Event of type Normal if a controller reports a success by it."""
     return Event(
         ObjectMeta(name=f"{name}.1", namespace="default", creation_timestamp=OLD),
         Reference(kind, "default", name, uid),
-        "Warning",
+        "Normal" if reason in SUCCESSES else "Warning",
         reason,
         message,
-        OLD,
+        time,
     )
 
 

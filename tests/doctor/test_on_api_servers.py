@@ -103,7 +103,7 @@ async def world_of(cluster: Cluster) -> AsyncIterator[World]:
 
 async def test_every_finding_is_injected_except_those_of_other_controllers() -> None:
     injected = {each.code for each in WITH_FAIRLEAD}
-    assert PAGES.keys() - injected == {"AddressPending", "ConditionFalse"}
+    assert PAGES.keys() - injected == {"AddressPending", "ChangeFailed", "ConditionFalse"}
 
 
 @pytest.mark.parametrize("fault", WITH_FAIRLEAD, ids=lambda each: each.code)

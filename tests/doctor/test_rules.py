@@ -25,10 +25,12 @@ from tests.doctor.clusters import (
 from fairlead.config import ClusterConfig, Config, PoolConfig
 from fairlead.doctor.examine import confirmed
 from fairlead.doctor.facts import Facts, NamedWorkload, Published, Refusal
+from fairlead.doctor.objects import OwnedService
 from fairlead.doctor.pages import PAGES
 from fairlead.doctor.rights import Right
 from fairlead.doctor.rules import diagnose
 from fairlead.doctor.rules.addresses import CILIUM_REQUEST
+from fairlead.doctor.rules.traffic import AWS_TARGETS
 from fairlead.kube.objects import (
     CLEANUP_FINALIZER,
     EXCLUDE_LABEL,
@@ -42,6 +44,7 @@ from fairlead.kube.objects import (
 )
 from fairlead.kube.presence import NotServed
 from fairlead.model import ServiceKey
+from fairlead.sections import AnnounceConfig
 
 WEB = "Service default/web"
 UNREADY = make_pod(ready=False)
@@ -57,6 +60,12 @@ THREE_ONE = tuple(
     make_pod(f"w{number}", node, address=f"10.244.1.{number}")
     for number, node in enumerate(("node1", "node1", "node1", "node2", "node3"), 2)
 )
+EXCLUDED = make_node("node1", 1, {EXCLUDE_LABEL: ""})
+METALLB = make_service(
+    class_="", meta={"annotations": {"metallb.io/ip-allocated-from-pool": "lan"}}
+)
+BEFORE = "2027-01-15T06:30:00Z"
+"""Half an hour before OLD."""
 RANGES: dict[str, Any] = {"load_balancer_source_ranges": ("198.51.100.0/24",)}
 BOTH: dict[str, Any] = {
     "addresses": ("203.0.113.1", "2001:db8::1"),
@@ -133,6 +142,14 @@ FAULTS: dict[str, tuple[str, Facts]] = {
                 conditions=(Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD),),
             ),
             config=None,
+        ),
+    ),
+    "PoolExhausted, of MetalLB 0.16": (
+        WEB,
+        healthy(
+            make_service(addresses=(), class_=""),
+            config=None,
+            events=(make_event("Service", "web", "AllocationFailed", "no suitable pool for IPv4"),),
         ),
     ),
     "PoolExhausted, of Cilium": (
@@ -229,9 +246,31 @@ FAULTS: dict[str, tuple[str, Facts]] = {
             events=(make_event("Service", "web", "AllocationFailed", "no available IPs"),),
         ),
     ),
-    "ExcludedNode": (
+    "ExcludedNode": (WEB, healthy(pods=(make_pod(),), nodes=(EXCLUDED,))),
+    "ExcludedNode, all nodes": (
         WEB,
-        healthy(pods=(make_pod(),), nodes=(make_node("node1", 1, {EXCLUDE_LABEL: ""}),)),
+        healthy(make_service(external_traffic_policy="Cluster"), nodes=(EXCLUDED,)),
+    ),
+    "ExcludedNode, the cloud has no node": (
+        WEB,
+        healthy(
+            make_service(class_="", meta={"finalizers": (CLEANUP_FINALIZER,)}),
+            nodes=(EXCLUDED,),
+            pods=(make_pod(),),
+            config=None,
+            events=(make_event("Service", "web", "UnAvailableLoadBalancer", "no nodes"),),
+        ),
+    ),
+    "ChangeFailed": (
+        WEB,
+        healthy(
+            make_service(class_=""),
+            config=None,
+            events=(
+                make_event("Service", "web", "UpdateLoadBalancerFailed", "PENDING_UPDATE"),
+                make_event("Service", "web", "EnsuredLoadBalancer", "", time=BEFORE),
+            ),
+        ),
     ),
     "SourceRangeForgetsPods": (WEB, healthy(make_service(**RANGES))),
     "SourceRangeForgetsFamily": (
@@ -239,6 +278,15 @@ FAULTS: dict[str, tuple[str, Facts]] = {
         healthy(make_service(**BOTH, load_balancer_source_ranges=("0.0.0.0/0",))),
     ),
     "UnfairByPlacement": (WEB, healthy(make_service(**FOREIGN), pods=THREE_ONE)),
+    "UnfairByPlacement, MetalLB announces by BGP": (
+        WEB,
+        healthy(
+            METALLB,
+            pods=THREE_ONE,
+            config=None,
+            events=(make_event("Service", "web", "nodeAssigned", 'with protocol "bgp"'),),
+        ),
+    ),
     "FinalizerOrphaned": (WEB, healthy(make_service(meta=DELETED), processes=())),
     "FinalizerOrphaned, of another controller": (
         WEB,
@@ -276,6 +324,17 @@ FAULTS: dict[str, tuple[str, Facts]] = {
         healthy(
             make_service(addresses=(), **FOREIGN),
             events=(make_event("Service", "web", "SyncLoadBalancerFailed", "quota exceeded"),),
+        ),
+    ),
+    "ChangeFailed, everybody is admitted": (
+        WEB,
+        healthy(
+            make_service(class_=""),
+            config=None,
+            events=(
+                make_event("Service", "web", "LoadBalancerSourceRangesIgnored", "not supported"),
+                make_event("Service", "web", "EnsuredLoadBalancer", "", time=NOW),
+            ),
         ),
     ),
     "ConditionFalse": (
@@ -336,8 +395,31 @@ NEAR_MISSES: dict[str, Facts] = {
         make_service(**FOREIGN), pods=(*THREE_ONE, make_pod("w9", created=NOW))
     ),
     "UnfairByPlacement, nodes are weighed": healthy(pods=THREE_ONE),
-    "ExcludedNode, another node has a pod": healthy(
-        nodes=(make_node("node1", 1, {EXCLUDE_LABEL: ""}), make_node("node2", 2))
+    "ExcludedNode, another node has a pod": healthy(nodes=(EXCLUDED, make_node("node2", 2))),
+    "ExcludedNode, the configuration ignores the label": healthy(
+        pods=(make_pod(),),
+        nodes=(EXCLUDED,),
+        config=Config(default_class=DIRECT, announce=AnnounceConfig(ignore_exclude_label=True)),
+    ),
+    "ExcludedNode, kube-vip does not read the label": healthy(
+        make_service(class_="", meta={"annotations": {"kube-vip.io/vipHost": "node1"}}),
+        pods=(make_pod(),),
+        nodes=(EXCLUDED,),
+        config=None,
+    ),
+    "ExcludedNode, not a load balancer": healthy(
+        make_service(type="NodePort", addresses=(), class_=""),
+        pods=(make_pod(),),
+        nodes=(EXCLUDED,),
+        wanted=(ServiceKey("default", "web"),),
+    ),
+    "ChangeFailed, succeeded since": healthy(
+        make_service(class_=""),
+        config=None,
+        events=(
+            make_event("Service", "web", "SyncLoadBalancerFailed", "quota", time=BEFORE),
+            make_event("Service", "web", "EnsuredLoadBalancer", ""),
+        ),
     ),
     "SourceRangeForgetsPods, with pods": healthy(
         make_service(load_balancer_source_ranges=("198.51.100.0/24", "10.244.0.0/16"))
@@ -400,10 +482,21 @@ NEAR_MISSES: dict[str, Facts] = {
     "SourceRangeForgetsFamily, one family is served": healthy(
         make_service(load_balancer_source_ranges=("0.0.0.0/0",))
     ),
-    "UnfairByPlacement, one node announces": healthy(
-        make_service(**FOREIGN),
+    "UnfairByPlacement, one node of MetalLB announces": healthy(
+        METALLB, pods=THREE_ONE, config=None
+    ),
+    "UnfairByPlacement, one node of Cilium announces": healthy(
+        make_service(class_="", conditions=(Condition(CILIUM_REQUEST, "True"),)),
         pods=THREE_ONE,
-        events=(make_event("Service", "web", "nodeAssigned", 'announcing with protocol "layer2"'),),
+        config=None,
+    ),
+    "UnfairByPlacement, the load balancer sends to pods": healthy(
+        make_service(
+            class_="",
+            meta={"annotations": {AWS_TARGETS: "ip"}, "finalizers": ("service.k8s.aws/resources",)},
+        ),
+        pods=THREE_ONE,
+        config=None,
     ),
     "ApiForbidden, rights are not known": healthy(refusals=None),
     "GatewaysDiffer, no gateway serves it": healthy(
@@ -538,7 +631,66 @@ def test_services_that_wait_for_one_pool_are_one_finding() -> None:
 
 def test_the_share_of_the_busiest_pod_is_named() -> None:
     (found,) = diagnose(healthy(make_service(**FOREIGN), pods=THREE_ONE))
-    assert "gets 33% of the connections instead of 20%" in found.message
+    assert "gets 33% of the connections instead of 20% if each node gets the same" in found.message
+
+
+@pytest.mark.parametrize(
+    ("service", "config", "severity", "condition"),
+    [
+        (make_service(), CONFIG, "error", "no other node serves them"),
+        (make_service(), None, "warning", "is not known, sets announce.ignoreExcludeLabel"),
+        (METALLB, None, "warning", "unless its speakers run with --ignore-exclude-lb"),
+        (make_service(**FOREIGN), None, "warning", "as most do"),
+    ],
+)
+def test_an_exclusion_names_the_condition_under_which_it_counts(
+    service: OwnedService, config: Config | None, severity: str, condition: str
+) -> None:
+    (found,) = diagnose(healthy(service, pods=(make_pod(),), nodes=(EXCLUDED,), config=config))
+    assert found.severity == severity
+    assert found.message.endswith(condition)
+
+
+def test_that_a_cloud_finds_no_node_follows_from_their_labels() -> None:
+    _, facts = FAULTS["ExcludedNode, the cloud has no node"]
+    (found,) = diagnose(facts)
+    assert len(found.consequences) == 1
+    assert "UnAvailableLoadBalancer: no nodes" in found.consequences[0]
+
+
+def test_a_failed_deletion_is_explained_by_the_controller() -> None:
+    event = make_event("Service", "web", "SyncLoadBalancerFailed", "the LB is in ERROR")
+    facts = healthy(make_service(**FOREIGN, meta=DELETED), events=(event,), config=None)
+    (found,) = diagnose(facts)
+    assert "fails to delete what belongs to it: SyncLoadBalancerFailed: the LB" in found.message
+
+
+def test_a_note_of_metallb_is_not_why_a_service_has_no_address() -> None:
+    events = (
+        make_event("Service", "web", "AllocationFailed", 'unknown pool "x"', time=BEFORE),
+        make_event("Service", "web", "deprecatedAnnotation", "use metallb.io"),
+    )
+    service = make_service(addresses=(), class_="")
+    (found,) = diagnose(healthy(service, config=None, events=events))
+    assert found.message.endswith('its controller reports AllocationFailed: unknown pool "x"')
+
+
+def test_a_controller_that_is_silent_may_have_no_addresses() -> None:
+    """MetalLB writes nothing on a Service before it has a pool."""
+    service = make_service(addresses=(), class_="", load_balancer_class="io.cilium/l2-announcer")
+    (found,) = diagnose(healthy(service, config=None))
+    assert "or has no addresses that it may assign" in found.message
+    assert found.actor == "cluster operator"
+    (found,) = diagnose(healthy(make_service(addresses=(), class_=""), config=None))
+    assert "or has no addresses that it may assign" in found.message
+
+
+def test_services_that_metallb_does_not_let_share_an_address_are_told_why() -> None:
+    meta = {"annotations": {"metallb.universe.tf/allow-shared-ip": "global"}}
+    event = make_event("Service", "web", "AllocationFailed", "no available IPs")
+    service = make_service(addresses=(), class_="", meta=meta)
+    (found,) = diagnose(healthy(service, config=None, events=(event,)))
+    assert found.message.endswith("only if they have the same selector")
 
 
 def test_events_of_a_deleted_service_of_the_same_name_do_not_count() -> None:

@@ -205,10 +205,11 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return owner_of(self.service, has_events=has_events)
 
     @property
-    def announced_by_one_node(self) -> bool:
-        """Whether MetalLB reports that one node announces the address in layer 2."""
+    def announced_by_bgp(self) -> bool:
+        """Whether MetalLB has reported, in the last hour, that nodes announce the address by
+        BGP."""
         return any(
-            each.reason == "nodeAssigned" and "layer2" in each.message
+            each.reason == "nodeAssigned" and '"bgp"' in each.message
             for each in self.facts.events or ()
             if is_about(each, "Service", self.service.metadata)
         )

@@ -66,20 +66,30 @@ TEXTS: tuple[tuple[str, str, str, str, str], ...] = (
         "ExcludedNode",
         "All nodes with ready pods of the Service have the label "
         "`node.kubernetes.io/exclude-from-external-load-balancers`. With externalTrafficPolicy "
-        "Local the other nodes cannot serve the Service.",
+        "Local the other nodes cannot serve the Service. With Cluster, all nodes of the cluster "
+        "have the label. kubeadm and Talos give it to nodes of the control plane.",
         "The labels of the Nodes, and the nodes of the ready endpoints. A cordoned node is not "
-        "excluded.",
-        "The cluster's operator removes the label, or moves the pods.",
-        "KEP-1143 (node role labels), well-known labels of Kubernetes.",
+        "excluded. It is an error where the load balancer certainly leaves out such nodes: "
+        "Fairlead without `announce.ignoreExcludeLabel`, and clouds. Otherwise it is a warning "
+        "that names the condition, such as MetalLB's option `--ignore-exclude-lb`. kube-vip, "
+        "klipper and Cilium do not read the label.",
+        "The cluster's operator removes the label, moves the pods, or sets that option.",
+        "KEP-1143 (node role labels), well-known labels of Kubernetes; "
+        "[configuration.md](configuration.md#announce-for-the-controller-and-gateways); "
+        "metallb/metallb#2274.",
     ),
     (
         "ClassUnserved",
-        "No controller serves the loadBalancerClass of the Service, so it never gets an address.",
+        "No controller has taken up the Service, so it gets no address: none serves its "
+        "loadBalancerClass, or Services without a class, or the one that does is down or has no "
+        "addresses that it may assign.",
         "The Service is older than the grace period and no controller has left an address, a "
         "condition, a finalizer, an Event or a status on it; or the class is of the domain "
-        "`fairlead.io` and unknown, or no controller of Fairlead renews its Lease.",
+        "`fairlead.io` and unknown, or no controller of Fairlead renews its Lease. MetalLB and "
+        "Cilium write nothing on a Service before they have a pool, and kube-vip nothing without "
+        "an address for it.",
         "The Service's owner changes the class, which the API allows only by way of another type, "
-        "or the cluster's operator installs the controller.",
+        "or the cluster's operator installs the controller or gives it addresses.",
         "KEP-1959 (loadBalancerClass).",
     ),
     (
@@ -117,8 +127,9 @@ TEXTS: tuple[tuple[str, str, str, str, str], ...] = (
         "Every address of the pools that the Service may use is assigned, reserved, or used by the "
         "cluster itself.",
         "The ranges of the pools, the addresses of all Services, and AddressGrants. With MetalLB "
-        "its Event `AllocationFailed`, with Cilium its condition. Nothing is said about pools that "
-        "select namespaces by their labels.",
+        "its Event `AllocationFailed`, which does not tell whether a pool is full, or leaves out "
+        "the Service (`autoAssign`, `serviceAllocation`, the family); with Cilium its condition. "
+        "Nothing is said about pools that select namespaces by their labels.",
         "The cluster's operator extends the pool or deletes Services; Services of one namespace "
         "can share an address ([addresses.md](addresses.md)).",
         "Documentation of MetalLB (usage), and of Cilium (LB IPAM).",
@@ -156,9 +167,11 @@ TEXTS: tuple[tuple[str, str, str, str, str], ...] = (
         "UnfairByPlacement",
         "The nodes have different numbers of ready pods and each node gets the same share, so a "
         "pod that is alone on its node gets much more than others.",
-        "The nodes of the ready pods, with externalTrafficPolicy Local and a load balancer that "
-        "does not weigh nodes. It is reported from 1.5 times the fair share on, for three pods or "
-        "more, and not during a rollout, nor for load balancers that send everything to one node.",
+        "The nodes of the ready pods, with externalTrafficPolicy Local. Octavia, MetalLB with BGP "
+        "and Cilium with BGP give each node the same share; of clouds and unknown load balancers "
+        "this is assumed, and said. It is reported from 1.5 times the fair share on, for three "
+        "pods or more, and not during a rollout, nor where one node gets everything, as with "
+        "announcements on layer 2.",
         "The Service's owner spreads the pods evenly, or uses a class that weighs nodes, such as "
         "`fairlead.io/direct`.",
         "Kubernetes documentation, Create an External Load Balancer, section Caveats.",
@@ -168,7 +181,8 @@ TEXTS: tuple[tuple[str, str, str, str, str], ...] = (
         "The Service is being deleted and stays, because the controller that has to remove its "
         "finalizer is gone.",
         "deletionTimestamp and finalizers. For Fairlead: no controller renews its Lease. For other "
-        "controllers, which cannot be observed, it is reported after ten times the grace period.",
+        "controllers, which cannot be observed, it is reported after ten times the grace period. "
+        "A Warning Event since the deletion tells that the controller runs, and why it fails.",
         "The cluster's operator starts the controller again. If it is uninstalled, remove the "
         "finalizer, and then what the controller left outside of the cluster, such as a load "
         "balancer of the cloud.",
@@ -221,6 +235,19 @@ TEXTS: tuple[tuple[str, str, str, str, str], ...] = (
         "is reported after ten times the grace period.",
         "As the controller's message says.",
         "API reference of core/v1, ServiceStatus.loadBalancer.",
+    ),
+    (
+        "ChangeFailed",
+        "The controller of a Service that has an address could not do as its owner wants. The load "
+        "balancer serves by its earlier state, so that new nodes get no traffic; or it ignores the "
+        "source ranges, so that everybody is admitted.",
+        "The latest Warning Event of the controller, if no Event has reported a success since: "
+        "SyncLoadBalancerFailed, UpdateLoadBalancerFailed and UnAvailableLoadBalancer of clouds, "
+        "FailedBuildModel and FailedDeployModel of the AWS Load Balancer Controller. Also "
+        "announceFailed of MetalLB and LoadBalancerSourceRangesIgnored of OpenStack's controller, "
+        "until Kubernetes deletes the Event after an hour.",
+        "As the controller's message says.",
+        "k8s.io/cloud-provider, controllers/service; controllers of the other projects.",
     ),
     (
         "ConditionFalse",

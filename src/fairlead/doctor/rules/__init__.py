@@ -44,12 +44,13 @@ OF_THE_CLUSTER: Sequence[Callable[[Facts], Iterable[RootCause]]] = (
 )
 EXPLAINS: Mapping[str, Sequence[str]] = {
     "ApiForbidden": ("GatewayNotServing", "NoGateway", "Unavailable"),
+    "ExcludedNode": ("UnAvailableLoadBalancer",),
     "GatewayStale": ("GatewayNotServing", "NoGateway"),
     "GatewaysDiffer": ("GatewayNotServing",),
     "NodePortMissing": ("NodePortMissing",),
     "UnfairByPlacement": ("SharesByNode",),
 }
-"""Reasons of the conditions that follow from a finding."""
+"""Reasons of the conditions and Events that follow from a finding."""
 SEVERITIES = ("error", "warning")
 
 
@@ -62,7 +63,7 @@ def diagnose(facts: Facts) -> tuple[RootCause, ...]:
     for case in examined:
         causes = _of_service(case, case.subject in waiting)
         condition = control.false_condition(case)
-        found += [*causes, *_of_settings(case)]
+        found += [*_with_failed_change(case, causes), *_of_settings(case)]
         if causes or condition is None or case.subject in waiting:
             continue
         if (index := _explanation(found, condition.reason)) is not None:
@@ -87,6 +88,18 @@ def _of_service(case: Case, waits_for_pool: bool) -> list[RootCause]:
         # The first cause carries what the controller reports, which follows from it.
         known[0] = _with(known[0], *control.consequences(case))
     return known
+
+
+def _with_failed_change(case: Case, causes: list[RootCause]) -> list[RootCause]:
+    """Return the causes, and that the last change is not in force unless it follows from one."""
+    failed = None if case.service.metadata.deletion_timestamp else control.change_failed(case)
+    if failed is None:
+        return causes
+    index = _explanation(causes, failed.known_by[0].name)
+    if index is None:
+        return [*causes, failed]
+    explains = _with(causes[index], failed.message)
+    return [*causes[:index], explains, *causes[index + 1 :]]
 
 
 def _of_settings(case: Case) -> list[RootCause]:

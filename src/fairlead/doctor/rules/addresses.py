@@ -18,8 +18,10 @@ from fairlead.plan.pools import Pool, Pools, family_of_version
 
 WAITS = " has no address"
 """The end of the consequence for a Service that waits for a pool."""
-METALLB_FULL = "no available ips"
-"""A part of the message of MetalLB's Event AllocationFailed when its pools are full."""
+METALLB_FULL = ("no available ips", "no suitable pool")
+"""Parts of the message of MetalLB's Event AllocationFailed when no pool has a free address that the
+Service may get."""
+METALLB_SHARING = ("metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip")
 CILIUM_REQUEST = "cilium.io/IPAMRequestSatisfied"
 CILIUM_FULL = "out_of_ips"
 """The condition of Cilium's address management, and its reason when the pools are full."""
@@ -148,12 +150,24 @@ def _full_elsewhere(case: Case) -> RootCause | None:
     failed = [
         each
         for each in case.warnings
-        if each.reason == "AllocationFailed" and METALLB_FULL in each.message.lower()
+        if each.reason == "AllocationFailed"
+        and any(part in each.message.lower() for part in METALLB_FULL)
     ]
+    cause, advice = "", "add addresses to a pool"
     said = _cilium(case)
     if failed:
         fact = Fact("AllocationFailed", failed[0].message, f"Event of {case.subject}")
-        system, kind = "MetalLB", "ipaddresspools.metallb.io -A"
+        system, kind = "MetalLB", "ipaddresspools.metallb.io -A -o yaml"
+        advice = (
+            "add addresses to a pool, unless autoAssign, serviceAllocation or the family of the "
+            "pools with free ones keep the Service out"
+        )
+        shares = any(each in case.service.metadata.annotations for each in METALLB_SHARING)
+        if shares and case.local:
+            cause = (
+                "; with externalTrafficPolicy Local, MetalLB lets Services share an address only "
+                "if they have the same selector"
+            )
     elif said is not None and said.reason == CILIUM_FULL:
         fact = Fact(said.type, f"{said.reason}: {said.message}", f"{case.subject} status")
         system, kind = "Cilium", "ciliumloadbalancerippools"
@@ -163,9 +177,12 @@ def _full_elsewhere(case: Case) -> RootCause | None:
         code="PoolExhausted",
         severity="error",
         subject=case.subject,
-        message=f"{case.subject} has no address, because the pools of {system} have no free one",
+        message=(
+            f"{case.subject} has no address, because no pool of {system} has a free one that it "
+            f"may get{cause}"
+        ),
         known_by=(fact,),
-        remedy=f"kubectl get {kind}  # add addresses to a pool",
+        remedy=f"kubectl get {kind}  # {advice}",
         actor="cluster operator",
     )
 

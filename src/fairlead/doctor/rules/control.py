@@ -3,10 +3,12 @@ reports. Pure.
 
 In: a `Case`. Out: at most one finding of this module for each Service."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 
-from fairlead.doctor.facts import Case, Facts
+from fairlead.doctor.facts import Case, Facts, is_about
 from fairlead.doctor.finding import Fact, RootCause
+from fairlead.doctor.objects import Event
 from fairlead.kube.objects import CLEANUP_FINALIZER, Condition
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.service import CLASS_PREFIX, claimed_class
@@ -14,6 +16,35 @@ from fairlead.plan.service import CLASS_PREFIX, claimed_class
 PATIENCE = 10
 """A controller that is not known may need this many grace periods for a deletion: clouds are
 slow."""
+SILENT = "it does not run, or has no addresses that it may assign"
+"""What may be the matter with a controller that has written nothing. MetalLB, Cilium and kube-vip
+write nothing on a Service while they have no pool, or no address for it."""
+OF_OTHERS: Mapping[str, str] = {
+    "io.cilium/bgp-control-plane": "Cilium",
+    "io.cilium/l2-announcer": "Cilium",
+    "io.cilium/node": "Cilium",
+    "kube-vip.io/kube-vip-class": "kube-vip",
+    "service.k8s.aws/nlb": "the AWS Load Balancer Controller",
+    "eks.amazonaws.com/nlb": "EKS",
+    "tailscale": "Tailscale",
+}
+"""Classes that controllers other than Fairlead define."""
+FAILURES = (
+    "SyncLoadBalancerFailed",
+    "UpdateLoadBalancerFailed",
+    "UnAvailableLoadBalancer",
+    "FailedBuildModel",
+    "FailedDeployModel",
+)
+"""Reasons of Events by which controllers report that they could not apply a change: those of the
+cloud-provider library, and of the AWS Load Balancer Controller."""
+SUCCESSES = ("EnsuredLoadBalancer", "UpdatedLoadBalancer", "SuccessfullyReconciled")
+"""Reasons of their Events after which earlier failures do not count."""
+LIMITS = ("announceFailed", "LoadBalancerSourceRangesIgnored")
+"""Reasons of Warnings of MetalLB and of OpenStack's controller, which then report a success all the
+same: an interface for the announcement does not exist; everybody is admitted."""
+NOTE = "deprecatedAnnotation"
+"""The reason of a Warning of MetalLB that says nothing about the address."""
 GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
 """Finalizers of Kubernetes' own garbage collector."""
 
@@ -44,16 +75,23 @@ def finalizer_orphaned(case: Case) -> RootCause | None:
         )
     nobody = "none", "not known", "an unknown controller"
     whose = case.owner if case.owner not in nobody else "its controller"
+    problem = f"{whose} does not remove the finalizer {left[0]}"
+    failed = [each for each in case.warnings if each.time >= metadata.deletion_timestamp]
+    if failed:
+        problem = f"{whose} fails to delete what belongs to it: {said(failed[0])}"
+        evidence.append(Fact(failed[0].reason, failed[0].message, f"Event of {case.subject}"))
     return RootCause(
         code="FinalizerOrphaned",
         severity="error",
         subject=case.subject,
         message=(
             f"{case.subject} has been in deletion since {metadata.deletion_timestamp}, because "
-            f"{whose} does not remove the finalizer {left[0]}"
+            f"{problem}"
         ),
         known_by=tuple(evidence),
-        remedy=(
+        remedy=f"kubectl describe service -n {case.namespace} {case.name}"
+        if failed
+        else (
             f"kubectl patch service -n {case.namespace} {case.name} --type=json "
             f'-p \'[{tests},{{"op":"remove","path":"{path}"}}]\''
             "  # only if the controller is uninstalled; what it made outside of the cluster stays"
@@ -122,16 +160,24 @@ def class_unserved(case: Case) -> RootCause | None:
         message = f"{case.subject} is of class {wanted}, and no controller of Fairlead runs"
     elif not name:
         message = (
-            f"{case.subject} has no loadBalancerClass, and no controller of the cluster serves "
-            "Services without one"
+            f"{case.subject} has no loadBalancerClass, and no controller has taken it up: none "
+            f"serves Services without a class, or {SILENT}"
+        )
+    elif name in OF_OTHERS:
+        message = (
+            f"{case.subject} has the loadBalancerClass {name} of {OF_OTHERS[name]}, which has not "
+            f"taken it up: {SILENT}"
         )
     else:
         message = (
-            f"{case.subject} has the loadBalancerClass {name}, which no controller serves; "
+            f"{case.subject} has the loadBalancerClass {name}, and no controller has taken it up; "
             f"classes that are served: {served}"
         )
-    is_wrong = bool(name) and name not in CLASSES
-    remedy = "kubectl get deployments -A  # install or start the controller of load balancers"
+    is_wrong = bool(name) and name not in CLASSES and name not in OF_OTHERS
+    remedy = (
+        "kubectl get deployments,daemonsets -A  # install or start the controller of load "
+        "balancers, and give it addresses"
+    )
     if is_wrong:
         near = get_close_matches(name, known, 1)
         remedy = _change_class(case, near[0] if near else "CLASS")
@@ -175,13 +221,12 @@ def address_pending(case: Case) -> RootCause | None:
     slow."""
     if case.addresses or not case.settled:
         return None
-    said = _false_conditions(case) or tuple(
-        f"{each.reason}: {each.message}" for each in case.warnings[:1]
-    )
+    warnings = [each for each in case.warnings if each.reason != NOTE]
+    reports = _false_conditions(case) or tuple(map(said, warnings[:1]))
     age_s = case.facts.age_s(case.service.metadata.creation_timestamp)
-    if not said and age_s <= PATIENCE * case.facts.grace_s:
+    if not reports and age_s <= PATIENCE * case.facts.grace_s:
         return None
-    report = said[0] if said else "nothing that the doctor was able to read"
+    report = reports[0] if reports else "nothing that the doctor was able to read"
     return RootCause(
         code="AddressPending",
         severity="error",
@@ -192,7 +237,39 @@ def address_pending(case: Case) -> RootCause | None:
             Fact("report", report, f"Events and conditions of {case.subject}"),
         ),
         remedy=f"kubectl describe service -n {case.namespace} {case.name}",
-        actor="Service owner" if said else "cluster operator",
+        actor="Service owner" if reports else "cluster operator",
+    )
+
+
+def change_failed(case: Case) -> RootCause | None:
+    """Return the finding that the controller of a Service with addresses has reported that it could
+    not do as its owner wants, and no success since."""
+    if not case.addresses or case.our_class:
+        return None
+    events = case.facts.events or ()
+    about = [each for each in events if is_about(each, "Service", case.service.metadata)]
+    success = max((each.time for each in about if each.reason in SUCCESSES), default="")
+    failed = [
+        each
+        for each in case.warnings
+        if each.reason in LIMITS or (each.reason in FAILURES and each.time > success)
+    ]
+    if not failed:
+        return None
+    return RootCause(
+        code="ChangeFailed",
+        severity="warning",
+        subject=case.subject,
+        message=(
+            f"{case.subject} is served, but not as its owner wants: its controller reports "
+            f"{said(failed[0])}"
+        ),
+        known_by=(
+            Fact(failed[0].reason, f"at {failed[0].time}", f"Event of {case.subject}"),
+            Fact("last success", success or "none that is known", f"Events of {case.subject}"),
+        ),
+        remedy=f"kubectl describe service -n {case.namespace} {case.name}",
+        actor="cluster operator",
     )
 
 
@@ -237,6 +314,11 @@ def false_condition(case: Case) -> Condition | None:
         ),
         None,
     )
+
+
+def said(event: Event) -> str:
+    """Return what an Event reports."""
+    return f"{event.reason}: {event.message}"
 
 
 def consequences(case: Case) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ def port_name_differs(case: Case) -> RootCause | None:
             ),
             known_by=(
                 Fact("name of the port", wanted, f"{case.subject} spec.ports"),
-                Fact("names of ports", names or "none", f"EndpointSlices of {case.name}"),
+                Fact("names of ports", names or "none", _slices(case)),
             ),
             remedy=(
                 f"kubectl edit endpointslice -n {case.namespace} {slice_}"
@@ -222,7 +222,7 @@ def all_terminating(case: Case) -> RootCause | None:
             Fact(
                 "endpoints",
                 f"{len(endpoints)}, none ready, {len(ending)} terminating",
-                f"EndpointSlices of {case.name}",
+                _slices(case),
             ),
             Fact("terminating pods", _names(leaving) or "not known", "Pods deletionTimestamp"),
         ),
@@ -300,36 +300,58 @@ def endpoints_without_node(case: Case) -> RootCause | None:
 
 
 def excluded_node(case: Case) -> RootCause | None:
-    """Return the finding that all nodes with ready pods are excluded from load balancers."""
+    """Return the finding that all nodes that could serve the Service are excluded from load
+    balancers: with policy Local those with ready pods, otherwise all nodes."""
+    condition = _label_counts(case)
+    if case.service.spec.type != "LoadBalancer" or condition is None:
+        return None
     nodes = {each.metadata.name: each for each in case.facts.nodes or ()}
-    names = {
+    with_pods = {
         each.node_name
         for each in case.endpoints or ()
         if each.ready and not each.terminating and each.node_name in nodes
     }
-    hit = sorted(name for name in names if name and excluded(nodes[name]))
-    if not case.local or not hit or len(hit) < len(names):
+    names = sorted(name for name in (with_pods if case.local else nodes) if name)
+    # Without a label, the cluster autoscaler is about to delete the node, and moves the pods.
+    labelled = [name for name in names if EXCLUDE_LABEL in nodes[name].metadata.labels]
+    if not with_pods or not labelled or not all(excluded(nodes[name]) for name in names):
         return None
-    label = EXCLUDE_LABEL
-    labelled = [name for name in hit if label in nodes[name].metadata.labels]
-    if not labelled:
-        # The cluster autoscaler is about to delete the nodes, and moves the pods.
-        return None
+    problem = (
+        f"All ready pods of {case.subject} are on nodes that are excluded from load balancers "
+        f"({listed(names)}), and with externalTrafficPolicy Local no other node serves them"
+        if case.local
+        else f"All nodes ({listed(names)}) are excluded from load balancers, so no node serves "
+        f"{case.subject}"
+    )
     return RootCause(
         code="ExcludedNode",
-        severity="error",
+        severity="warning" if condition else "error",
         subject=case.subject,
-        message=(
-            f"All ready pods of {case.subject} are on nodes that are excluded from load balancers "
-            f"({listed(hit)}), and with externalTrafficPolicy Local no other node serves them"
-        ),
+        message=f"{problem}, {condition}" if condition else problem,
         known_by=(
-            Fact("label", label, f"Node {labelled[0]} metadata.labels"),
-            Fact("nodes with ready pods", ", ".join(hit), f"EndpointSlices of {case.name}"),
+            Fact("label", EXCLUDE_LABEL, f"Node {labelled[0]} metadata.labels"),
+            Fact("nodes with ready pods", listed(sorted(filter(None, with_pods))), _slices(case)),
         ),
-        remedy=f"kubectl label node {' '.join(labelled)} {label}-",
+        remedy=f"kubectl label node {' '.join(labelled)} {EXCLUDE_LABEL}-",
         actor="cluster operator",
     )
+
+
+def _label_counts(case: Case) -> str | None:
+    """Return the condition under which the load balancer leaves out nodes with the label: empty if
+    it certainly does; None if it does not. kube-vip, klipper and Cilium do not read the label."""
+    config = case.facts.config
+    if case.owner in ("kube-vip", "klipper", "Cilium"):
+        return None
+    if case.owner == "Fairlead" and config is not None:
+        return None if config.announce.ignore_exclude_label else ""
+    if case.owner == "Fairlead":
+        return "unless its configuration, which is not known, sets announce.ignoreExcludeLabel"
+    if case.owner == "MetalLB":
+        return "unless its speakers run with --ignore-exclude-lb"
+    if case.owner in ("OpenStack cloud controller", "a cloud"):
+        return ""
+    return "if its load balancer leaves out nodes with this label, as most do"
 
 
 def _text(labels: Mapping[str, str]) -> str:
@@ -389,6 +411,10 @@ def _reason(case: Case, pod: Pod) -> tuple[Condition | None, str]:
     if ready is not None and (ready.message or ready.reason):
         return ready, ready.message or ready.reason
     return ready, "no Warning Event about the pod"
+
+
+def _slices(case: Case) -> str:
+    return f"EndpointSlices of {case.name}"
 
 
 def _name(pod: Pod) -> str:

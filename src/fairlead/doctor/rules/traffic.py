@@ -3,11 +3,9 @@
 In: a `Case`. Out: findings, each about another setting."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 from fairlead.doctor.facts import Case
 from fairlead.doctor.finding import Actor, Fact, RootCause
-from fairlead.doctor.owners import Owner
 from fairlead.kube.objects import Pod
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.members import listed
@@ -15,8 +13,9 @@ from fairlead.plan.members import listed
 OWNER: Actor = "Service owner"
 UNFAIR = 1.5
 """A pod that gets so many times its fair share is reported."""
-ONE_NODE: Sequence[Owner] = ("kube-vip", "klipper")
-"""Owners whose address leads to one node, or to whichever node a client chooses."""
+CILIUM_BGP = "io.cilium/bgp-control-plane"
+AWS_TARGETS = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
+"""With the value `ip` the load balancer of Amazon sends to pods, not to nodes."""
 NODE_PORT_MISSING = "NodePortMissing"
 """The end of the error of a port that has no node port."""
 
@@ -24,7 +23,8 @@ NODE_PORT_MISSING = "NodePortMissing"
 def unfair_by_placement(case: Case) -> RootCause | None:
     """Return the finding that a pod gets far more than its share, because each node gets the same
     share. During a rollout the placement changes, so nothing is said."""
-    if not case.local or not case.addresses or not _shares_by_node(case):
+    condition = _shares_by_node(case)
+    if not case.local or not case.addresses or condition is None:
         return None
     pods = case.pods or ()
     if any(
@@ -49,7 +49,7 @@ def unfair_by_placement(case: Case) -> RootCause | None:
         subject=case.subject,
         message=(
             f"A pod of {case.subject} on node {node} gets {share:.0%} of the connections instead "
-            f"of {1 / total:.0%}, because each node gets the same share ({placed})"
+            f"of {1 / total:.0%} {condition} each node gets the same share ({placed})"
         ),
         known_by=(
             Fact("ready pods per node", placed, "Pods spec.nodeName, status.conditions"),
@@ -129,11 +129,23 @@ def _lacks_node_port(message: str) -> bool:
     return "nodeport" in message.lower().replace(" ", "")
 
 
-def _shares_by_node(case: Case) -> bool:
-    """Return whether each node gets the same share. Fairlead reports it for its own classes. Other
-    load balancers weigh no nodes; those that send everything to one node have no shares."""
+def _shares_by_node(case: Case) -> str | None:
+    """Return `because` if each node gets the same share, `if` if that is likely, None if it is not
+    so. Fairlead reports it for its own classes. Where one node gets everything there are no shares:
+    with kube-vip and klipper, with Cilium except by BGP, and with MetalLB except by BGP, which only
+    its Events show."""
     if case.our_class:
-        return CLASSES[case.our_class].served_by != "gateways" and any(
-            each.reason == "SharesByNode" for each in case.warnings
-        )
-    return case.owner not in ONE_NODE and not case.announced_by_one_node
+        reported = any(each.reason == "SharesByNode" for each in case.warnings)
+        nodes = CLASSES[case.our_class].served_by != "gateways"
+        return "because" if nodes and reported else None
+    annotations, class_ = case.service.metadata.annotations, case.service.spec.load_balancer_class
+    by_node = {
+        "MetalLB": case.announced_by_bgp,
+        "Cilium": class_ == CILIUM_BGP,
+        "OpenStack cloud controller": True,
+        "kube-vip": False,
+        "klipper": False,
+    }
+    if case.owner in by_node:
+        return "because" if by_node[case.owner] else None
+    return None if annotations.get(AWS_TARGETS) == "ip" else "if"
