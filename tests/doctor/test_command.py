@@ -1,4 +1,4 @@
-"""The command `fairlead doctor` as a process: its output, its exit status, and its progress."""
+"""The command `fairlead doctor`: its output, its exit status, and its progress."""
 
 import asyncio
 import json
@@ -6,11 +6,13 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import pytest_asyncio
+import pytest
 import yaml
+from tests.doctor.inprocess import DEADLINE_S, SHORT, Background, run_doctor
 
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
@@ -20,7 +22,6 @@ from fairlead.lab.apiserver.faults import Fault
 from fairlead.lab.settings import kubeconfig
 
 PROGRAM = Path(sys.executable).with_name("fairlead")
-DEADLINE_S = 60
 INTERRUPTED = 130
 WEB = {
     "metadata": {"name": "web", "namespace": "default"},
@@ -34,54 +35,56 @@ POD = {
 READY = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
 
 
-class Command:
-    """The command line, for an API server with a Service whose selector has no pod."""
+class Cluster:
+    """An API server in a thread, with a Service whose selector has no pod."""
 
-    def __init__(self, server: ApiServer, client: Client, config: Path) -> None:
-        self.server = server
-        self.client = client
-        self.words = [
-            str(PROGRAM),
-            "doctor",
-            "--kubeconfig",
-            str(config),
-            "--grace",
-            "0",
-            "--observe",
-            "0.1",
-        ]
+    def __init__(self, background: Background, path: Path) -> None:
+        self.run = background.run
+        self.path = path
+        self._stack = AsyncExitStack()
 
-    async def __call__(self, *options: str) -> tuple[int | None, str, str]:
-        """Run the command. Return its exit status, its output, and its errors."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *self.words, *options, stdout=pipe, stderr=pipe
-        )
-        async with asyncio.timeout(DEADLINE_S):
-            output, errors = await process.communicate()
-        assert b"Traceback" not in errors
-        return process.returncode, output.decode(), errors.decode()
+    async def up(self) -> None:
+        self.server = await self._stack.enter_async_context(ApiServer())
+        access = Access(self.server.url)
+        self.client = await self._stack.enter_async_context(Client(access))
+        await self.client.create(SERVICES, WEB)
+        await self.client.patch(SERVICES, ("default", "web"), SHOWN, subresource="status")
+        self.path.write_text(kubeconfig("doctor", access))
 
+    async def down(self) -> None:
+        await self._stack.aclose()
 
-@pytest_asyncio.fixture
-async def command(tmp_path: Path) -> AsyncIterator[Command]:
-    async with ApiServer() as server, Client(Access(server.url)) as client:
-        await client.create(SERVICES, WEB)
-        await client.patch(SERVICES, ("default", "web"), SHOWN, subresource="status")
-        path = tmp_path / "kubeconfig"
-        path.write_text(kubeconfig("doctor", Access(server.url)))
-        yield Command(server, client, path)
+    async def serve(self) -> None:
+        await self.client.create(PODS, POD)
+        await self.client.patch(PODS, ("default", "w"), READY, subresource="status")
+
+    def doctor(self, *options: str) -> tuple[int, str, str]:
+        return run_doctor("--kubeconfig", str(self.path), *options)
+
+    @property
+    def words(self) -> list[str]:
+        """The command line of a process."""
+        return [str(PROGRAM), "doctor", "--kubeconfig", str(self.path), *SHORT]
 
 
-async def test_the_formats_contain_the_same_findings(command: Command) -> None:
-    status, table, errors = await command()
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Background() as background:
+        cluster = Cluster(background, tmp_path / "kubeconfig")
+        background.run(cluster.up())
+        yield cluster
+        background.run(cluster.down())
+
+
+def test_the_formats_contain_the_same_findings(cluster: Cluster) -> None:
+    status, table, errors = cluster.doctor()
     assert (status, errors) == (1, "")
     assert table.startswith("ERROR  SelectorMatchesNothing  Service default/web\n")
     assert (
         "1 Service looked at (default/web, served by an unknown controller), 1 finding\n" in table
     )
     for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
-        status, text, _ = await command("-o", output)
+        status, text, _ = cluster.doctor("-o", output)
         report = read(text)
         (found,) = report["findings"]
         assert (status, found["code"]) == (1, "SelectorMatchesNothing")
@@ -89,12 +92,11 @@ async def test_the_formats_contain_the_same_findings(command: Command) -> None:
         assert {"service": "default/web", "owner": "an unknown controller"} in report["services"]
 
 
-async def test_without_findings_the_status_is_0_and_what_was_not_looked_at_is_said(
-    command: Command,
+def test_without_findings_the_status_is_0_and_what_was_not_looked_at_is_said(
+    cluster: Cluster,
 ) -> None:
-    await command.client.create(PODS, POD)
-    await command.client.patch(PODS, ("default", "w"), READY, subresource="status")
-    status, output, _ = await command("web")
+    cluster.run(cluster.serve())
+    status, output, _ = cluster.doctor("web")
     assert (status, output.partition(", nothing wrong\n")[0]) == (
         0,
         "1 Service looked at (default/web, served by an unknown controller)",
@@ -102,52 +104,65 @@ async def test_without_findings_the_status_is_0_and_what_was_not_looked_at_is_sa
     assert "not looked at: packets, kernels of hosts, and clouds" in output
 
 
-async def test_services_are_those_of_the_namespace_unless_all_are_wanted(command: Command) -> None:
-    status, output, _ = await command("-n", "shop")
+def test_services_are_those_of_the_namespace_unless_all_are_wanted(cluster: Cluster) -> None:
+    status, output, _ = cluster.doctor("-n", "shop")
     assert status == 0
     assert "namespace shop has no Service of type LoadBalancer; -A looks everywhere" in output
-    assert (await command("-A"))[0] == 1
-    assert (await command("default/web", "-n", "shop"))[0] == 2
-    assert (await command("web", "-A"))[0] == 2
+    assert cluster.doctor("-A")[0] == 1
+    assert cluster.doctor("default/web", "-n", "shop")[0] == 2
+    assert cluster.doctor("web", "-A")[0] == 2
 
 
-async def test_a_service_that_does_not_exist_is_not_healthy(command: Command) -> None:
-    status, output, errors = await command("unknown")
+def test_a_service_that_does_not_exist_is_not_healthy(cluster: Cluster) -> None:
+    status, output, errors = cluster.doctor("unknown")
     assert (status, output) == (2, "")
     assert "Service default/unknown does not exist" in errors
 
 
-async def test_a_dead_api_server_is_not_healthy(command: Command) -> None:
-    command.server.faults.add(Fault("reset", "GET", "/services", count=0))
-    status, output, errors = await command()
+def test_a_dead_api_server_is_not_healthy(cluster: Cluster) -> None:
+    cluster.server.faults.add(Fault("reset", "GET", "/services", count=0))
+    status, output, errors = cluster.doctor()
     assert (status, output) == (2, "")
     assert errors.startswith("fairlead: ")
+    cluster.run(cluster.down())
+    status, output, errors = cluster.doctor()
+    assert (status, output) == (2, "")
+    assert "GET http" in errors
 
 
-async def test_a_terminal_shows_what_the_command_waits_for(command: Command) -> None:
+def test_a_terminal_shows_what_the_command_waits_for(cluster: Cluster) -> None:
     ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *command.words, stdout=asyncio.subprocess.DEVNULL, stderr=theirs
-    )
+
+    async def run() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *cluster.words, stdout=asyncio.subprocess.DEVNULL, stderr=theirs
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            await process.wait()
+
+    asyncio.run(run())
     os.close(theirs)
-    async with asyncio.timeout(DEADLINE_S):
-        await process.wait()
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert "\r\x1b[Kreading services" in shown
     assert shown.endswith("\r\x1b[K")
 
 
-async def test_an_interrupted_command_says_so_and_has_a_status_of_its_own(command: Command) -> None:
-    command.server.requests.clear()
-    command.server.faults.add(Fault("stall", "GET", "/services", count=0))
-    process = await asyncio.create_subprocess_exec(
-        *command.words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(DEADLINE_S):
-        while not len(command.server.requests):
-            await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        output, errors = await process.communicate()
-    assert (process.returncode, output) == (INTERRUPTED, b"")
+def test_an_interrupted_command_says_so_and_has_a_status_of_its_own(cluster: Cluster) -> None:
+    cluster.server.requests.clear()
+    cluster.server.faults.add(Fault("stall", "GET", "/services", count=0))
+
+    async def run() -> tuple[int | None, bytes, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *cluster.words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while not len(cluster.server.requests):
+                await asyncio.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            output, errors = await process.communicate()
+        return process.returncode, output, errors
+
+    status, output, errors = asyncio.run(run())
+    assert (status, output) == (INTERRUPTED, b"")
     assert errors == b"fairlead: interrupted before the end\n"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from fairlead.doctor.examine import examine
 from fairlead.doctor.gather import Request, gather
@@ -23,8 +24,8 @@ WRONG = {
 }
 WEB = ServiceKey("default", "web")
 SHORT_S = 0.1
-ONE = Request(grace_s=0, deadline_s=2, observe_s=SHORT_S)
-IN_DEFAULT = Request((WEB,), "default", grace_s=0, deadline_s=2, observe_s=1)
+ONE = Request(grace_s=0, deadline_s=1, observe_s=SHORT_S)
+IN_DEFAULT = Request((WEB,), "default", grace_s=0, observe_s=SHORT_S)
 
 
 @pytest_asyncio.fixture
@@ -55,7 +56,7 @@ async def test_a_source_that_does_not_answer_is_listed(server: ApiServer, client
     server.faults.add(Fault("stall", "GET", "/nodes", count=0))
     facts = await gather(client, ONE)
     assert facts.nodes is None
-    assert ("nodes", "no answer within 2 s") in [(e.source, e.reason) for e in facts.not_looked_at]
+    assert ("nodes", "no answer within 1 s") in [(e.source, e.reason) for e in facts.not_looked_at]
     assert facts.pods == ()
 
 
@@ -82,7 +83,7 @@ async def test_services_that_cannot_be_read_are_an_error(server: ApiServer, clie
     with pytest.raises(Refused, match="look at one namespace"):
         await gather(client, ONE)
     server.faults.add(Fault("stall", "GET", "/services"))
-    with pytest.raises(Unavailable, match="not read within 2 s"):
+    with pytest.raises(Unavailable, match="not read within 1 s"):
         await gather(client, ONE)
 
 
@@ -119,7 +120,7 @@ async def test_writers_that_overwrite_each_other_are_observed(client: Client) ->
 
     writing = asyncio.create_task(write())
     try:
-        report = await examine(client, IN_DEFAULT)
+        report = await examine(client, structs.replace(IN_DEFAULT, observe_s=1))
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

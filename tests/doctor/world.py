@@ -20,8 +20,9 @@ from fairlead.doctor.gather import Request
 from fairlead.doctor.report import Report
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
+from fairlead.kube.crds import ADDRESS_POOLS
 from fairlead.kube.lease_object import LEASES
-from fairlead.kube.objects import CLEANUP_FINALIZER, PODS, SERVICES
+from fairlead.kube.objects import CLEANUP_FINALIZER, EXCLUDE_LABEL, PODS, SERVICES
 from fairlead.kube.presence import NotServed, Presence, lease_body, lease_name
 from fairlead.lab import manifests
 from fairlead.lab import objects as lab_objects
@@ -122,11 +123,12 @@ class World:
 
     async def again(self, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> None:
         """Create the Service again, unserved, with other fields."""
-        await self.kubectl('patch service web --type=merge -p \'{"metadata":{"finalizers":[]}}\'')
-        await self.kubectl("delete service web")
+        key = self.namespace, "web"
+        await self.client.patch(SERVICES, key, {"metadata": {"finalizers": []}})
+        await self.client.delete(SERVICES, key)
         await self.service(**spec)
-        for name, value in (annotations or {}).items():
-            await self.kubectl(f"annotate service web {name}={value}")
+        if annotations:
+            await self.client.patch(SERVICES, key, {"metadata": {"annotations": annotations}})
 
     async def serve(
         self, *addresses: str, name: str = "web", mode: str = "VIP", error: str = ""
@@ -293,7 +295,6 @@ class Fault(NamedTuple):
     async def play(self, world: World) -> None:
         """Make the fault, check that it is named and nothing else, remove it, and check that
         nothing is named."""
-        await world.finds()
         await self.make(world)
         key = self.code, self.subject.format(world.namespace)
         (found,) = await world.finds(key, observe_s=self.observe_s)
@@ -586,6 +587,13 @@ WITH_FAIRLEAD = [
     Fault("GatewayStale", gateway_gone, gateway_back, by_hand=True, subject="gateway gw2"),
 ]
 WITHOUT_FAIRLEAD = [*EVERYWHERE, Fault("ClassUnserved", class_unserved, served, by_hand=True)]
+OTHERWISE_WITHOUT_FAIRLEAD = (
+    "ClassUnserved",
+    "ExcludedNode",
+    "FinalizerOrphaned",
+    "UnfairByPlacement",
+)
+"""Faults whose rules see something else without Fairlead."""
 
 
 def rights() -> list[Manifest]:
@@ -597,9 +605,9 @@ def rights() -> list[Manifest]:
 
 async def delete_all(world: World) -> None:
     """Remove what the world has outside of its namespace."""
-    await world.execute(
-        "kubectl label node n4 node.kubernetes.io/exclude-from-external-load-balancers-"
-    )
-    await world.execute(f"kubectl delete addresspool {world.namespace} --ignore-not-found")
+    labels = {"metadata": {"labels": {EXCLUDE_LABEL: None}}}
+    await world.client.patch(lab_objects.NODES, ("", "n4"), labels)
+    with suppress(NotFound):
+        await world.client.delete(ADDRESS_POOLS, ("", world.namespace))
     with suppress(NotFound):
         await world.client.request("DELETE", f"/api/v1/namespaces/{world.namespace}")

@@ -13,6 +13,7 @@ from fairlead.plan.members import listed
 OWNER: Actor = "Service owner"
 UNFAIR = 1.5
 """A pod that gets so many times its fair share is reported."""
+BECAUSE, IF = ", because", " if"
 CILIUM_BGP = "io.cilium/bgp-control-plane"
 AWS_TARGETS = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
 """With the value `ip` the load balancer of Amazon sends to pods, not to nodes."""
@@ -49,7 +50,7 @@ def unfair_by_placement(case: Case) -> RootCause | None:
         subject=case.subject,
         message=(
             f"A pod of {case.subject} on node {node} gets {share:.0%} of the connections instead "
-            f"of {1 / total:.0%} {condition} each node gets the same share ({placed})"
+            f"of {1 / total:.0%}{condition} each node gets the same share ({placed})"
         ),
         known_by=(
             Fact("ready pods per node", placed, "Pods spec.nodeName, status.conditions"),
@@ -130,14 +131,14 @@ def _lacks_node_port(message: str) -> bool:
 
 
 def _shares_by_node(case: Case) -> str | None:
-    """Return `because` if each node gets the same share, `if` if that is likely, None if it is not
-    so. Fairlead reports it for its own classes. Where one node gets everything there are no shares:
-    with kube-vip and klipper, with Cilium except by BGP, and with MetalLB except by BGP, which only
-    its Events show."""
+    """Return the conjunction before "each node gets the same share": certain, or likely; None if it
+    is not so. Fairlead reports it for its own classes. Where one node gets everything there are no
+    shares: with kube-vip and klipper, with Cilium except by BGP, and with MetalLB except by BGP,
+    which only its Events show."""
     if case.our_class:
         reported = any(each.reason == "SharesByNode" for each in case.warnings)
         nodes = CLASSES[case.our_class].served_by != "gateways"
-        return "because" if nodes and reported else None
+        return BECAUSE if nodes and reported else None
     annotations, class_ = case.service.metadata.annotations, case.service.spec.load_balancer_class
     by_node = {
         "MetalLB": case.announced_by_bgp,
@@ -147,5 +148,5 @@ def _shares_by_node(case: Case) -> str | None:
         "klipper": False,
     }
     if case.owner in by_node:
-        return "because" if by_node[case.owner] else None
-    return None if annotations.get(AWS_TARGETS) == "ip" else "if"
+        return BECAUSE if by_node[case.owner] else None
+    return None if annotations.get(AWS_TARGETS) == "ip" else IF
