@@ -56,15 +56,22 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
             "$.pools[1].name",
         ),
         ("pools: [{name: a, addresses: []}]", "$.pools[0].addresses"),
-        ("announce: l3", "Expected `object`, got `str` - at `$.announce`"),
-        ("announce: {l3: {}}", "unknown field `l3` - at `$.announce`"),
+        ("announce: l3", "'l3' is not a mapping of names to values - at $.announce"),
+        (
+            "announce: {l3: {}}",
+            "there is no field l3 - at $.announce; fields there: ignoreExcludeLabel, l2",
+        ),
         ("announce: {l2: {interfaces: [192.0.2.1]}}", "$.announce.l2.interfaces[0]"),
         ("announce: {l2: {networks: [192.0.2.1/24]}}", "$.announce.l2.networks[0]"),
         (
             "announce: {l2: {networks: ['2001:db8::/64']}}",
             "only IPv4 addresses are announced - at $.announce.l2.networks[0]",
         ),
-        ("defaultClass: fairlead.io/dirct", "known: fairlead.io/direct"),
+        (
+            "defaultClass: fairlead.io/dirct",
+            "is unknown - at $.defaultClass; write one of: fairlead.io/direct, ",
+        ),
+        ("defaultClass: metallb", "write one of: fairlead.io/direct, fairlead.io/octavia"),
         ("web: {listen: nonsense}", "$.web.listen"),
         ("web: {metricsFrom: [everybody]}", "$.web.metricsFrom[0]"),
         ("gateway: {peerTLS: {certificate: a.crt, key: a.key}}", "ca"),
@@ -145,10 +152,71 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ("gateway: {probeTimeoutS: 0}", "$.gateway.probeTimeoutS"),
         ("pools: [{name: a, adresses: []}]", "adresses"),
         ("defaultclass: x", "defaultclass"),
-        ("cluster: {podCIDRs: [10.244.0.1/16]}", "$.cluster.podCIDRs[0]"),
+        (
+            "cluster: {podCIDRs: [10.244.0.1/16]}",
+            "10.244.0.1/16 has host bits set - at $.cluster.podCIDRs[0]; write 10.244.0.0/16",
+        ),
         ("gateway: {probeIntervalS: soon}", "$.gateway.probeIntervalS"),
-        ("a: [", "is not YAML"),
-        ("- 1", "Expected `object`"),
+        ("a: [", "is not valid YAML: line 2, column 1: "),
+        ("pools:\n  - name: a\n addresses: []", "line 3, column 2"),
+        ("defaultClass: \x01", "is not valid YAML: character 15: control characters"),
+        ("defaultClass: 2026-13-45", "month must be in 1..12; write texts in quotes"),
+        ("- 1", "this is a list, not a mapping of names to values"),
+        ("defaultClass: a\npools: []\ndefaultClass: b", "line 3: defaultClass is in line 1"),
+        ("gateway: {attach: tc, forwarding: l2, attach: xdp}", "attach is in line 1 already"),
+        ("defaultClas: x", "there is no field defaultClas; did you mean defaultClass?"),
+        ("Pools: []", "there is no field Pools; did you mean pools?"),
+        (
+            "gateway: {interface: eth0}",
+            "no field interface - at $.gateway; did you mean interfaces or interfacesByNode?",
+        ),
+        (
+            "gateway: {attach: native}",
+            "'native' is not a valid value - at $.gateway.attach; write one of: auto, tc, xdp, "
+            "xdp-generic",
+        ),
+        (
+            "pools: [{name: a, addresses: [203.0.113.1], serviceAllocation: {serviceSelectors: "
+            "[{matchExpressions: [{key: a, operator: Inn}]}]}}]",
+            "matchExpressions[0].operator; write one of: DoesNotExist, Exists, In, NotIn",
+        ),
+        ("octavia: {lbMethod: RR}", 'write one of: "", LEAST_CONNECTIONS, ROUND_ROBIN'),
+        (
+            "gateway: {peerTLS: {certificate: a, key: b}}",
+            "the field ca is missing - at $.gateway.peerTLS; add ca",
+        ),
+        (
+            "pools: [{name: a, addresses: []}]",
+            "a list without entries is not valid - at $.pools[0].addresses; write at least one",
+        ),
+        ("cluster:", "the value is missing - at $.cluster; write a mapping of names to values, or"),
+        (
+            "pools: {name: a}",
+            "this is a mapping of names to values, not a list - at $.pools; write a list",
+        ),
+        ("gateway: {peers: [10:22]}", "622 is not a text - at $.gateway.peers[0]; write it in q"),
+        ("gateway: {interfacesByNode: {1: [eth0]}}", "a name is not a text - at $.gateway.interf"),
+        ("controller: {leaseDurationS: yes}", "true is not a number - at $.controller.lease"),
+        (
+            "gateway: {connectionEntries: 7}",
+            "7 is out of range - at $.gateway.connectionEntries; write a number that is at least "
+            "1024",
+        ),
+        ("octavia: {nodeSelector: '=a'}", "write labels with or without a value"),
+        ("node: {podInterfaces: ['a b']}", "write the name of an interface"),
+        (
+            "cluster: {podCIDRs: [10.244.0.0]}",
+            "10.244.0.0 has no prefix length - at $.cluster.podCIDRs[0]; write 10.244.0.0/32 for",
+        ),
+        ("cluster: {serviceCIDRs: ['2001:db8::']}", "write 2001:db8::/128 for this address alone"),
+        ("cluster: {serviceCIDRs: [10.96.0.0/33]}", "write a length from 0 to 32"),
+        ("cluster: {serviceCIDRs: [10.96.0.0/]}", "'' in 10.96.0.0/ is not a prefix length"),
+        ("web: {metricsFrom: [192.0.2.7]}", "has no prefix length - at $.web.metricsFrom[0]"),
+        ("node: {nodePortAddresses: [192.0.2.7]}", "no prefix length - at $.node.nodePortAdd"),
+        (
+            "tunnel: {kind: ipip, gateways: [192.0.2.7]}",
+            "no prefix length - at $.tunnel.gateways[0]",
+        ),
     ],
 )
 def test_errors_name_the_path_of_the_option(tmp_path: Path, text: str, words: str) -> None:
@@ -157,8 +225,25 @@ def test_errors_name_the_path_of_the_option(tmp_path: Path, text: str, words: st
         load(path, CLASSES)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
+    assert caught.value.fix
+    for raw in ("Expected", "`", "Errno", "<", "object at", "regex"):
+        assert raw not in str(caught.value)
+
+
+def test_a_mapping_may_be_merged_into_others(tmp_path: Path) -> None:
+    (path := tmp_path / "fairlead.yaml").write_text(
+        "gateway: &shared {interfaces: [eth0], interfacesByNode: {a: [eth1]}}\n"
+        "node: {<<: {interfaces: [eth0]}, interfaces: [eth2]}\n"
+    )
+    assert load(path, CLASSES).node.interfaces == ("eth2",)
+
+
+def test_a_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
+    (path := tmp_path / "fairlead.yaml").write_bytes(b"defaultClass: \xff")
+    with pytest.raises(Refused, match="character 15: invalid"):
+        load(path, CLASSES)
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(Refused, match="cannot be read: No such file or directory; name a file"):
         load(tmp_path / "none.yaml", CLASSES)

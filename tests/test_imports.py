@@ -13,7 +13,7 @@ import fairlead
 ROOT = Path(fairlead.__file__).parent
 
 RANKS = [
-    {"backoff", "errors", "invocation", "model", "sections", "turns"},
+    {"backoff", "errors", "invocation", "mistakes", "model", "sections", "strict_yaml", "turns"},
     {"net", "config", "role_state"},
     {"kube"},
     {"plan"},

@@ -19,6 +19,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fairlead.errors import plain
+
 
 class Pair(NamedTuple):
     one: str
@@ -31,10 +33,10 @@ class Named(Pair):
 
 def told(
     text: str, number: int, several: Sequence[str], maybe: str | None, found: Pair, raw: bytes,
-    error: OSError, address: IPv4Address, path: Path, kind: Literal["a", "b"],
+    error: OSError, wrong: ValueError, address: IPv4Address, path: Path, kind: Literal["a", "b"],
 ) -> None:
     print(f"{text} {text!r} {number} {number:.1f} {address} {path} {kind}")
-    print(f"{error} {error.strerror}", Named("x"))
+    print(f"{wrong} {plain(error)} {error.strerror}", Named("x"), str(wrong), str(number))
     print(f"{', '.join(several)} {maybe or 'none'} {Named('x')} {found.one} {raw.decode()}")
     print(f"{several}")
     print(f"{maybe}")
@@ -42,8 +44,21 @@ def told(
     print(f"{raw!r}")
     print(f"{error!r}")
     print(f"{(text, number)}")
+    print(f"{error}")
+    print(str(error))
+    print(f"{error or 'unknown'}")
 """
-UNREADABLE_TYPES = ["Sequence", "None", "Pair", "bytes", "OSError", "tuple"]
+UNREADABLE_TYPES = [
+    "Sequence",
+    "None",
+    "Pair",
+    "bytes",
+    "OSError",
+    "tuple",
+    "OSError",
+    "OSError",
+    "OSError",
+]
 """The types that the errors about the last lines of the sample name, in order."""
 
 

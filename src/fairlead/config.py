@@ -13,16 +13,27 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
+from fairlead.mistakes import mistake
 from fairlead.net import selection
-from fairlead.net.address import numeric_host, split_host_port
-from fairlead.sections import AnnounceConfig, L2Config, OctaviaConfig, Section, Selectors
+from fairlead.net.address import family_of, numeric_host, split_host_port
+from fairlead.sections import (
+    CIDR,
+    AnnounceConfig,
+    HostPort,
+    L2Config,
+    OctaviaConfig,
+    Section,
+    Selectors,
+)
 
 MAX_RANGE_LENGTH = 128
 """The maximum length of a range of addresses; two IPv6 addresses have at most 90 characters."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_SUFFIX_LENGTH = 253 - 40
 """A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
+
+LISTEN = "write an address and a port, such as 127.0.0.1:9440, or *:9440 for all addresses"
 
 RENAMED = {"gateway.way": "gateway.forwarding"}
 """Renamed options: the old name, and the new name."""
@@ -76,10 +87,10 @@ class PoolConfig(Section, frozen=True):
 
 
 class ClusterConfig(Section, frozen=True):
-    pod_cidrs: tuple[str, ...] = msgspec.field(default=(), name="podCIDRs")
+    pod_cidrs: tuple[CIDR, ...] = msgspec.field(default=(), name="podCIDRs")
     """CIDRs of all pods of the cluster. A node uses them to distinguish packets of pods from
     packets from outside of the cluster."""
-    service_cidrs: tuple[str, ...] = msgspec.field(default=(), name="serviceCIDRs")
+    service_cidrs: tuple[CIDR, ...] = msgspec.field(default=(), name="serviceCIDRs")
     """CIDRs of all ClusterIPs. A packet to a ClusterIP without a Service is dropped instead of
     being routed out of the cluster."""
 
@@ -94,7 +105,7 @@ class ApiServerConfig(Section, frozen=True):
     servers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """`address:port` of the API servers. The address is numeric; an IPv6 address is in brackets."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 6443
-    source_ranges: tuple[str, ...] = ()
+    source_ranges: tuple[CIDR, ...] = ()
     """CIDRs of the clients that may connect. Empty: every client may connect."""
 
 
@@ -157,12 +168,12 @@ class GatewayConfig(Section, frozen=True):
     """Maximum number of old HAProxy workers that are kept after reloads until their connections
     end. If there are more, a worker is stopped and its connections are closed. One namespace may
     cause half of the workers that others leave. 0: there is no limit."""
-    peers: tuple[str, ...] = ()
+    peers: tuple[HostPort, ...] = ()
     """`address:port` of the other gateways that serve the same addresses (their `peer_listen`). The
     address is numeric; an IPv6 address is in brackets. Gateways read new flow entries of slots in
     transition from their peers, so that a connection may move from one gateway to another. The list
     may include this gateway."""
-    peer_listen: str = ""
+    peer_listen: HostPort = ""
     """`address:port` where peers read the entries of this gateway. Empty: they cannot. Only
     gateways in `peers` are answered."""
     peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
@@ -190,7 +201,7 @@ class TunnelConfig(Section, frozen=True):
     vni: Annotated[int, msgspec.Meta(ge=1, lt=1 << 24)] = 7471
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 4789
     """UDP port of VXLAN."""
-    gateways: tuple[str, ...] = ()
+    gateways: tuple[CIDR, ...] = ()
     """CIDRs of the gateways; required if there is a tunnel. Nodes drop tunnelled packets from other
     sources."""
 
@@ -206,11 +217,20 @@ class NodeConfig(Section, frozen=True):
         msgspec.field(default_factory=dict)
     )
     """Replaces `interfaces` for nodes whose name is the key, or matches the key as a pattern."""
-    pod_interfaces: tuple[Annotated[str, msgspec.Meta(pattern=r"^[^\s*\"/]{1,15}\*?$")], ...] = ()
+    pod_interfaces: tuple[
+        Annotated[
+            str,
+            msgspec.Meta(
+                pattern=r"^[^\s*\"/]{1,15}\*?$",
+                description="the name of an interface, or the beginning of names and then *: veth*",
+            ),
+        ],
+        ...,
+    ] = ()
     """The interfaces where packets of this node's pods arrive: a bridge, or a name prefix followed
     by `*` (BridgeInterface and InterfaceNamePrefix of kube-proxy). Absent: packets of pods are
     recognized by `cluster.pod_cidrs`."""
-    node_port_addresses: tuple[str, ...] = ()
+    node_port_addresses: tuple[CIDR, ...] = ()
     """NodePorts and health ports listen on those addresses of the host that are in one of these
     CIDRs. Absent: NodePorts listen on the node's first InternalIP of each family, and health ports
     on all addresses."""
@@ -245,11 +265,11 @@ class PresenceConfig(Section, frozen=True):
 
 
 class WebConfig(Section, frozen=True):
-    listen: str | None = None
+    listen: HostPort | None = None
     """The address that serves health, metrics and state: `address:port`, or `*:port` for all
     addresses. Absent: 127.0.0.1, with port 9440 for the controller, 9441 for a gateway and 9442 for
     a node. Empty: the server is off. The state is shown only to callers on the host."""
-    metrics_from: tuple[str, ...] = ()
+    metrics_from: tuple[CIDR, ...] = ()
     """CIDRs from which metrics may be read, in addition to the host itself. Absent: none."""
 
 
@@ -278,22 +298,24 @@ def load(path: Path, classes: Collection[str]) -> Config:
     try:
         return parse(path.read_bytes(), str(path), classes)
     except OSError as error:
-        raise Refused(f"configuration {path} cannot be read: {error.strerror}") from error
+        raise Refused(
+            f"configuration {path} cannot be read: {plain(error)}",
+            fix="name a file that exists and may be read in --config",
+        ) from error
 
 
 def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
     """Return the configuration in the text. `source`: the origin of the text, for error messages.
     Raise Refused as `load` does."""
-    import yaml
+    from fairlead.strict_yaml import read  # PyYAML takes long to load
 
+    document = read(text, f"configuration {source}")
+    _check_renamed(document, source)
     try:
-        document = yaml.safe_load(text)
-        _check_renamed(document, source)
         config = msgspec.convert(document if document is not None else {}, Config)
-    except yaml.YAMLError as error:
-        raise Refused(f"configuration {source} is not YAML: {error}") from error
     except msgspec.ValidationError as error:
-        raise Refused(f"configuration {source}: {error}") from error
+        message, fix = mistake(error, Config, document)
+        raise Refused(f"configuration {source}: {message}", fix=fix) from error
     check(config, source, classes)
     return config
 
@@ -304,17 +326,18 @@ def _check_renamed(document: object, source: str) -> None:
         section, _, field = old.partition(".")
         fields = document.get(section) if isinstance(document, dict) else None
         if isinstance(fields, dict) and field in fields:
-            raise Refused(f"{source}: {old} is now called {new} - at $.{old}")
+            raise Refused(
+                f"{source}: {old} is now called {new} - at $.{old}", fix=f"write {new} instead"
+            )
 
 
 def check(config: Config, source: str, classes: Collection[str]) -> None:
     """Raise Refused for values that the types of the fields cannot exclude: invalid addresses,
     ranges whose end is before their start, overlapping pools, unknown classes."""
     if config.default_class is not None and config.default_class not in classes:
-        known = ", ".join(sorted(classes))
         raise Refused(
-            f"{source}: class {config.default_class!r} is unknown; known: {known} - at "
-            "$.defaultClass"
+            f"{source}: class {config.default_class!r} is unknown - at $.defaultClass",
+            fix=f"write one of: {', '.join(sorted(classes))}",
         )
     _check_ports(config, source)
     _check_tunnel(config, source)
@@ -322,20 +345,27 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
     if config.proxy.hostname_suffix and read_suffix(config.proxy.hostname_suffix) is None:
         raise Refused(
             f"{source}: {config.proxy.hostname_suffix!r} is not a valid DNS zone name - at "
-            "$.proxy.hostnameSuffix"
+            "$.proxy.hostnameSuffix",
+            fix="write a name such as lb.example.com",
         )
     seen: list[tuple[int, int, int, str]] = []
     names: set[str] = set()
     for index, pool in enumerate(config.pools):
         if pool.name in names:
-            raise Refused(f"{source}: two pools are named {pool.name!r} - at $.pools[{index}].name")
+            raise Refused(
+                f"{source}: two pools are named {pool.name!r} - at $.pools[{index}].name",
+                fix="give each pool its own name",
+            )
         names.add(pool.name)
         for at, text in enumerate(pool.addresses):
             where = f"$.pools[{index}].addresses[{at}]"
             version, first, last = _range(text, f"{source}: {where}")
             for other_version, other_first, other_last, other in seen:
                 if version == other_version and first <= other_last and other_first <= last:
-                    raise Refused(f"{source}: {text} overlaps {other} - at {where}")
+                    raise Refused(
+                        f"{source}: {text} overlaps {other} - at {where}",
+                        fix="list each address once",
+                    )
             seen.append((version, first, last, text))
     api, l2 = config.gateway.api_server, config.announce.l2 or L2Config()
     if api is not None:
@@ -350,10 +380,9 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
         ("web.metricsFrom", config.web.metrics_from),
     ):
         for at, cidr in enumerate(cidrs):
-            try:
-                ipaddress.ip_network(cidr)
-            except ValueError as error:
-                raise Refused(f"{source}: {error} - at $.{name}[{at}]") from error
+            if problem := cidr_problem(cidr):
+                message, fix = problem
+                raise Refused(f"{source}: {message} - at $.{name}[{at}]", fix=fix)
     for at, cidr in enumerate(l2.networks):
         if ":" in cidr:
             raise Refused(
@@ -371,7 +400,7 @@ def _check_ports(config: Config, source: str) -> None:
             if listen:
                 split_host_port(listen)
         except ValueError as error:
-            raise Refused(f"{source}: {error} - at $.{where}") from error
+            raise Refused(f"{source}: {error} - at $.{where}", fix=LISTEN) from error
     for at, peer in enumerate(config.gateway.peers):
         # A peer that connects is identified by its address, so a hostname is not sufficient.
         if numeric_host(peer) is None:
@@ -391,7 +420,10 @@ def _check_api_server(
             address = ipaddress.ip_address(text)
             version, first, _ = parse_range(text)
         except ValueError as error:
-            raise Refused(f"{source}: {error} - at {where}.addresses[{at}]") from error
+            raise Refused(
+                f"{source}: {error} - at {where}.addresses[{at}]",
+                fix="write one address that clients and routers can reach",
+            ) from error
         for pool_version, low, high, pool in pools:
             if version == pool_version and low <= first <= high:
                 raise Refused(
@@ -400,7 +432,10 @@ def _check_api_server(
                     fix="remove it from the pool",
                 )
         if address in own:
-            raise Refused(f"{source}: {text} is listed twice - at {where}.addresses[{at}]")
+            raise Refused(
+                f"{source}: {text} is listed twice - at {where}.addresses[{at}]",
+                fix="remove one of the two",
+            )
         own.add(address)
     for at, server in enumerate(api.servers):
         try:
@@ -416,10 +451,14 @@ def _check_api_server(
         if ipaddress.ip_address(host) in own and port == api.port:
             raise Refused(
                 f"{source}: {server} is an address of the load balancer itself - at "
-                f"{where}.servers[{at}]"
+                f"{where}.servers[{at}]",
+                fix="list the addresses of the API servers themselves",
             )
         if server in api.servers[:at]:
-            raise Refused(f"{source}: {server} is listed twice - at {where}.servers[{at}]")
+            raise Refused(
+                f"{source}: {server} is listed twice - at {where}.servers[{at}]",
+                fix="remove one of the two",
+            )
 
 
 def _check_tunnel(config: Config, source: str) -> None:
@@ -433,7 +472,8 @@ def _check_tunnel(config: Config, source: str) -> None:
         )
     if tunnel.kind != "none" and not tunnel.gateways:
         raise Refused(
-            f"{source}: no host may send through the tunnel - at $.tunnel.gateways",
+            f"{source}: tunnel.kind is {tunnel.kind}, and tunnel.gateways is empty, so no host may "
+            "send through the tunnel - at $.tunnel.gateways",
             fix="list the addresses of the gateways in tunnel.gateways, as CIDRs",
         )
 
@@ -460,6 +500,26 @@ def _check_selectors(lists: Mapping[str, Selectors], source: str) -> None:
                     f"{source}: {error} - at $.{where}[{at}]",
                     fix="give the name of an interface, a pattern (eth*), a CIDR, or default-route",
                 ) from error
+
+
+def cidr_problem(text: str) -> tuple[str, str] | None:
+    """Return what is wrong with a CIDR, and what to write instead; None if it is valid. An address
+    without a prefix length is not: more often than a single address, a network is meant."""
+    address, slash, length = text.partition("/")
+    try:
+        alone = ipaddress.ip_network(address)
+    except ValueError:
+        return f"{text!r} is not a CIDR", "write a network such as 192.0.2.0/24 or 2001:db8::/64"
+    if not slash:
+        fix = f"write {alone} for this address alone, or the length of the whole network"
+        return f"{text} has no prefix length", fix
+    if not length.isdecimal() or int(length) > alone.max_prefixlen:
+        longest = f"write a length from 0 to {alone.max_prefixlen}"
+        return f"{length!r} in {text} is not a prefix length of {family_of(address)}", longest
+    network = ipaddress.ip_network(text, strict=False)
+    if network.network_address != alone.network_address:
+        return f"{text} has host bits set", f"write {network}"
+    return None
 
 
 def read_suffix(text: str) -> str | None:

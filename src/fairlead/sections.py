@@ -16,6 +16,21 @@ class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 """Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
 
+# `config.check` checks these texts. Here they are described for the schema of the chart's values.
+CIDR = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={"pattern": "/[0-9]+$"}, description="a CIDR, such as 192.0.2.0/24"
+    ),
+]
+HostPort = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={"pattern": "^$|:[0-9]+$"},
+        description="address:port, such as 192.0.2.1:9440",
+    ),
+]
+
 
 class L2Config(Section, frozen=True):
     """The announcement of IPv4 addresses on layer 2: by answers to ARP requests."""
@@ -23,7 +38,7 @@ class L2Config(Section, frozen=True):
     interfaces: Selectors = ()
     """The interfaces on which gateways announce addresses. Absent: those of `gateway.interfaces`.
     """
-    networks: tuple[str, ...] = ()
+    networks: tuple[CIDR, ...] = ()
     """IPv4 CIDRs that routers and clients on these links reach without a router, although no
     interface of a gateway has an address in them."""
 
@@ -94,7 +109,13 @@ class OctaviaConfig(Section, frozen=True):
     lb_method: Literal["", "ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"] = ""
     """The load balancing algorithm, if a Service does not specify it and the provider supports it.
     Empty: an algorithm that the provider supports."""
-    node_selector: Annotated[str, msgspec.Meta(pattern=r"^([\w./-]+(=[\w.-]*)?(,|$))*$")] = ""
+    node_selector: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^([\w./-]+(=[\w.-]*)?(,|$))*$",
+            description="labels with or without a value, separated by commas: zone=a,disk",
+        ),
+    ] = ""
     """The labels that a node must have to be a member: `zone=a,disk`."""
     members: Literal["ready", "all"] = "ready"
     """`ready`: nodes with ready pods are members. `all`: all nodes are members, and the health

@@ -88,9 +88,9 @@ async def test_pools_of_the_configuration_in_the_cluster_are_read(
         ({"rack": "a"}, "IPAddressPool odd: spec.rack is not known"),
         (
             {"serviceAllocation": {"zones": ["a"]}},
-            "unknown field `zones` - at `$.spec.serviceAllocation`",
+            "there is no field zones - at $.spec.serviceAllocation",
         ),
-        ({"autoAssign": "perhaps"}, "Expected `bool`, got `str` - at `$.spec.autoAssign`"),
+        ({"autoAssign": "perhaps"}, "this is a text, not true or false - at $.spec.autoAssign"),
     ],
 )
 async def test_an_unsupported_pool_is_reported_and_the_others_are_printed(

@@ -154,9 +154,9 @@ def test_several_files_are_merged_and_the_first_value_takes_precedence(tmp_path:
         (config(users=[]), "no user 'u'; it has none"),
         (
             config(clusters=[{"name": "c", "cluster": {"server": 3}}]),
-            r"Expected `str`, got `int`.*clusters\[0\]",
+            r"3 is not a text - at \$\.clusters\[0\]\.cluster\.server; write it in quotes",
         ),
-        ("nonsense", "Expected `object`"),
+        ("nonsense", "'nonsense' is not a mapping of names to values"),
     ],
 )
 def test_an_invalid_kubeconfig_is_refused(content: object, complaint: str, tmp_path: Path) -> None:
@@ -170,7 +170,10 @@ def test_an_unreadable_kubeconfig_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="--kubeconfig"):
         find_access(tmp_path / "none")
     (tmp_path / "bad").write_text("a: [")
-    with pytest.raises(Refused, match="not valid YAML"):
+    with pytest.raises(Refused, match=r"not valid YAML: line 1, column 5: .*; correct it, or"):
+        find_access(tmp_path / "bad")
+    (tmp_path / "bad").write_bytes(b"a: \xff")
+    with pytest.raises(Refused, match="not valid YAML: it is not text in UTF-8, at byte 4; "):
         find_access(tmp_path / "bad")
 
 

@@ -85,7 +85,7 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
     [
         (
             f"{NODE}---\n{SERVICE.replace('port: 80,', 'port: eighty,')}",
-            "f.yaml:2: Service: Expected `int`, got `str`",
+            "f.yaml:2: Service: this is a text, not a whole number - at $.spec.ports[0].port",
         ),
         (SERVICE.replace("port: 80,", "port: eighty,"), "$.spec.ports[0].port"),
         (SERVICE.replace("Local", "local"), "$.spec.externalTrafficPolicy"),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from fairlead.cli.parameters import host_port
 from fairlead.config import Config, load
 from fairlead.invocation import called
 from fairlead.kube.access import Access
@@ -41,6 +42,7 @@ def _shared(command: CommandT) -> CommandT:
             ),
             click.option(
                 "--listen",
+                callback=host_port,
                 help="address:port, or *:port, of /healthz, /readyz, /metrics and /state; empty: "
                 "no server.",
             ),

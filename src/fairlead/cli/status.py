@@ -1,7 +1,7 @@
 """`fairlead status`: the state of the roles on this host, read from their web servers, or the
 processes of a cluster, read from the Kubernetes API."""
 
-import urllib.error
+import http.client
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.errors import Unavailable
+from fairlead.cli.parameters import host_port
+from fairlead.errors import Unavailable, plain
 from fairlead.model import LoadBalancer, NodeService
 from fairlead.net.address import bracketed
 from fairlead.role_state import (
@@ -36,6 +37,7 @@ NOT_IN_STEP = "not in step with the cluster yet"
     "--address",
     "addresses",
     multiple=True,
+    callback=host_port,
     help="Address of a role (web.listen); may be repeated.",
 )
 @click.option(
@@ -100,9 +102,10 @@ def fetch(address: str) -> RoleState:
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             body: bytes = response.read()
-    except (urllib.error.URLError, OSError) as error:
+    except (http.client.HTTPException, OSError, ValueError) as error:
         raise Unavailable(
-            f"GET {url}: {error}", fix="is a role running here, and is --address its web.listen?"
+            f"GET {url}: {plain(error)}",
+            fix="is a role running here, and is --address its web.listen?",
         ) from error
     return decode(body, f"GET {url}")
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Refused, Unavailable, plain
+from fairlead.mistakes import explain
 
 TOKEN_REREAD_S = 60.0
 PLUGIN_TIMEOUT_S = 60.0
@@ -110,7 +111,9 @@ def tls_context(access: Access, credentials: Credentials) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=access.authority_pem or None)
     except ssl.SSLError as problem:
         raise Refused(
-            f"the certificate authority of {access.source} is not a PEM certificate: {problem}"
+            f"the certificate authority of {access.source} is not a PEM certificate: "
+            f"{plain(problem)}",
+            fix="write a certificate in PEM there",
         ) from None
     if access.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -120,7 +123,8 @@ def tls_context(access: Access, credentials: Credentials) -> ssl.SSLContext:
         except ssl.SSLError as problem:
             fix = "the key must be the certificate's own, in PEM, without a passphrase"
             raise Refused(
-                f"the client certificate of {access.source} cannot be used: {problem}", fix=fix
+                f"the client certificate of {access.source} cannot be used: {plain(problem)}",
+                fix=fix,
             ) from None
     return context
 
@@ -221,7 +225,7 @@ def read_exec_credential(
         answer = msgspec.json.decode(output, type=ExecCredential)
     except msgspec.DecodeError as problem:
         raise Refused(
-            f"{what} did not print an ExecCredential: {problem}",
+            f"{what} did not print an ExecCredential: {explain(problem, ExecCredential)}",
             fix="run it by hand and inspect its output",
         ) from None
     if answer.api_version != plugin.api_version:

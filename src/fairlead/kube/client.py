@@ -20,6 +20,7 @@ from fairlead.kube.answers import RefusedByServer, ServerUnavailable
 from fairlead.kube.connection import Body, Connection
 from fairlead.kube.objects import ObjectT, Resource
 from fairlead.kube.watch_events import Item, Unreadable, key_of, read_item
+from fairlead.mistakes import explain
 
 APPLY = "application/apply-patch+yaml"
 JSON_PATCH = "application/json-patch+json"
@@ -162,7 +163,7 @@ class Client:
         except msgspec.DecodeError as problem:
             what = (
                 f"GET {self.access.server}{resource.path(namespace)} was answered with "
-                f"something that is not a list: {problem}"
+                f"something that is not a list: {explain(problem, RawPage)}"
             )
             raise ServerUnavailable(what) from None
 
@@ -345,14 +346,16 @@ class Client:
             object_: ObjectT = decoder(resource.type).decode(data)
             return object_
         except msgspec.ValidationError as problem:
-            what = f"a {resource.kind} from {self.access.server} cannot be read: {problem}"
+            said = explain(problem, resource.type)
+            what = f"a {resource.kind} from {self.access.server} cannot be read: {said}"
             raise RefusedByServer(
                 what, status=200, fix="correct the object, or use a version that knows it"
             ) from None
         except msgspec.DecodeError as problem:
             # This is not JSON: something on the way truncated or replaced the response. The object
             # itself may be correct.
-            what = f"a {resource.kind} from {self.access.server} is not valid JSON: {problem}"
+            said = explain(problem, resource.type)
+            what = f"a {resource.kind} from {self.access.server} is not valid JSON: {said}"
             raise ServerUnavailable(what, status=200) from None
 
 

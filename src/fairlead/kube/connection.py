@@ -20,12 +20,13 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from fairlead.errors import FairleadError, Refused
+from fairlead.errors import FairleadError, Refused, plain
 from fairlead.kube.access import Access, Credentials, tls_context
 from fairlead.kube.answers import NoConnection, ServerUnavailable, Unauthenticated, failure
 from fairlead.kube.credential_gate import CredentialGate
 
 READ_BUFFER_BYTES = 1 << 20
+REACH = "check that an API server runs at this address, and that this host can reach it"
 
 Body = Mapping[str, object] | list[object] | msgspec.Struct
 """A request body: anything that msgspec encodes as JSON."""
@@ -97,7 +98,8 @@ class Connection:
                     break
         except TimeoutError:
             raise ServerUnavailable(
-                f"{method} {self.access.server}{path} was not answered in {self._timeout_s:g} s"
+                f"{method} {self.access.server}{path} was not answered in {self._timeout_s:g} s",
+                fix=REACH,
             ) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection(method, self.access.server + path, problem) from None
@@ -124,7 +126,7 @@ class Connection:
                     yield batch
         except TimeoutError:
             raise ServerUnavailable(
-                f"watch of {self.access.server}{path} was silent for {idle_s:g} s"
+                f"watch of {self.access.server}{path} was silent for {idle_s:g} s", fix=REACH
             ) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise no_connection("watch of", self.access.server + path, problem) from None
@@ -147,7 +149,7 @@ class Connection:
                         break
         except TimeoutError:
             what = f"watch of {self.access.server}{path} did not begin within {self._timeout_s:g} s"
-            raise ServerUnavailable(what) from None
+            raise ServerUnavailable(what, fix=REACH) from None
         raise self._failure("watch of", path, response, answer, used)
 
     async def _send(
@@ -262,10 +264,10 @@ def no_connection(method: str, url: str, problem: BaseException) -> NoConnection
 
     An untrusted certificate is retried too, although waiting alone does not help: the server may
     get a new certificate. The message states the remedy."""
-    fix = ""
+    fix = REACH
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         fix = "give the server's certificate authority in the kubeconfig"
-    return NoConnection(f"{method} {url} failed: {str(problem) or type(problem).__name__}", fix=fix)
+    return NoConnection(f"{method} {url} failed: {plain(problem)}", fix=fix)
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.access import Access, ExecPlugin, Impersonation
+from fairlead.mistakes import mistake
 
 
 class Section(msgspec.Struct, frozen=True, rename="kebab"):
@@ -123,16 +124,21 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
 def load(path: Path) -> Kubeconfig:
     """Read one file. Raise Refused with the path of the invalid field."""
     try:
-        return msgspec.convert(yaml.safe_load(path.read_text()) or {}, Kubeconfig)
+        document = yaml.safe_load(path.read_text()) or {}
+        return msgspec.convert(document, Kubeconfig)
     except OSError as problem:
         raise Refused(
-            f"kubeconfig {path} cannot be read: {problem.strerror}",
+            f"kubeconfig {path} cannot be read: {plain(problem)}",
             fix="name another file with --kubeconfig",
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise Refused(f"kubeconfig {path} is not valid YAML: {problem}") from None
     except msgspec.ValidationError as problem:
-        raise Refused(f"kubeconfig {path}: {problem}") from None
+        message, fix = mistake(problem, Kubeconfig, document)
+        raise Refused(f"kubeconfig {path}: {message}", fix=fix) from None
+    except (yaml.YAMLError, ValueError) as problem:
+        raise Refused(
+            f"kubeconfig {path} is not valid YAML: {plain(problem)}",
+            fix="correct it, or name another file with --kubeconfig",
+        ) from None
 
 
 def pick(entries: Mapping[str, Any], name: str, kind: str, where: str) -> Any:
@@ -205,7 +211,7 @@ def content(beside: Path, data: str, file: str, what: str, source: str) -> str:
         raise Refused(f"{what} of {source} is not PEM in base64") from None
     except OSError as problem:
         raise Refused(
-            f"{what} of {source}: {beside.parent / file} cannot be read: {problem.strerror}"
+            f"{what} of {source}: {beside.parent / file} cannot be read: {plain(problem)}"
         ) from None
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.errors import FairleadError, Refused, Unavailable, plain
 from fairlead.kube.answers import NotFound, Unauthenticated
 from fairlead.kube.client import Client
 from fairlead.kube.lease_object import LEASES, Lease, LeaseSpec
@@ -137,7 +137,7 @@ class Elector:
             return
         self._failing = type(problem)
         level = log.error if isinstance(problem, Refused) else log.warning
-        level(event, lease=str(self._key), why=str(problem) or "time-out")
+        level(event, lease=str(self._key), why=plain(problem))
 
     async def _try(self) -> bool:
         """Take or renew the Lease. Return False if another process holds it.
@@ -227,7 +227,7 @@ class Elector:
                         self._record(lease) | {"holderIdentity": "", "leaseDurationSeconds": 1},
                     )
         except (FairleadError, TimeoutError) as error:
-            log.info("Lease not released", lease=str(self._key), why=str(error) or "time-out")
+            log.info("Lease not released", lease=str(self._key), why=plain(error))
 
 
 class _TermOver(Exception):

@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeVar
 import msgspec
 import yaml
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
@@ -28,6 +28,7 @@ from fairlead.kube.objects import (
     Resource,
     Service,
 )
+from fairlead.mistakes import explain
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
 
@@ -115,7 +116,7 @@ def read_documents(paths: Iterable[str | Path], stdin: TextIO | None = None) -> 
             try:
                 text = file.read_text()
             except (OSError, UnicodeDecodeError) as problem:
-                raise Refused(f"{file} cannot be read: {problem}") from None
+                raise Refused(f"{file} cannot be read: {plain(problem)}") from None
             yield from parse(text, str(file))
 
 
@@ -141,7 +142,7 @@ def parse(text: str, source: str) -> Iterator[Document]:
             if content is not None:
                 yield from flatten(content, f"{source}:{number}")
     except yaml.YAMLError as problem:
-        raise Refused(f"{source}:{number + 1}: this is not valid YAML: {problem}") from None
+        raise Refused(f"{source}:{number + 1}: this is not valid YAML: {plain(problem)}") from None
 
 
 def flatten(content: object, place: str) -> Iterator[Document]:
@@ -170,7 +171,9 @@ def typed(document: Document, resource: Resource[Any]) -> Any:
     try:
         object_ = msgspec.convert(document.object, resource.type)
     except msgspec.ValidationError as problem:
-        raise Refused(f"{document.place}: {resource.kind}: {problem}") from None
+        raise Refused(
+            f"{document.place}: {resource.kind}: {explain(problem, resource.type)}"
+        ) from None
     metadata = object_.metadata
     if not metadata.name:
         raise Refused(f"{document.place}: {resource.kind}: $.metadata.name is missing")

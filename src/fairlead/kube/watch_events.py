@@ -12,6 +12,7 @@ import msgspec
 from fairlead.errors import FairleadError
 from fairlead.kube.answers import ServerUnavailable, failure
 from fairlead.kube.objects import ObjectKey, ObjectMeta, ObjectT, version_number
+from fairlead.mistakes import explain
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -72,8 +73,9 @@ def read_item(
         try:
             metadata = METADATA_ONLY.decode(data).metadata
         except msgspec.DecodeError:
-            return Unreadable(str(problem))
-        return Item(key_of(metadata), metadata.resource_version, None, gone, str(problem))
+            return Unreadable(explain(problem, decoder.type))
+        said = explain(problem, decoder.type)
+        return Item(key_of(metadata), metadata.resource_version, None, gone, said)
     return Item(key_of(object_.metadata), object_.metadata.resource_version, object_, gone)
 
 
@@ -87,7 +89,8 @@ def read_line(
     try:
         event = ENVELOPE.decode(line)
     except msgspec.DecodeError as problem:
-        raise ServerUnavailable(f"the watch sent a line that is not an event: {problem}") from None
+        said = explain(problem, Envelope)
+        raise ServerUnavailable(f"the watch sent a line that is not an event: {said}") from None
     match event.type:
         case "ERROR":
             raise error_of(event.object)
@@ -101,7 +104,7 @@ def read_bookmark(data: msgspec.Raw) -> Bookmark | Unreadable:
     try:
         metadata = METADATA_ONLY.decode(data).metadata
     except msgspec.DecodeError as problem:
-        return Unreadable(str(problem))
+        return Unreadable(explain(problem, MetadataOnly))
     return Bookmark(
         metadata.resource_version, metadata.annotations.get(INITIAL_EVENTS_END) == "true"
     )

@@ -5,7 +5,7 @@ import asyncio
 import subprocess
 from collections.abc import Sequence
 
-from fairlead.errors import Unavailable
+from fairlead.errors import Unavailable, plain
 from fairlead.lab import namespace
 from fairlead.lab.process import SUPPORT_NICE, environment, set_nice
 from fairlead.lab.site import Site
@@ -37,7 +37,7 @@ class Piped:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.to_thread(self._exchange, line)
         except (TimeoutError, OSError) as error:
-            raise Unavailable(f"{self._name} did not answer: {error or 'time-out'}") from error
+            raise Unavailable(f"{self._name} did not answer: {plain(error)}") from error
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""

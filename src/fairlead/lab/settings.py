@@ -5,6 +5,7 @@ In: a lab's name, size and addresses. Out: the contents of the files. Formats: f
 """
 
 from base64 import b64encode
+from ipaddress import ip_network
 from typing import Any
 
 import yaml
@@ -40,7 +41,10 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
             "presence": {"leaseDurationS": 6},
             "gateway": gateway,
             **({"announce": {"l2": {}}} if size.announce == "l2" else {}),
-            "tunnel": {"kind": transport.tunnel, "gateways": gateways},
+            "tunnel": {
+                "kind": transport.tunnel,
+                "gateways": [str(ip_network(each)) for each in gateways],
+            },
         }
     )
 

@@ -17,7 +17,7 @@ from typing import Self
 
 import msgspec
 
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Refused, Unavailable, plain
 from fairlead.invocation import called
 from fairlead.kube.client import Client
 from fairlead.kube.kubeconfig import read_kubeconfig
@@ -223,7 +223,7 @@ class Site:
         except OSError as error:  # TimeoutError too
             sock.close()
             raise Unavailable(
-                f"tried to connect from {host} to {address} port {port}: {error or 'no answer'}"
+                f"tried to connect from {host} to {address} port {port}: {plain(error)}"
             ) from error
         except asyncio.CancelledError:
             sock.close()

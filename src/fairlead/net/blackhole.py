@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from fairlead.errors import FairleadError, Refused, Unavailable
+from fairlead.errors import FairleadError, Refused, Unavailable, plain
 from fairlead.net.address import is_ipv6
 from fairlead.net.netlink import (
     ACK,
@@ -229,7 +229,7 @@ class Blackholes:
         try:
             return self._socket.recv(1 << 18)
         except OSError as error:
-            raise Unavailable(f"the kernel's routing did not answer: {error}") from error
+            raise Unavailable(f"the kernel's routing did not answer: {plain(error)}") from error
 
 
 def _of(address: str) -> tuple[int, int]:

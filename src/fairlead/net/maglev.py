@@ -23,7 +23,7 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import NamedTuple
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 
 MIN_SIZE = 1021
 DOUBLINGS = 6
@@ -156,7 +156,7 @@ def library() -> ctypes.CDLL:
         return ctypes.PyDLL(str(_OBJECT))
     except OSError as error:
         raise Refused(
-            f"cannot load {_OBJECT}: {error}", fix="build it: python hatch_build.py"
+            f"cannot load {_OBJECT}: {plain(error)}", fix="build it: python hatch_build.py"
         ) from error
 
 

@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable, plain
 
 LIBRARY = "libnftables.so.1"
 
@@ -159,7 +159,8 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise Refused(
-            f"loading {LIBRARY} failed: {error}", fix="install it: apt-get install libnftables1"
+            f"loading {LIBRARY} failed: {plain(error)}",
+            fix="install it: apt-get install libnftables1",
         ) from error
     context = ctypes.c_void_p
     for name, result, arguments in (

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from fairlead.errors import Refused, Unavailable
+from fairlead.errors import Refused, Unavailable, plain
 from fairlead.net.netlink import (
     DONE,
     DUMP,
@@ -86,7 +86,7 @@ def open_rtnetlink(tried: str, *, strict: bool = False) -> Iterator[RtnetlinkSoc
         with closing(RtnetlinkSocket(strict=strict)) as connection:
             yield connection
     except OSError as error:
-        message = f"{tried}: {error.strerror or error}"
+        message = f"{tried}: {plain(error)}"
         if error.errno in (errno.EPERM, errno.EACCES):
             raise Refused(message, fix="run as root, or with CAP_NET_ADMIN") from error
         raise Unavailable(message) from error

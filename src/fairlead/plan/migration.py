@@ -15,6 +15,7 @@ import msgspec
 from fairlead.errors import Refused
 from fairlead.kube.crds import GROUP_VERSION, AddressPool
 from fairlead.kube.objects import CLEANUP_FINALIZER, Service
+from fairlead.mistakes import explain
 from fairlead.model import Finding, about
 from fairlead.plan.addresses import held_by, shown_address
 from fairlead.plan.annotations import without_effect
@@ -93,7 +94,8 @@ def translated(pool: Mapping[str, Any]) -> dict[str, Any]:
     try:
         msgspec.convert(made, AddressPool)
     except msgspec.ValidationError as problem:
-        raise Refused(f"IPAddressPool {name}: {problem}", fix=fix) from None
+        said = explain(problem, AddressPool)
+        raise Refused(f"IPAddressPool {name}: {said}", fix=fix) from None
     return made
 
 

@@ -5,6 +5,8 @@ own echo server uses it (Content-Length bodies, `Connection: close`)."""
 
 import msgspec
 
+from fairlead.errors import plain
+
 REQUEST_ONCE = b"GET / HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
 REQUEST_KEEP = b"GET / HTTP/1.1\r\nHost: probe\r\n\r\n"
 
@@ -53,6 +55,6 @@ def parse(received: bytes) -> Answer | None:
     try:
         answer = _BODY.decode(body)
     except msgspec.DecodeError as error:
-        raise Malformed(str(error)) from error
+        raise Malformed(plain(error)) from error
     closing = fields.get(b"connection", b"").strip() == b"close"
     return msgspec.structs.replace(answer, closing=closing)

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.errors import plain
 from fairlead.net.address import socket_family
 from fairlead.probe.exchange import REQUEST_KEEP, Answer, Malformed, parse
 
@@ -125,7 +126,7 @@ class Flow:
             try:
                 answer = _DATAGRAM.decode(data)
             except msgspec.DecodeError as error:
-                raise Malformed(str(error)) from error
+                raise Malformed(plain(error)) from error
         else:
             if not data:
                 raise EOFError

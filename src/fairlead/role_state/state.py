@@ -15,6 +15,7 @@ from typing import Generic, Literal, TypeVar, get_args
 import msgspec
 
 from fairlead.errors import Refused
+from fairlead.mistakes import explain
 from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, Value
 from fairlead.role_state.announce import AnnounceState
 from fairlead.role_state.octavia import OctaviaState
@@ -134,7 +135,7 @@ def decode(body: bytes, attempt: str) -> RoleState:
         header = _headers.decode(body)
     except msgspec.DecodeError as error:
         raise Refused(
-            f"{attempt}: the answer is not the state of a role: {error}",
+            f"{attempt}: the answer is not the state of a role: {explain(error, _Header)}",
             fix="does another program listen there?",
         ) from error
     who = " ".join(filter(None, (header.role, header.node))) or "a role without a name"
@@ -148,6 +149,7 @@ def decode(body: bytes, attempt: str) -> RoleState:
         return _states.decode(body)
     except msgspec.DecodeError as error:
         raise Refused(
-            f"{attempt}: {who} answered with a state that does not fit version {VERSION}: {error}",
+            f"{attempt}: {who} answered with a state that does not fit version {VERSION}: "
+            f"{explain(error, RoleState)}",
             fix="run the `fairlead` of the same release as the role",
         ) from error

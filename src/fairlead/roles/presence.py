@@ -28,7 +28,7 @@ from itertools import chain, repeat
 import structlog
 
 from fairlead.config import PresenceConfig
-from fairlead.errors import Conflict, FairleadError, Refused
+from fairlead.errors import Conflict, FairleadError, Refused, plain
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NoConnection, NotFound, RefusedByServer, Unauthenticated
 from fairlead.kube.client import Client
@@ -267,7 +267,7 @@ class Announcer:
         level(
             "presence not announced",
             lease=str(self._key),
-            problem=str(problem) or f"not answered in {ANSWER_S:g} s",
+            problem=plain(problem),
         )
 
 
@@ -283,7 +283,7 @@ async def remove(client: Client, key: ObjectKey) -> bool:
         log.info(
             "the Lease of this instance was not deleted",
             lease=str(key),
-            problem=str(problem) or "time-out",
+            problem=plain(problem),
         )
         return False
     return True

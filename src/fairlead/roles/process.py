@@ -17,6 +17,7 @@ import structlog
 from fairlead.backoff import Backoff
 from fairlead.config import Config
 from fairlead.drivers import Component
+from fairlead.errors import plain
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
@@ -131,7 +132,7 @@ class KnownHosts(Component):
             except OSError as problem:  # TimeoutError too
                 if host not in self._logged:
                     self._logged.add(host)
-                    what = str(problem) or "the resolver does not answer"
+                    what = plain(problem)
                     log.warning(
                         "cannot resolve the name of the API server", name=host, problem=what
                     )

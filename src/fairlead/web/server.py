@@ -44,7 +44,7 @@ from prometheus_client import (
 )
 
 from fairlead.drivers import Component
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.freshness import Freshness
 from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, ServiceKey
 from fairlead.net.address import split_host_port
@@ -237,7 +237,9 @@ async def serve(view: View, listen: str, metrics_from: Sequence[str] = ()) -> As
             await opened.enter_async_context(serving(server, host, port))
         except (OSError, ValueError) as error:
             raise Refused(
-                f"cannot listen on {listen}: {error}", fix="set web.listen in the configuration"
+                f"cannot listen on {listen} for health and metrics: {plain(error)}",
+                fix="set --listen, or web.listen in the configuration, to a free port at an "
+                "address of this host",
             ) from error
         yield
 

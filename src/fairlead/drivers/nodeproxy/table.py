@@ -29,7 +29,7 @@ from fairlead.drivers.nodeproxy.skeleton import (
     raw_rule,
 )
 from fairlead.drivers.nodeproxy.wire import decode, encode
-from fairlead.errors import Conflict, FairleadError, Unavailable
+from fairlead.errors import Conflict, FairleadError, Unavailable, plain
 from fairlead.model import ServiceKey
 from fairlead.net.nfnetlink import ElementChange, Nfnetlink
 from fairlead.net.nftables import Nftables, Record
@@ -132,7 +132,7 @@ class Table:
         except (FairleadError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(
                 f"replacing the table {TABLE}, which has another version or configuration, or was "
-                f"changed by another program: {error}; its rules stay in force",
+                f"changed by another program: {plain(error)}; its rules stay in force",
                 fix="if the problem persists, remove the table: fairlead node --cleanup",
             ) from error
         self._chains = {self._marker, *chains}

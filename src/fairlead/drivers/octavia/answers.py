@@ -15,7 +15,7 @@ import msgspec
 from fairlead.drivers.octavia.cloud import Cloud, Params
 from fairlead.drivers.octavia.failures import UNDECODABLE
 from fairlead.drivers.octavia.paths import VERSIONS, url_of
-from fairlead.errors import Unavailable
+from fairlead.errors import Unavailable, plain
 
 PAGE = 1000
 NOTHING: Params = MappingProxyType({})
@@ -209,6 +209,6 @@ def _converted(request: str, found: object, type_: type[AnyT]) -> AnyT:
 
 def _undecodable(request: str, error: Exception) -> Unavailable:
     return Unavailable(
-        f"{request}: the answer does not have the form of the API: {error}",
+        f"{request}: the answer does not have the form of the API: {plain(error)}",
         fix="check that no HTTP proxy answers in place of the API",
     )

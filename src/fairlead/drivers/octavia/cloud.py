@@ -18,7 +18,7 @@ import msgspec
 
 from fairlead.drivers.octavia.failures import UNDECODABLE, Answer, neutron_error, of_region
 from fairlead.drivers.octavia.paths import NETWORK, VERSIONS, url_of
-from fairlead.errors import Conflict, FairleadError, Refused, Unavailable
+from fairlead.errors import Conflict, FairleadError, Refused, Unavailable, plain
 from fairlead.sections import OctaviaConfig
 
 MAX_CONCURRENT_CALLS = 8
@@ -188,7 +188,7 @@ def _connect(config: OctaviaConfig) -> Any:
         import openstack.connection
     except ImportError as error:
         raise Unavailable(
-            f"openstacksdk is not installed: {error}", fix="install fairlead[octavia]"
+            f"openstacksdk is not installed: {plain(error)}", fix="install fairlead[octavia]"
         ) from None
     from keystoneauth1.exceptions import ClientException
     from openstack.exceptions import SDKException
@@ -207,7 +207,7 @@ def _connect(config: OctaviaConfig) -> Any:
     except (ClientException, SDKException) as error:
         fix = "check octavia.cloud in the configuration, and clouds.yaml"
         raise AccessDenied(
-            f"the cloud {config.cloud!r} cannot be called: {error}", fix=fix
+            f"the cloud {config.cloud!r} cannot be called: {plain(error)}", fix=fix
         ) from error
 
 
@@ -251,12 +251,12 @@ def _call(
             timeout=TIMEOUT_S,
         )
     except Unauthorized as error:
-        raise AccessDenied(f"{what}: no token: {error}", fix=WRONG_CREDENTIALS) from error
+        raise AccessDenied(f"{what}: no token: {plain(error)}", fix=WRONG_CREDENTIALS) from error
     except ClientException as error:
-        raise Unavailable(f"{what}: {error}") from error
+        raise Unavailable(f"{what}: {plain(error)}") from error
     # The connection found no Octavia endpoint, and caches this result.
     except SDKException as error:
-        raise AccessDenied(f"{what}: {error}", fix=NO_OCTAVIA) from error
+        raise AccessDenied(f"{what}: {plain(error)}", fix=NO_OCTAVIA) from error
     if response.status_code == 401:
         raise AccessDenied(f"{what}: {_text(response.content)}", fix=WRONG_CREDENTIALS)
     return Answer(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fairlead.errors import Unavailable
+from fairlead.errors import Unavailable, plain
 
 MAX_LINE_LENGTH = 8192
 """Maximum length of a line in characters. HAProxy reads a line into a buffer of 16 kB."""
@@ -65,8 +65,7 @@ async def query(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> 
                 writer.close()
     except (OSError, TimeoutError) as error:
         raise Unavailable(
-            f"HAProxy does not answer {command.split(';')[0][:80]!r} on {path}: "
-            f"{error or 'timed out'}"
+            f"HAProxy does not answer {command.split(';')[0][:80]!r} on {path}: {plain(error)}"
         ) from error
 
 

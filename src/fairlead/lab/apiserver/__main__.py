@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, plain
 from fairlead.lab.apiserver.server import ApiServer
 
 
@@ -64,7 +64,7 @@ def main(
         addresses = listen or (() if sockets else ("127.0.0.1:0",))
         asyncio.run(_serve(addresses, sockets, service_cidrs, bookmark_interval_s, ready_file))
     except (FairleadError, OSError) as error:
-        sys.exit(f"the API server cannot serve: {error}")
+        sys.exit(f"the API server cannot serve: {plain(error)}")
 
 
 async def _serve(

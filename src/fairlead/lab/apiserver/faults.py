@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.lab.apiserver.failure import ApiFailure
 
 Action = Literal["status", "stall", "reset", "lose", "cut", "end", "expire", "no-bookmarks"]
@@ -96,7 +96,7 @@ class Faults:
             re.compile(fault.path)
         except re.error as error:
             raise Refused(
-                f"the fault's path {fault.path!r} is not a valid regular expression: {error}"
+                f"the fault's path {fault.path!r} is not a valid regular expression: {plain(error)}"
             ) from error
         self._waiting.append(fault)
         self._on_change()
@@ -173,6 +173,6 @@ def read_fault(document: Any) -> Fault:
         return msgspec.convert(document, Fault)
     except msgspec.ValidationError as error:
         raise Refused(
-            f"invalid fault: {error}",
+            f"invalid fault: {plain(error)}",
             fix=f"set `action` to one of {', '.join(get_args(Action))}",
         ) from error

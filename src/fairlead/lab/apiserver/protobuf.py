@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
+from fairlead.errors import plain
 from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver.failure import bad_request
 
@@ -163,7 +164,7 @@ def decode(data: bytes) -> Object:
             )
         return dict(head) | _message(raw, _MESSAGES[kind])
     except (IndexError, UnicodeDecodeError, ValueError, TypeError) as error:
-        raise bad_request(f"error decoding protobuf: {error}") from error
+        raise bad_request(f"error decoding protobuf: {plain(error)}") from error
 
 
 def _message(data: bytes, fields: Message) -> Object:

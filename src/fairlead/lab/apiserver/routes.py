@@ -14,7 +14,7 @@ import msgspec
 import yaml
 from aiohttp import web
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.rules.causes import Object
 from fairlead.lab.apiserver import discovery, failure, openapi_protobuf, protobuf
 from fairlead.lab.apiserver.failure import ApiFailure
@@ -378,11 +378,11 @@ async def _read_body(http: web.BaseRequest) -> Any:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         if "yaml" not in http.content_type:
-            raise failure.bad_request(f"error decoding the body: {error}") from error
+            raise failure.bad_request(f"error decoding the body: {plain(error)}") from error
     try:
         return yaml.safe_load(data)
     except yaml.YAMLError as error:
-        raise failure.bad_request(f"error decoding YAML: {error}") from error
+        raise failure.bad_request(f"error decoding YAML: {plain(error)}") from error
 
 
 async def _read_object(http: web.BaseRequest, kind: Kind) -> tuple[Object, Headers]:

@@ -17,7 +17,7 @@ from typing import Self
 
 from aiohttp import web
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.rules.allocation import Allocator
 from fairlead.lab.apiserver.faults import Faults, RequestLog
 from fairlead.lab.apiserver.registry import Registry, utc_now
@@ -154,7 +154,7 @@ def _bind(text: str) -> socket.socket:
     except (OSError, ValueError) as error:
         sock.close()
         raise Refused(
-            f"binding the API server to {text!r} failed: {error}",
+            f"binding the API server to {text!r} failed: {plain(error)}",
             fix="specify a free HOST:PORT of this machine",
         ) from error
     return sock

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
+from fairlead.errors import plain
 from fairlead.kube.rules.causes import Object
 from fairlead.kube.rules.fields import (
     ConfigMap,
@@ -66,7 +67,7 @@ def check_types(kind: Kind, obj: Object) -> None:
     try:
         msgspec.convert(obj, fields)
     except msgspec.ValidationError as error:
-        mistake = next(_mistakes(fields, obj, ()), str(error))
+        mistake = next(_mistakes(fields, obj, ()), plain(error))
         what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
         raise bad_request(f"{what}: json: cannot unmarshal {mistake}") from error
     if kind.custom is None:

@@ -18,6 +18,7 @@ from fairlead.drivers.direct.peers.messages import (
     frame,
 )
 from fairlead.drivers.direct.spec import ListenerKey
+from fairlead.errors import plain
 
 ALIVE_S = 1.0
 """Period of AliveMessages while there is nothing else to send."""
@@ -85,7 +86,7 @@ class Follower:
         except TimeoutError:
             return f"it received nothing for {self._stalled_s:g} s"
         except OSError as error:
-            return str(error.strerror or error)
+            return plain(error)
         return self._end_reason
 
     async def _send_changed(self, writer: asyncio.StreamWriter) -> None:

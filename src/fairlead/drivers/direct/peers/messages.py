@@ -17,7 +17,7 @@ import msgspec
 
 from fairlead.drivers.direct.maps.records import FLOW_KEY
 from fairlead.drivers.direct.spec import ListenerKey, ListenerProtocol
-from fairlead.errors import Unavailable
+from fairlead.errors import Unavailable, plain
 from fairlead.kube.networks import read_address
 from fairlead.net.maglev import DOUBLINGS, MIN_SIZE
 from fairlead.net.transition import NONE, TRACKED, Slots
@@ -129,7 +129,7 @@ async def read_message(reader: asyncio.StreamReader, *, within_s: float) -> Mess
     except asyncio.IncompleteReadError:
         raise Unavailable("it closed the connection") from None
     except OSError as error:
-        raise Unavailable(f"the connection broke: {error.strerror or error}") from error
+        raise Unavailable(f"the connection broke: {plain(error)}") from error
 
 
 def decode(body: bytes) -> Message:
@@ -137,7 +137,7 @@ def decode(body: bytes) -> Message:
     try:
         message: Message = _decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise Unavailable(f"it sent an invalid message: {error}") from error
+        raise Unavailable(f"it sent an invalid message: {plain(error)}") from error
     match message:
         case HelloMessage(version=version) if version != VERSION:
             raise Unavailable(

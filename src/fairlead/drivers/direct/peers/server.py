@@ -20,7 +20,7 @@ from fairlead.drivers.direct.peers.followers import Follower
 from fairlead.drivers.direct.peers.messages import HelloMessage
 from fairlead.drivers.direct.peers.refusals import Refusals
 from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, describe, identity_problem
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.net.address import split_host_port
 from fairlead.net.listening import EVERYWHERE, listen
 
@@ -184,7 +184,7 @@ async def serving(server: PeerServer, address: str) -> AsyncIterator[None]:
         listeners = listen(port, EVERYWHERE if host == "*" else (host,), backlog=BACKLOG)
     except OSError as error:
         raise Refused(
-            f"listening on {address} for other gateways failed: {error.strerror or error}",
+            f"listening on {address} for other gateways failed: {plain(error)}",
             fix="set gateway.peerListen",
         ) from error
     loop = asyncio.get_running_loop()

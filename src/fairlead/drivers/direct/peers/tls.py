@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from fairlead.config import PeerTLSConfig
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 
 log = structlog.get_logger()
 
@@ -141,21 +141,19 @@ def describe(error: Exception) -> str:
         case ssl.SSLCertVerificationError(verify_message=message):
             return f"its certificate is not accepted here: {message.rstrip('.')}"
         case ssl.SSLError(reason=reason):
-            return _describe_tls(str(reason or error))
-        case OSError():
-            return str(error.strerror or error)
-    return str(error)
+            return _describe_tls(reason or plain(error))
+    return plain(error)
 
 
 def _describe_tls(reason: str) -> str:
-    code, plain = reason.upper(), reason.lower().replace("_", " ")
+    code, words = reason.upper(), reason.lower().replace("_", " ")
     if code == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it presented no certificate"
     if code in _NO_TLS:
         return f"it does not speak TLS: {ALL_OR_NONE}"
-    if _ALERT in plain:
+    if _ALERT in words:
         return (
             "it does not accept the certificate of this gateway "
-            f"({plain.partition(_ALERT)[2].strip()})"
+            f"({words.partition(_ALERT)[2].strip()})"
         )
-    return plain
+    return words
