@@ -56,6 +56,42 @@ def test_a_gateway_rejects_an_invalid_selector(selector: str, words: str) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("role", ["controller", "gateway", "node"])
+@pytest.mark.parametrize("listen", ["foo", "127.0.0.1", "127.0.0.1:99999", ":9441", "[::1]", "*:x"])
+def test_a_role_rejects_an_invalid_address_before_it_starts(role: str, listen: str) -> None:
+    done = fairlead(role, "--listen", listen)
+    assert done.returncode == 2
+    assert f"Invalid value for '--listen': '{listen}' is not address:port; write" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plna", "there is no command 'plna'; did you mean plan?"),
+        ("gatway", "did you mean gateway?"),
+        ("statsu", "did you mean status?"),
+        ("Node", "did you mean node?"),
+        ("xyzzy", "there is no command 'xyzzy'; commands: controller, "),
+    ],
+)
+def test_an_unknown_command_names_similar_ones(name: str, words: str) -> None:
+    done = fairlead(name)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("group", ["lab", "migrate", "ingress", "octavia"])
+def test_the_help_of_a_group_has_whole_sentences(group: str) -> None:
+    commands = fairlead(group, "--help").stdout.partition("Commands:")[2]
+    assert commands
+    assert "..." not in commands
+    if group == "lab":
+        assert "Make a host fail: disconnect its network and kill all its processes." in " ".join(
+            commands.split()
+        )
+
+
 def test_help_loads_no_heavy_modules() -> None:
     code = (
         "import sys, fairlead.cli as c; c.cli(['--help'], standalone_mode=False); "

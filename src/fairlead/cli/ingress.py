@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.output import Format, Group, draw, output_option, show
 from fairlead.ingress.settings import (
     CHARTS,
     CONTROLLERS,
@@ -35,7 +35,7 @@ HIGHEST_PORT = 65535
 IN_A_PATH = "/?:@!$&'()*+,;=%[]~"
 
 
-@click.group()
+@click.group(cls=Group)
 def ingress() -> None:
     """Configure an ingress controller so that applications see the client's address, and check one.
 

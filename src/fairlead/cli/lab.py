@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, get_args
 import click
 
 from fairlead.cli.interrupt import run
-from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.output import Format, Group, draw, output_option, show
 from fairlead.config import AttachKind, ForwardingMethod, TunnelKind
 from fairlead.errors import Refused
 
@@ -42,7 +42,7 @@ def _name_option(command: CommandT) -> CommandT:
     return decorated
 
 
-@click.group()
+@click.group(cls=Group)
 def lab() -> None:
     """Create a complete cluster of network namespaces on this machine.
 

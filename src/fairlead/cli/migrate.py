@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.output import Format, Group, draw, output_option, show
 from fairlead.cli.source import Source, source_options
 from fairlead.config import Config
 from fairlead.errors import Refused
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fairlead.plan.migration import Inventory
 
 
-@click.group()
+@click.group(cls=Group)
 def migrate() -> None:
     """Prepare to take Services over from MetalLB or OpenStack's cloud controller, with their
     addresses. Changes nothing.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.output import Format, Group, draw, output_option, show
 from fairlead.config import Config, load
 from fairlead.errors import Refused
 from fairlead.plan.classes import CLASSES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Either = Leftover | NetworkLeftover
 
 
-@click.group()
+@click.group(cls=Group)
 def octavia() -> None:
     """Manage load balancers of class fairlead.io/octavia.
 

@@ -6,8 +6,27 @@ from typing import Any, Literal, TypeVar
 import click
 import msgspec
 
+WHOLE = 1000
+"""A length that no first sentence of a help text has."""
+
 Format = Literal["table", "json", "yaml"]
 CommandT = TypeVar("CommandT", bound=Any)
+
+
+class Group(click.Group):
+    """A group whose help shows the whole first sentence of each command; click's own would cut it
+    at the width of the terminal."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(WHOLE))
+                    for name in self.list_commands(ctx)
+                    if (command := self.get_command(ctx, name)) is not None
+                ]
+            )
 
 
 def output_option(command: CommandT) -> CommandT:
