@@ -23,7 +23,7 @@ RANKS = [
     {"web"},
     {"roles"},
     {"probe"},
-    {"ingress", "doctor"},
+    {"ingress", "doctor", "reach"},
     {"lab"},
     {"cli"},
 ]

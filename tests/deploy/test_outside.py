@@ -21,6 +21,7 @@ from fairlead.kube.objects import ENDPOINT_SLICES, NODES, SERVICES
 from fairlead.lab.kubeapiserver import KubeApiServer
 
 UNIT = DEPLOY / "systemd" / "fairlead-gateway.service"
+UNITS = sorted(UNIT.parent.iterdir())
 
 
 async def test_the_documented_commands_give_a_gateway_access_to_the_api(
@@ -56,12 +57,13 @@ def analyze(unit: Path, *command: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture
-def unit(systemd_analyze: Path, tmp_path: Path) -> Path:
-    """The unit, with a program that exists on this machine."""
+@pytest.fixture(params=UNITS, ids=lambda path: path.stem)
+def unit(request: pytest.FixtureRequest, systemd_analyze: Path, tmp_path: Path) -> Path:
+    """A unit, with a program that exists on this machine."""
     assert systemd_analyze.name == "systemd-analyze"
-    copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace("/opt/fairlead/bin/fairlead", "/bin/true"))
+    original: Path = request.param
+    copy = tmp_path / original.name
+    copy.write_text(original.read_text().replace("/opt/fairlead/bin/fairlead", "/bin/true"))
     return copy
 
 

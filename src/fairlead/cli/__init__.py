@@ -24,6 +24,10 @@ COMMANDS = {
         "fairlead.cli.doctor",
         "Name the root cause of what is wrong with Services, on any cluster.",
     ),
+    "probe": (
+        "fairlead.cli.probe",
+        "Call load balancers continuously, and show what their clients notice.",
+    ),
     "octavia": (
         "fairlead.cli.octavia",
         "List and delete the OpenStack resources of deleted Services.",
@@ -119,6 +123,7 @@ def cli() -> None:
                                           fairlead lab up
     Processes of a cluster:               fairlead controller | gateway | node
     As a client of a cluster:             kubectl fairlead plan | doctor
+    As a client of load balancers:        fairlead probe
     """
 
 

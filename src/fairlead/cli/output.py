@@ -60,8 +60,14 @@ def show(value: object, output: Format, table: Callable[[], None]) -> None:
 def draw(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns like kubectl. They are as wide as their content and never truncated, so a pipe
     gets the same text as a terminal."""
+    for line in columns(header, rows):
+        click.echo(line)
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, see `draw`."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        click.echo(
-            "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+    return [
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]

@@ -1,0 +1,1 @@
+"""How callers outside of a cluster reach its load balancers: `fairlead probe`."""
