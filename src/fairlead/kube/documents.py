@@ -25,6 +25,8 @@ from yaml.events import (
     SequenceEndEvent,
 )
 
+from fairlead.errors import plain
+
 _WORDS: Final[dict[str, Any]] = {
     **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE"), True),
     **dict.fromkeys(("on", "On", "ON"), True),
@@ -103,11 +105,11 @@ def _after_json(rest: str, number: int, line: int, problem: Exception) -> Iterat
     if number < 2:
         for content in _yaml_contents(rest, line, number):
             if content.problem and content.number == 1:
-                why = f"this is neither JSON ({problem}) nor YAML ({content.problem})"
+                why = f"this is neither JSON ({plain(problem)}) nor YAML ({content.problem})"
                 content = msgspec.structs.replace(content, problem=why)
             yield content
         return
-    yield Content(number + 1, line, problem=f"this is not valid JSON: {problem}")
+    yield Content(number + 1, line, problem=f"this is not valid JSON: {plain(problem)}")
     if following := re.search(r"^---", rest, re.MULTILINE):
         start = following.start()
         yield from _yaml_contents(rest[start:], line + rest.count("\n", 0, start), number + 1)
@@ -151,8 +153,7 @@ def _read(part: str, number: int, line: int) -> Content | None:
         at = line + (mark.line if mark is not None else 0)
         return Content(number, at, problem=f"this is not valid YAML: {why}")
     except yaml.YAMLError as problem:
-        why = " ".join(str(problem).split())
-        return Content(number, line, problem=f"this is not valid YAML: {why}")
+        return Content(number, line, problem=f"this is not valid YAML: {plain(problem)}")
     finally:
         parser.dispose()
     if value is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
+from fairlead.errors import plain
 from fairlead.net.address import bracketed
 from fairlead.reach.identity import identity_of
 from fairlead.reach.record import Outcome
@@ -217,4 +218,4 @@ def _describe(problem: Exception) -> str:
             return "not a valid DNS name"
         case OSError() if problem.strerror:
             return problem.strerror.lower()
-    return str(problem) or type(problem).__name__
+    return plain(problem)
