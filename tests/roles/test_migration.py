@@ -3,7 +3,7 @@ their addresses.
 
 In: the objects of `examples/migrate`, written as these systems leave them, on both API servers. The
 steps are those of docs/migration.md: examine the Services, create pools, start the controller,
-remove foreign finalizers."""
+remove foreign finalizers; and the way back."""
 
 import asyncio
 import sys
@@ -93,10 +93,10 @@ async def foreign_services(cluster: Cluster) -> AsyncIterator[dict[str, str]]:
     await cluster.kubectl("delete", "crd", "ipaddresspools.metallb.io")
 
 
-async def migrate(cluster: Cluster, command: str) -> str:
+async def migrate(cluster: Cluster, *command: str) -> str:
     program = str(Path(sys.executable).with_name("fairlead"))
     child = await asyncio.create_subprocess_exec(
-        *(program, "migrate", command, "--kubeconfig", str(cluster.kubeconfig)),
+        *(program, "migrate", *command, "--kubeconfig", str(cluster.kubeconfig)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -192,3 +192,45 @@ async def test_no_address_changes_during_the_migration(
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     await cluster.client.delete(ADDRESS_GRANTS, ObjectKey("", "203.0.113.99"))
+
+
+async def test_the_way_back_keeps_every_address(
+    cluster: Cluster, foreign_services: dict[str, str]
+) -> None:
+    """The Services are released, and a controller that reads the requests of MetalLB serves them
+    next: here another controller of Fairlead. Without the requests it would choose other
+    addresses."""
+    taken = {name: address for name, address in foreign_services.items() if name != "classed"}
+    await cluster.kubectl(
+        "annotate", "service", "ingress", "loadbalancer.openstack.org/keep-floatingip-"
+    )
+    await cluster.kubectl("apply", "-f", "-", stdin=await migrate(cluster, "pools"))
+    cluster.pool = ("198.51.100.128/28",)
+    await cluster.start_controller()
+    for name in taken:
+        await cluster.has(name, Accepted="True/Accepted", Programmed="True/Programmed")
+
+    requests = await migrate(cluster, "back", "--to", "metallb")
+    assert {each["metadata"]["name"] for each in yaml.safe_load_all(requests)} == {
+        "web",
+        "ingress",
+    }, "the others request their addresses already"
+    command = "apply --server-side --field-manager=fairlead-migrate --force-conflicts -f -"
+    await cluster.kubectl(*command.split(), stdin=requests)
+    await cluster.stop_controller()
+    cluster.default_class = None
+    await cluster.start_controller()
+
+    async def are_released() -> bool:
+        shown = [await cluster.kubectl.service(name) for name in taken]
+        return not any(
+            "fairlead.io/class" in each["metadata"]["annotations"]
+            or each["status"]["loadBalancer"].get("ingress")
+            for each in shown
+        )
+
+    await until(are_released, "the release of all Services")
+    await cluster.stop_controller()
+    cluster.default_class = "fairlead.io/direct"
+    await cluster.start_controller()
+    assert {name: (await cluster.addresses(name))[0] for name in taken} == taken

@@ -5,7 +5,7 @@ In: an Access. Out: a `Manifests`, as if the objects had been read from files, a
 ConfigMap that the Helm chart and the manifests create. Read-only: it lists resources and gets the
 ConfigMap. If the CRDs of Fairlead are not installed, their lists are empty."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,8 @@ from fairlead.kube.objects import (
     Resource,
 )
 from fairlead.plan.classes import CLASSES
-from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
+from fairlead.plan.metallb import CONFIG_MAP, GROUP, RESOURCES, is_of_metallb
+from fairlead.plan.migrated_pools import Inventory
 
 GIVE_ONE = "give --config with the roles' fairlead.yaml"
 
@@ -40,36 +41,51 @@ async def read_cluster(access: Access, config: Config | None) -> tuple[Config, M
     Raise Refused or Unavailable."""
     async with Client(access) as client:
         config = config if config is not None else await read_configuration(client)
-        manifests = Manifests(
-            services=tuple(await client.list(SERVICES)),
-            endpoint_slices=tuple(await client.list(ENDPOINT_SLICES)),
-            nodes=tuple(await client.list(NODES)),
-            namespaces=tuple(await client.list(NAMESPACES)),
-            address_pools=await _list_own(client, ADDRESS_POOLS),
-            address_grants=await _list_own(client, ADDRESS_GRANTS),
-        )
-    return config, manifests
+        return config, await _list_objects(client)
 
 
 async def read_inventory(access: Access, config: Config | None) -> tuple[Config | None, Inventory]:
     """Return the objects that `fairlead migrate` examines, and the configuration. It is None if
     none is given and the cluster has none, because Fairlead need not be installed yet. Raise
     Refused or Unavailable."""
-    group_version, _ = IP_ADDRESS_POOL
     async with Client(access) as client:
         if config is None:
             with suppress(NotFound):
                 config = await _configuration(client)
-        theirs: Sequence[Mapping[str, Any]] = ()
-        with suppress(NotFound):
-            theirs = msgspec.json.decode(
-                await client.request("GET", f"/apis/{group_version}/ipaddresspools")
-            )["items"]
         return config, Inventory(
-            tuple(await client.list(SERVICES)),
-            await _list_own(client, ADDRESS_POOLS),
-            tuple(theirs),
+            await _list_objects(client), tuple(await _read_objects_of_metallb(client))
         )
+
+
+async def _list_objects(client: Client) -> Manifests:
+    return Manifests(
+        services=tuple(await client.list(SERVICES)),
+        endpoint_slices=tuple(await client.list(ENDPOINT_SLICES)),
+        nodes=tuple(await client.list(NODES)),
+        namespaces=tuple(await client.list(NAMESPACES)),
+        address_pools=await _list_own(client, ADDRESS_POOLS),
+        address_grants=await _list_own(client, ADDRESS_GRANTS),
+    )
+
+
+async def _read_objects_of_metallb(client: Client) -> list[Mapping[str, Any]]:
+    """Return all objects of MetalLB that the cluster has, as decoded JSON."""
+    found: list[Mapping[str, Any]] = []
+    for version, plural, kind in RESOURCES:
+        with suppress(NotFound):
+            answer = await client.request("GET", f"/apis/{GROUP}{version}/{plural}")
+            # The items of a list have no kind.
+            found += [{**each, "kind": kind} for each in msgspec.json.decode(answer)["items"]]
+    with suppress(NotFound):
+        config_map = await client.get(CONFIG_MAPS, CONFIG_MAP)
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": CONFIG_MAP.name, "namespace": CONFIG_MAP.namespace},
+            "data": config_map.data,
+        }
+        found += [body] * is_of_metallb(body)
+    return found
 
 
 async def _list_own(client: Client, resource: Resource[ObjectT]) -> tuple[ObjectT, ...]:

@@ -3,8 +3,9 @@ controller. Changes nothing."""
 
 import asyncio
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from io import StringIO
+from typing import TYPE_CHECKING, get_args
 
 import click
 import msgspec
@@ -12,10 +13,11 @@ import msgspec
 from fairlead.cli.output import Format, Group, draw, output_option, show
 from fairlead.cli.source import Source, source_options
 from fairlead.config import Config
-from fairlead.errors import Refused
+from fairlead.plan.handback import Next
 
 if TYPE_CHECKING:
-    from fairlead.plan.migration import Inventory
+    from fairlead.plan.migrated_pools import Inventory, PoolsToApply
+    from fairlead.plan.migration import Takeover
 
 
 @click.group(cls=Group)
@@ -26,6 +28,7 @@ def migrate() -> None:
     \b
     fairlead migrate services                     what changes for each Service, and what to do
     fairlead migrate pools | kubectl apply -f -   AddressPools for the existing addresses
+    fairlead migrate back --to metallb            requests for the way back
     """
 
 
@@ -34,14 +37,12 @@ def migrate() -> None:
 @output_option
 def services(source: Source, output: Format) -> None:
     """Show for each Service of type LoadBalancer which controller serves it now, which addresses it
-    keeps, and what its owner should know."""
-    from fairlead.plan.migration import takeovers
-    from fairlead.plan.pools import read_pools
+    keeps, and what its owner should know.
 
+    READY is yes if no change of the Service is necessary: after the migration, `fairlead plan`
+    accepts it with these addresses. The pools that `fairlead migrate pools` prints are assumed."""
     config, found = _read(source)
-    awaited = takeovers(
-        found.services, read_pools(config.pools, found.address_pools), config.default_class
-    )
+    awaited = examined(config, found)
 
     def table() -> None:
         if not awaited:
@@ -72,51 +73,82 @@ def pools(source: Source) -> None:
     """Print AddressPools to apply: the pools of MetalLB, and one for addresses that Services have
     from elsewhere.
 
-    A MetalLB pool with unsupported fields is not printed but reported, and the exit status is 1."""
+    A pool that cannot be translated or used is not printed but reported, and the exit status is
+    1."""
     import yaml
 
-    from fairlead.kube.crds import AddressPool
-    from fairlead.plan.migration import TAKEN_OVER, pool_for_unpooled
-    from fairlead.plan.pools import read_pools
-
     config, found = _read(source)
-    present = read_pools(config.pools, found.address_pools).by_name
-    translations, refused = _translated(found.metallb_pools)
-    made = [pool for pool in translations if pool["metadata"]["name"] not in present]
-    everything = read_pools(
-        config.pools, [*found.address_pools, *(msgspec.convert(pool, AddressPool) for pool in made)]
-    )
-    for name, problem in everything.problems.items():
-        click.echo(f"{name}: {problem}", err=True)
-    rest = pool_for_unpooled(found.services, everything)
-    if rest is not None and not refused:
-        made.append(rest)
-    for refusal in refused:
-        click.echo(str(refusal), err=True)
-    if rest is not None and refused:
-        click.echo(
-            f"pool {TAKEN_OVER} is not printed: its addresses may be in the pools that are not "
-            "printed",
-            err=True,
-        )
-    if made:
-        yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
-    elif not refused:
-        click.echo("every address is in a pool already: nothing to apply", err=True)
-    if refused:
+    made = pools_of(config, found)
+    for text in (*map(str, made.refused), *made.remarks):
+        click.echo(text, err=True)
+    if made.bodies:
+        yaml.safe_dump_all(made.bodies, sys.stdout, sort_keys=False)
+    elif not made.refused:
+        click.echo("no address needs another pool: nothing to apply", err=True)
+    if made.refused:
         raise SystemExit(1)
 
 
-def _translated(pools: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Refused]]:
-    from fairlead.plan.migration import translated
+@migrate.command()
+@click.option(
+    "--to",
+    type=click.Choice(get_args(Next)),
+    required=True,
+    help="The system that is to serve the Services again.",
+)
+@source_options
+def back(source: Source, to: Next) -> None:
+    """Print the requests by which another system gives Services the addresses that they have now.
 
-    made, refused = [], []
-    for pool in pools:
-        try:
-            made.append(translated(pool))
-        except Refused as problem:
-            refused.append(problem)
-    return made, refused
+    When Fairlead releases a Service, its addresses are removed from the status. Apply the requests
+    before that:
+
+    \b
+    fairlead migrate back --to metallb |
+        kubectl apply --server-side --field-manager=fairlead-migrate --force-conflicts -f -"""
+    import yaml
+
+    from fairlead.plan.handback import requests
+
+    _, found = _read(source)
+    bodies, remarks = requests(found.manifests.services, to)
+    for text in remarks:
+        click.echo(text, err=True)
+    if bodies:
+        yaml.safe_dump_all(bodies, sys.stdout, sort_keys=False)
+    else:
+        click.echo(f"no Service has to request its addresses from {to}", err=True)
+
+
+def examined(config: Config, found: "Inventory") -> "list[Takeover]":
+    """Return what the migration means for each Service of type LoadBalancer. The plan that decides
+    it is that of `fairlead plan` after the migration, with the pools of `fairlead migrate pools`
+    and a default class."""
+    from fairlead.cli.planning import plan_manifests, state_of
+    from fairlead.plan.migrated_pools import assumed_class
+    from fairlead.plan.migration import Planned, takeovers
+    from fairlead.plan.pools import read_pools
+
+    existing = found.manifests.address_pools
+    exclusions = state_of(config, found.manifests).exclusions
+    pools = pools_of(config, found).applied_to(existing)
+    after = plan_manifests(
+        msgspec.structs.replace(config, default_class=assumed_class(config)),
+        msgspec.structs.replace(found.manifests, address_pools=pools),
+    )
+    return takeovers(
+        found.manifests.services,
+        read_pools(config.pools, existing, exclusions),
+        Planned(config, after.balancers, after.ledger.not_sharing),
+    )
+
+
+def pools_of(config: Config, found: "Inventory") -> "PoolsToApply":
+    """Return the AddressPools to apply before the migration."""
+    from fairlead.cli.planning import state_of
+    from fairlead.plan.migrated_pools import pools_to_apply
+
+    return pools_to_apply(found, config, state_of(config, found.manifests).exclusions)
 
 
 def _read(source: Source) -> tuple[Config, "Inventory"]:
@@ -138,20 +170,13 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
 
 
 def _read_manifests(paths: Iterable[str]) -> "Inventory":
-    from fairlead.kube.crds import ADDRESS_POOLS
-    from fairlead.kube.manifests import read_documents, typed
-    from fairlead.kube.objects import SERVICES
-    from fairlead.plan.migration import IP_ADDRESS_POOL, Inventory
+    from fairlead.kube.manifests import read_documents, read_manifests
+    from fairlead.plan.metallb import is_of_metallb
+    from fairlead.plan.migrated_pools import Inventory
 
-    documents = list(read_documents(paths))
-    services, own = (
-        tuple(
-            typed(each, resource)
-            for each in documents
-            if each.kind == (resource.group_version, resource.kind)
-        )
-        for resource in (SERVICES, ADDRESS_POOLS)
-    )
+    given = sys.stdin.read() if "-" in paths else ""
+    manifests = read_manifests(paths, StringIO(given))
+    documents = read_documents(paths, StringIO(given))
     return Inventory(
-        services, own, tuple(each.object for each in documents if each.kind == IP_ADDRESS_POOL)
+        manifests, tuple(each.object for each in documents if is_of_metallb(each.object))
     )

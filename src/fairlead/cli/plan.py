@@ -85,30 +85,11 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
 
 
 def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
-    from fairlead.kube.objects import ObjectKey
+    from fairlead.cli.planning import plan_manifests
     from fairlead.plan.classes import CLASSES
-    from fairlead.plan.exclusions import of_config
-    from fairlead.plan.ledger import Ledger
-    from fairlead.plan.projection import without_exclude_label
     from fairlead.plan.service import class_of
-    from fairlead.plan.services import plan_services
-    from fairlead.state import State
 
-    state = State(())
-    state.exclude("configuration", of_config(config))
-    ignored = config.announce.ignore_exclude_label
-    nodes = (
-        [without_exclude_label(each) for each in manifests.nodes] if ignored else manifests.nodes
-    )
-    state.update_nodes({ObjectKey("", o.metadata.name): o for o in nodes})
-    state.update_services({ObjectKey(*o.key): o for o in manifests.services})
-    state.update_slices(
-        {ObjectKey(o.metadata.namespace, o.metadata.name): o for o in manifests.endpoint_slices}
-    )
-    state.update_namespaces({ObjectKey("", o.metadata.name): o for o in manifests.namespaces})
-    state.update_pools({ObjectKey("", o.metadata.name): o for o in manifests.address_pools})
-    state.update_grants({ObjectKey("", o.metadata.name): o for o in manifests.address_grants})
-    balancers = plan_services(state, config, Ledger(), state.services)
+    state, _, balancers = plan_manifests(config, manifests)
     planned = []
     for key, service in sorted(state.services.items()):
         match balancers.get(key):

@@ -110,6 +110,11 @@ class Ledger:
             for held in self._records[key].facts.held.values()
         )
 
+    def not_sharing(self, key: ServiceKey, address: str) -> ServiceKey | None:
+        """Return another Service that holds the address and does not share it with this one, so
+        that whichever gives the address up does not get it again; None if there is none."""
+        return self._exclusive_holder(key, address)
+
     @property
     def known(self) -> Collection[ServiceKey]:
         """The Services that hold or request an address."""

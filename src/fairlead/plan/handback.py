@@ -1,0 +1,108 @@
+"""The requests by which another system gives Services the addresses that they have.
+
+In: Services that Fairlead serves, and the system that is to serve them next. Out: for each Service
+the fields with which it requests its addresses from that system, as an object to apply; and remarks
+about Services that need something else. When Fairlead releases a Service, its status has no address
+any more, so the next system chooses one by these requests alone. Pure. Invariant: a request never
+names an address that the Service does not have. Annotations follow MetalLB 0.16, kube-vip 1.0 and
+Cilium 1.18; cloud-provider-openstack 1.34 reads spec.loadBalancerIP."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from fairlead.kube.objects import Service
+from fairlead.plan.addresses import held_by
+from fairlead.plan.annotations import ADDRESSES, SHARING_KEY, found
+from fairlead.plan.classes import CLASSES
+from fairlead.plan.migrated_pools import is_balanced
+from fairlead.plan.service import CLASS_ANNOTATION
+
+Next = Literal["metallb", "kube-vip", "cilium", "openstack"]
+"""The system that is to serve the Services next."""
+
+
+class _Annotations(NamedTuple):
+    """The annotations of a system that request addresses, and those with a sharing key; each list
+    begins with the present name. Without one, the system reads spec.loadBalancerIP alone."""
+
+    request: Sequence[str] = ()
+    share: Sequence[str] = ()
+
+
+_SYSTEMS: Mapping[Next, _Annotations] = {
+    "metallb": _Annotations(ADDRESSES[1:], SHARING_KEY[1:]),
+    "kube-vip": _Annotations(("kube-vip.io/loadbalancerIPs",)),
+    "cilium": _Annotations(
+        ("lbipam.cilium.io/ips", "io.cilium/lb-ipam-ips"),
+        ("lbipam.cilium.io/sharing-key", "io.cilium/lb-ipam-sharing-key"),
+    ),
+    "openstack": _Annotations(),
+}
+
+
+def requests(services: Iterable[Service], to: Next) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a partial Service for each Service without a class that Fairlead serves and that does
+    not request its addresses from the next system yet; and remarks."""
+    bodies, remarks = [], []
+    for service in sorted(services, key=lambda each: each.key):
+        claimed = service.metadata.annotations.get(CLASS_ANNOTATION, "")
+        if not is_balanced(service) or not claimed or not held_by(service):
+            continue
+        if service.spec.load_balancer_class:
+            remarks.append(
+                f"Service {service.key} names class {service.spec.load_balancer_class} and stays "
+                "with Fairlead; to hand it over, recreate it without the class"
+            )
+        elif claimed in CLASSES and CLASSES[claimed].addresses == "cloud":
+            remarks.append(
+                f"Service {service.key} has a load balancer of class {claimed}, which is deleted "
+                "when Fairlead releases the Service; stop Fairlead's controller first "
+                "(docs/migration.md)"
+            )
+        else:
+            body, remark = _request(service, to)
+            if "spec" in body or "annotations" in body["metadata"]:
+                bodies.append(body)
+            if remark:
+                remarks.append(remark)
+    return bodies, remarks
+
+
+def _request(service: Service, to: Next) -> tuple[dict[str, Any], str]:
+    """Return the Service with the fields that it does not have yet, and a remark or ""."""
+    system, addresses, key = _SYSTEMS[to], held_by(service), service.key
+    present, in_spec = service.metadata.annotations, service.spec.load_balancer_ip
+    annotations: dict[str, str] = {}
+    sharing_key = found(present, SHARING_KEY)[1]
+    if sharing_key and system.share and found(present, system.share)[1] != sharing_key:
+        annotations[_name(present, system.share)] = sharing_key
+    remark, spec = "", {}
+    requested = found(present, system.request)[1]
+    if not system.request or (in_spec and not requested and len(addresses) == 1):
+        if in_spec != addresses[0]:
+            spec = {"loadBalancerIP": addresses[0]}
+        if others := addresses[1:]:
+            remark = (
+                f"Service {key}: {to} is not asked for {', '.join(others)}, only for one address"
+            )
+    elif {part.strip() for part in requested.split(",")} != set(addresses):
+        annotations[_name(present, system.request)] = ",".join(addresses)
+        if in_spec and to == "metallb":
+            remark = (
+                f"Service {key}: remove spec.loadBalancerIP, which MetalLB does not accept "
+                f"together with an annotation: kubectl patch service -n {key.namespace} {key.name} "
+                """--type=merge -p '{"spec":{"loadBalancerIP":null}}'"""
+            )
+    metadata: dict[str, Any] = {"name": key.name, "namespace": key.namespace}
+    if annotations:
+        metadata["annotations"] = annotations
+    body = {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+    return body | ({"spec": spec} if spec else {}), remark
+
+
+def _name(present: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the name to write: the one that is present, else the first one whose prefix the
+    Service uses, because an older version of the system knows only the older prefix."""
+    prefixes = {name.partition("/")[0] for name in present}
+    used = [name for name in names if name.partition("/")[0] in prefixes]
+    return next((name for name in names if name in present), (used or [names[0]])[0])
