@@ -105,7 +105,7 @@ def test_help_loads_no_heavy_modules() -> None:
 
 def test_plan_as_table() -> None:
     done = fairlead("plan", "-f", str(EXAMPLE))
-    assert done.returncode == 0
+    assert done.returncode == 1, "a Service is refused"
     lines = done.stdout.splitlines()
     assert lines[2].split() == [
         "default/ingress-controller",
@@ -156,13 +156,14 @@ def test_plan_of_class_octavia_reports_what_only_the_cloud_knows(tmp_path: Path)
         "balancer exists, which would keep its provider and its address families"
     ) in lines
     assert any(
-        line.startswith("default/voice: not served: 5060/UDP: class fairlead.io/octavia reaches")
+        line.startswith("default/voice: known later: ")
+        and "; the API server chooses the node port of 5060/UDP, and the healthCheckNodePort"
+        in line
         for line in lines
     )
     done = fairlead("plan", "-f", "-", "--config", str(config), "-o", "json", stdin=manifests)
-    (planned,) = (
-        each["load_balancer"] for each in json.loads(done.stdout) if "load_balancer" in each
-    )
+    by_name = {each["service"]: each for each in json.loads(done.stdout)}
+    planned = by_name["default/ingress-controller"]["load_balancer"]
     assert planned["addresses"] == []
     assert (planned["settings"]["type"], planned["settings"]["provider"]) == ("octavia", "ovn")
 
@@ -211,16 +212,88 @@ def test_plan_as_json_and_yaml(form: str) -> None:
     [
         (
             "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: http}]}",
-            "$.spec.ports[0].port",
+            "spec.ports[0].port must be an integer, and is a string",
         ),
-        ("a: [", "YAML"),
+        ("a: [", "left out: standard input, document 1, line 2: this is not valid YAML"),
     ],
 )
 def test_plan_names_the_invalid_input(text: str, words: str) -> None:
     done = fairlead("plan", "-f", "-", stdin=text)
     assert done.returncode == 1
-    assert words in done.stderr
+    assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+NODES = """\
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: one}, status: {addresses: [
+    {type: InternalIP, address: 192.0.2.21}]}}
+---
+"""
+
+
+def test_plan_shows_a_service_as_the_api_server_would_complete_it() -> None:
+    text = """\
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: fairlead.io/proxy
+  externalTrafficPolicy: Local
+  selector: {app: web}
+  ports: [{name: http, port: 80}, {name: https, port: 443, nodePort: 30443}]
+"""
+    done = fairlead("plan", "-f", "-", "-o", "json", stdin=NODES + text)
+    assert done.returncode == 0, done
+    (planned,) = json.loads(done.stdout)
+    assert planned["known_later"] == (
+        "the API server chooses the node port of 80/TCP, and the healthCheckNodePort; the members, "
+        "because the manifests have no EndpointSlice of it"
+    )
+    balancer = planned["load_balancer"]
+    ports = [(each["port"], each["node_port"]) for each in balancer["listeners"]]
+    assert ports == [(80, 0), (443, 30443)]
+    assert not balancer.get("health_monitor")
+    assert not balancer.get("notes")
+
+
+def test_plan_reports_what_it_leaves_out_and_plans_the_rest() -> None:
+    text = f"""\
+{NODES}
+apiVersion: v1
+kind: Service
+metadata: {{name: web}}
+spec: {{type: LoadBalancer, ports: [{{port: 80, protocl: UDP}}], type: LoadBalancer}}
+---
+apiVersion: [
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web}}
+"""
+    done = fairlead("plan", "-f", "-", stdin=text)
+    assert done.returncode == 1
+    assert "203.0.113.10:80/TCP" in done.stdout
+    assert done.stderr.splitlines()[1:] == [
+        "note: standard input, document 2, line 8: type in line 11 has no effect, because line 11 "
+        "sets it again",
+        "left out: standard input, document 3, line 14: this is not valid YAML: while parsing a "
+        "flow node, did not find expected node content",
+        "note: default/web: spec.ports[0].protocl is not a field of a Service and has no effect: "
+        "kubectl refuses it; did you mean protocol?",
+        "not read, because other kinds play no part: 1 Deployment",
+    ]
+
+
+def test_plan_names_the_namespace_without_services() -> None:
+    done = fairlead("plan", "-f", str(EXAMPLE), "-n", "nosuch")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "no Service of type LoadBalancer in namespace nosuch\n",
+    )
 
 
 def test_without_root_the_error_names_commands_that_work() -> None:
@@ -237,7 +310,7 @@ def test_without_root_the_error_names_commands_that_work() -> None:
         assert done.returncode == 1, done
         assert words in done.stderr
         assert "Traceback" not in done.stderr
-    done = run(*unprivileged, "plan", "-f", "-", stdin=EXAMPLE.read_text())
+    done = run(*unprivileged, "plan", "-f", str(ROOT / "examples" / "pools"))
     assert done.returncode == 0, done.stderr
 
 

@@ -74,7 +74,7 @@ ROLES = ["controller", "gateway", "node"]
 
 
 def test_plan_works_without_the_source_tree(program: Path) -> None:
-    done = run(program, "plan", "-f", str(ROOT / "examples" / "plan"))
+    done = run(program, "plan", "-f", str(ROOT / "examples" / "pools"))
     assert done.returncode == 0, done.stderr
     assert "SERVICE" in done.stdout
 

@@ -77,37 +77,110 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
         "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\nspec: "
         "{template: 3}\n"
     )
-    assert read_manifests(["-"], io.StringIO(text)).ignored == {"Service": 1}
+    assert read_manifests(["-"], io.StringIO(text)).ignored == {
+        "Service (serving.knative.dev/v1)": 1
+    }
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "place", "reason"),
     [
+        (SLICE.replace("port: 8080", "port: x"), "document 1, line 1", "ports[0].port must be an"),
+        (NODE.replace("one", "22", 1), "document 1, line 1", "metadata.name must be a string: put"),
+        (f"{NODE}\tspec: {{}}\n", "document 1, line 5", "this is not valid YAML: "),
+        (SERVICE.replace("  name: web\n", ""), "document 1, line 1", "Service: metadata.name is"),
+        ("kind: Service\n", "document 1, line 1", "apiVersion must be a text"),
+        ("apiVersion: v1\nkind:\n", "document 1, line 1", "kind must be a text"),
+        (f"---\n{OTHER}---\n\n- 1\n", "document 2, line 7", "this is not an object but a list"),
+        (f"{OTHER}---\na: [\n", "document 2, line 6", "this is not valid YAML"),
         (
-            f"{NODE}---\n{SERVICE.replace('port: 80,', 'port: eighty,')}",
-            "f.yaml:2: Service: this is a text, not a whole number - at $.spec.ports[0].port",
+            f"{NODE}---\n{NODE}",
+            "document 2, line 6",
+            "Node one is in {}, document 1, line 1 already",
         ),
-        (SERVICE.replace("port: 80,", "port: eighty,"), "$.spec.ports[0].port"),
-        (SERVICE.replace("Local", "local"), "$.spec.externalTrafficPolicy"),
-        (SERVICE.replace("  name: web\n", ""), "f.yaml:1: Service: $.metadata.name is missing"),
-        ("kind: Service\n", "f.yaml:1: $.apiVersion is missing"),
-        (f"{NODE}---\n- 1\n", "f.yaml:2: this is not an object but list"),
-        (f"{NODE}---\na: [\n", "f.yaml:2: this is not valid YAML"),
-        (f"{SERVICE}---\n{SERVICE}", "f.yaml:2: Service default/web is in"),
         (
             "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Node, metadata: 3}]\n",
-            "f.yaml:1: $.items[0]: Node",
+            "document 1, line 1, items[0]",
+            "Node: metadata must be a mapping",
+        ),
+        ("apiVersion: v1\nkind: List\nitems: 3\n", "document 1, line 1", "items must be a list"),
+        (
+            SLICE.replace("{kubernetes.io/service-name: web}", "{app: true}"),
+            "document 1, line 1",
+            "EndpointSlice: metadata.labels: the value of app must be a string: put it in quotes",
+        ),
+        (
+            SLICE.replace("addresses: [192.0.2.1], ", ""),
+            "document 1, line 1",
+            "EndpointSlice: endpoints[0].addresses is missing",
         ),
     ],
 )
-def test_an_error_names_the_document_and_the_field(
-    text: str, complaint: str, tmp_path: Path
+def test_what_cannot_be_read_is_named_with_its_place_and_the_rest_is_read(
+    text: str, place: str, reason: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "f.yaml"
-    file.write_text(text)
-    with pytest.raises(Refused) as refused:
-        read_manifests([str(file)])
-    assert complaint in str(refused.value)
+    file.write_text(f"{text}---\n{SERVICE.replace('web', 'last')}")
+    read = read_manifests([str(file)])
+    assert [str(each.key) for each in read.services] == ["default/last"]
+    (left_out,) = read.left_out
+    assert left_out.place == f"{file}, {place}"
+    assert reason.format(file) in left_out.reason
+
+
+def test_commands_that_need_every_document_get_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(f"{NODE}---\na: [\n")
+    with pytest.raises(Refused, match="document 2, line 7: this is not valid YAML"):
+        list(read_documents([file]))
+
+
+def test_null_is_as_good_as_absent() -> None:
+    """As a chart renders them whose values are empty."""
+    text = """\
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: null, labels: null, annotations: null, finalizers: null}
+spec:
+  type: LoadBalancer
+  selector: {app: web, tier: null}
+  clusterIP: null
+  externalIPs: null
+  ports: [{name: null, port: 80, protocol: null, targetPort: null, nodePort: null}]
+  sessionAffinity: null
+  sessionAffinityConfig: null
+  loadBalancerIP: null
+  loadBalancerSourceRanges: null
+  externalTrafficPolicy: null
+  internalTrafficPolicy: null
+  publishNotReadyAddresses: null
+  allocateLoadBalancerNodePorts: null
+status: null
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: null
+endpoints: [{addresses: [192.0.2.1], nodeName: null, conditions: null, hints: null}]
+ports: [{name: null, port: 8080, protocol: null}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: one}
+spec: {podCIDR: null, podCIDRs: null, taints: null}
+status: {addresses: null}
+---
+apiVersion: v1
+kind: List
+items:
+"""
+    read = read_manifests(["-"], io.StringIO(text))
+    assert not read.left_out
+    (service,) = read.services
+    assert service.spec.selector == {"app": "web", "tier": ""}
+    assert (service.spec.type, service.spec.external_traffic_policy) == ("LoadBalancer", "Cluster")
+    assert read.endpoint_slices[0].service == ("default", "web")
+    assert len(read.nodes) == 1
 
 
 def test_a_missing_file_and_a_folder_without_manifests_are_refused(tmp_path: Path) -> None:
@@ -120,8 +193,8 @@ def test_a_missing_file_and_a_folder_without_manifests_are_refused(tmp_path: Pat
 def test_documents_of_all_kinds_are_returned_unchanged() -> None:
     read = list(read_documents(["-"], io.StringIO(f"{OTHER}---\n{NODE}")))
     assert [(document.kind, document.place) for document in read] == [
-        (("apps/v1", "Deployment"), "standard input:1"),
-        (("v1", "Node"), "standard input:2"),
+        (("apps/v1", "Deployment"), "standard input, document 1, line 1"),
+        (("v1", "Node"), "standard input, document 2, line 5"),
     ]
     assert read[1].object["status"] == {
         "addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]

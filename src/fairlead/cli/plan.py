@@ -16,6 +16,9 @@ from fairlead.net.address import join_host_port
 
 if TYPE_CHECKING:
     from fairlead.kube.manifests import Manifests
+    from fairlead.kube.objects import Service
+    from fairlead.kube.submission import Submission
+    from fairlead.state import State
 
 EXAMPLE = Config(
     default_class="fairlead.io/direct",
@@ -35,6 +38,8 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: str = ""
     ours: bool = True
     """False: another controller serves the class."""
+    members_known: bool = True
+    """False: the pods are unknown, because Kubernetes creates the EndpointSlices later."""
 
 
 @click.command()
@@ -53,6 +58,14 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     cloud it reports which facts only the cloud knows. With -f it needs no cluster; without --config
     it shows example addresses.
 
+    With -f it reads manifests as kubectl does, and treats each Service as the API server does: it
+    adds what the server would add, and shows which Services the server would refuse. What the
+    server chooses, such as node ports, is shown as known later.
+
+    The exit status is 1 if a Service is refused, by the API server or by Fairlead, or if a document
+    of the manifests cannot be read; the others are planned nevertheless. A Service that another
+    controller serves is not refused.
+
     \b
     fairlead plan -f examples/plan
     kubectl fairlead plan -n shop --context production"""
@@ -62,7 +75,13 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
         for each in _plan(config, manifests)
         if namespace in (None, ServiceKey.parse(each.service).namespace)
     ]
-    show(planned, output, lambda: _table(planned))
+    where = f" in namespace {namespace}" if namespace is not None else ""
+    show(planned, output, lambda: _table(planned, where))
+    _report_left_out(manifests)
+    if any(each.refused and each.ours for each in planned) or any(
+        each.is_error for each in manifests.left_out
+    ):
+        raise SystemExit(1)
 
 
 def _read(source: Source) -> tuple[Config, "Manifests"]:
@@ -73,7 +92,8 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
         return asyncio.run(read_cluster(access, config))
     from fairlead.kube.manifests import read_manifests
 
-    manifests = read_manifests(source.paths)
+    service_cidrs = config.cluster.service_cidrs if config is not None else ()
+    manifests = read_manifests(source.paths, service_cidrs=service_cidrs)
     if config is None:
         config = msgspec.structs.replace(EXAMPLE, pools=()) if manifests.address_pools else EXAMPLE
         whose = "addresses are examples, " if config.pools else ""
@@ -90,23 +110,84 @@ def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
     from fairlead.plan.service import class_of
 
     state, _, balancers = plan_manifests(config, manifests)
-    planned = []
-    for key, service in sorted(state.services.items()):
+    planned = [
+        Planned(str(key), refused=f"the API server would refuse it: {submission.refused}")
+        for key, submission in manifests.submissions.items()
+        if submission.refused
+    ]
+    for key, service in state.services.items():
         match balancers.get(key):
             case Refused() as error:
                 planned.append(Planned(str(key), refused=str(error)))
             case LoadBalancer() as balancer:
-                later = CLASSES[balancer.class_name].known_later(balancer)
-                planned.append(Planned(str(key), balancer, later))
+                later = [CLASSES[balancer.class_name].known_later(balancer)]
+                missing = ""
+                if (submission := manifests.submissions.get(key)) is not None:
+                    balancer = _without_placeholders(balancer, submission)
+                    missing = _missing(service, state)
+                    later += [*submission.known_later, missing]
+                if missing:
+                    balancer = _without_notes_on_members(balancer)
+                planned.append(
+                    Planned(
+                        str(key),
+                        balancer,
+                        "; ".join(filter(None, later)),
+                        members_known=not missing,
+                    )
+                )
             case None if service.spec.type == "LoadBalancer":
                 name = class_of(service, config.default_class) or "none"
                 planned.append(
                     Planned(str(key), refused=f"ignored, its class is {name}", ours=False)
                 )
-    return planned
+    return sorted(planned, key=lambda each: ServiceKey.parse(each.service))
 
 
-def _table(planned: list[Planned]) -> None:
+def _without_placeholders(balancer: LoadBalancer, submission: "Submission") -> LoadBalancer:
+    """Return the load balancer without the ports that the API server chooses. A node port of 0 is
+    not known."""
+    listeners = tuple(
+        msgspec.structs.replace(each, node_port=0)
+        if (each.port, each.protocol) in submission.chosen_node_ports
+        else each
+        for each in balancer.listeners
+    )
+    monitor = None if submission.chosen_health_port else balancer.health_monitor
+    return msgspec.structs.replace(balancer, listeners=listeners, health_monitor=monitor)
+
+
+def _missing(service: "Service", state: "State") -> str:
+    """Return which objects of Kubernetes, without which the members of a Service are unknown, the
+    manifests lack; empty: none. A Service without selector has no other EndpointSlices."""
+    lacking = [] if state.nodes else ["no Node"]
+    if service.spec.selector and not state.slices_of(service.key):
+        lacking.append("no EndpointSlice of it")
+    return f"the members, because the manifests have {' and '.join(lacking)}" if lacking else ""
+
+
+def _without_notes_on_members(balancer: LoadBalancer) -> LoadBalancer:
+    from fairlead.plan.notes import NO_NODES, NO_READY_ENDPOINTS
+
+    notes = tuple(
+        each for each in balancer.notes if each.code not in (NO_READY_ENDPOINTS, NO_NODES)
+    )
+    return msgspec.structs.replace(balancer, notes=notes)
+
+
+def _report_left_out(manifests: "Manifests") -> None:
+    """Report on standard error what was not planned."""
+    for each in manifests.left_out:
+        click.echo(f"{'left out' if each.is_error else 'note'}: {each}", err=True)
+    for key, submission in manifests.submissions.items():
+        for remark in submission.remarks:
+            click.echo(f"note: {key}: {remark}", err=True)
+    if manifests.ignored:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(manifests.ignored.items()))
+        click.echo(f"not read, because other kinds play no part: {kinds}", err=True)
+
+
+def _table(planned: list[Planned], where: str) -> None:
     rows: list[tuple[str, ...]] = []
     for item in planned:
         if item.load_balancer is None:
@@ -123,13 +204,15 @@ def _table(planned: list[Planned]) -> None:
             for at in item.load_balancer.listening(each) or _unknown(item, each)
         ]
         for number, cells in enumerate(
-            cells for at, listener in listeners for cells in _rows(at, listener)
+            cells
+            for at, listener in listeners
+            for cells in _rows(at, listener, members_known=item.members_known)
         ):
             rows.append(("" if number else item.service, *cells))
     if rows:
         draw(("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE"), rows)
     else:
-        click.echo("no Service of type LoadBalancer")
+        click.echo(f"no Service of type LoadBalancer{where}")
     for item in planned:
         if item.refused:
             click.echo(f"{item.service}: {item.refused}")
@@ -140,11 +223,15 @@ def _table(planned: list[Planned]) -> None:
 
 
 def _unknown(item: Planned, listener: Listener) -> tuple[str, ...]:
-    """Return the placeholder of the address of a listener that gets one later."""
-    return (f"({listener.family} later)",) if item.known_later else ()
+    """Return the placeholder of the address of a listener that gets one from a cloud later."""
+    from fairlead.plan.classes import CLASSES
+
+    balancer = item.load_balancer
+    later = balancer is not None and CLASSES[balancer.class_name].known_later(balancer)
+    return (f"({listener.family} later)",) if later else ()
 
 
-def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:
+def _rows(address: str, listener: Listener, *, members_known: bool) -> list[tuple[str, ...]]:
     first = f"{join_host_port(address, listener.port)}/{listener.protocol}"
     active = sum(member.weight for member in listener.members if member.state == "active")
     rows: list[tuple[str, ...]] = []
@@ -154,4 +241,5 @@ def _rows(address: str, listener: Listener) -> list[tuple[str, ...]]:
         )
         rows.append((first, listener.policy, member.node, str(member.weight), share, member.state))
         first = ""
-    return rows or [(first, listener.policy, "(no pod on any node)", "-", "-", "-")]
+    nobody = "(no pod on any node)" if members_known else "(known later)"
+    return rows or [(first, listener.policy, nobody, "-", "-", "-")]

@@ -24,6 +24,7 @@ from yaml.events import (
     ScalarEvent,
     SequenceEndEvent,
 )
+from yaml.reader import ReaderError
 
 from fairlead.errors import plain
 
@@ -141,6 +142,14 @@ def _parts(text: str) -> Iterator[tuple[int, str, str]]:
 
 def _read(part: str, number: int, line: int) -> Content | None:
     """Return the document of one part, which begins in this line; None if it has no content."""
+    content = _parsed(part, number, line)
+    if content is not None and content.problem and "{{" in part:
+        hint = "it contains {{: render a template first, such as a chart with `helm template`"
+        return msgspec.structs.replace(content, problem=f"{content.problem}; {hint}")
+    return content
+
+
+def _parsed(part: str, number: int, line: int) -> Content | None:
     parser = yaml.CSafeLoader(part.encode("utf-8", "surrogateescape"))
     reader = _Reader(parser.get_event, line)
     try:
@@ -152,8 +161,8 @@ def _read(part: str, number: int, line: int) -> Content | None:
         mark = problem.problem_mark or problem.context_mark
         at = line + (mark.line if mark is not None else 0)
         return Content(number, at, problem=f"this is not valid YAML: {why}")
-    except yaml.YAMLError as problem:
-        return Content(number, line, problem=f"this is not valid YAML: {plain(problem)}")
+    except ReaderError as problem:
+        return Content(number, line, problem=f"this is not valid YAML: {problem.reason}")
     finally:
         parser.dispose()
     if value is None:

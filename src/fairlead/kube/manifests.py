@@ -2,21 +2,22 @@
 
 In: files, folders (all *.yaml, *.yml and *.json below them, sorted by name) or `-` for standard
 input; YAML or JSON, several documents per file, Lists. Out: typed objects of the kinds that the
-plan uses, or the untyped documents. Invariants: an error message names file, document and field;
-objects of other kinds are counted and not parsed; a namespaced object without a namespace is in
-`default`, as with kubectl."""
+plan uses, or the untyped documents. Invariants: documents are read as kubectl reads them, and a
+Service gets what the API server would add to it; a document that cannot be read does not hide the
+others, and is reported with its file, number, line and reason; objects of other kinds are counted
+and not examined; a namespaced object without a namespace is in `default`, as with kubectl."""
 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import msgspec
-import yaml
 
-from fairlead.errors import Refused, plain
+from fairlead.errors import Refused
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
+from fairlead.kube.documents import read_contents
 from fairlead.kube.objects import (
     ENDPOINT_SLICES,
     NAMESPACES,
@@ -28,15 +29,15 @@ from fairlead.kube.objects import (
     Resource,
     Service,
 )
-from fairlead.mistakes import explain
+from fairlead.kube.rules.types import complaint, without_nulls
+from fairlead.kube.submission import Submission, families_of_cluster, submit
+from fairlead.model import ServiceKey
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
 
-TypeT = TypeVar("TypeT")
-
 
 class Document(msgspec.Struct, frozen=True):
-    """One object as it was written. `place` is its file and document, for messages."""
+    """One object as it was written. `place` is its file, document and line, for messages."""
 
     place: str
     object: Mapping[str, Any]
@@ -47,8 +48,23 @@ class Document(msgspec.Struct, frozen=True):
         return self.object["apiVersion"], self.object["kind"]
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """A part of the manifests that has no effect. `is_error`: it should be read and cannot be; if
+    not, kubectl ignores it in silence."""
+
+    place: str
+    reason: str
+    is_error: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
 class Manifests(msgspec.Struct, frozen=True):
-    """The objects that were read. `ignored` counts the objects of other kinds, by kind."""
+    """The objects that were read. `services`: as the API server would store them. `submissions`:
+    what it would make of each Service, also of those that it would refuse; empty if the objects
+    come from a server. `left_out`: what could not be read. `ignored` counts the objects of other
+    kinds, by kind."""
 
     services: tuple[Service, ...] = ()
     endpoint_slices: tuple[EndpointSlice, ...] = ()
@@ -56,68 +72,117 @@ class Manifests(msgspec.Struct, frozen=True):
     namespaces: tuple[Namespace, ...] = ()
     address_pools: tuple[AddressPool, ...] = ()
     address_grants: tuple[AddressGrant, ...] = ()
+    submissions: Mapping[ServiceKey, Submission] = msgspec.field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
     ignored: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-class TextLoader(yaml.CSafeLoader):
-    """Load YAML as Kubernetes does: a date is text.
-
-    PyYAML's loaders would turn `creationTimestamp: 2026-01-31T00:00:00Z` into a datetime."""
-
-
-TextLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
+KINDS: Sequence[Resource[Any]] = (
+    SERVICES,
+    ENDPOINT_SLICES,
+    NODES,
+    NAMESPACES,
+    ADDRESS_POOLS,
+    ADDRESS_GRANTS,
+)
 
 
-def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Manifests:
-    """Return all objects in these files that the plan uses.
-
-    Raise Refused for the first error; an object that occurs twice is an error."""
-    kinds = (SERVICES, ENDPOINT_SLICES, NODES, NAMESPACES, ADDRESS_POOLS, ADDRESS_GRANTS)
-    found: dict[str, list[Any]] = {resource.kind: [] for resource in kinds}
-    resources = {(r.group_version, r.kind): r for r in kinds}
+def read_manifests(
+    paths: Iterable[str | Path], stdin: TextIO | None = None, service_cidrs: Sequence[str] = ()
+) -> Manifests:
+    """Return all objects in these files that the plan uses. `service_cidrs`: the configured ranges
+    of ClusterIPs, if any. Raise Refused for a file that cannot be opened."""
+    resources = {(each.group_version, each.kind): each for each in KINDS}
+    found: dict[str, list[Any]] = {each.kind: [] for each in KINDS}
     ignored: Counter[str] = Counter()
+    left_out: list[LeftOut] = []
     seen: dict[tuple[str, str, str], str] = {}
-    for document in read_documents(paths, stdin):
+    for document in scan(paths, stdin):
+        if isinstance(document, LeftOut):
+            left_out.append(document)
+            continue
         resource = resources.get(document.kind)
         if resource is None:
-            ignored[document.kind[1]] += 1
+            ignored[_name_of(*document.kind)] += 1
             continue
-        object_ = typed(document, resource)
-        identity = (resource.kind, object_.metadata.namespace, object_.metadata.name)
-        if identity in seen:
-            name = f"{resource.kind} {object_.metadata.namespace}/{object_.metadata.name}"
-            raise Refused(
-                f"{document.place}: {name} is in {seen[identity]} already",
-                fix="remove one of the two",
-            )
-        seen[identity] = document.place
-        found[resource.kind].append(object_)
+        try:
+            read = identified(document, resource)
+            identity = (resource.kind, *_identity(read))
+            if identity in seen:
+                name = "/".join(filter(None, identity[1:]))
+                raise Refused(
+                    f"{read.place}: {resource.kind} {name} is in {seen[identity]} already",
+                    fix="remove one of the two",
+                )
+            seen[identity] = read.place
+            found[resource.kind].append(read if resource is SERVICES else typed(read, resource))
+        except Refused as problem:
+            reason = str(problem).removeprefix(f"{document.place}: ")
+            left_out.append(LeftOut(document.place, reason))
+    nodes = tuple(found["Node"])
+    written = [each.object for each in found["Service"]]
+    submissions = submit(written, families_of_cluster(nodes, service_cidrs))
     return Manifests(
-        services=tuple(found["Service"]),
+        services=tuple(each.service for each in submissions if each.service is not None),
         endpoint_slices=tuple(found["EndpointSlice"]),
-        nodes=tuple(found["Node"]),
+        nodes=nodes,
         namespaces=tuple(found["Namespace"]),
         address_pools=tuple(found["AddressPool"]),
         address_grants=tuple(found["AddressGrant"]),
+        submissions={each.key: each for each in submissions},
+        left_out=tuple(left_out),
         ignored=dict(ignored),
     )
 
 
+def _name_of(group_version: str, kind: str) -> str:
+    """Return the name of an ignored kind, with its version if only the version differs."""
+    other = any(each.kind == kind for each in KINDS)
+    return f"{kind} ({group_version})" if other else kind
+
+
 def read_documents(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Iterator[Document]:
-    """Yield all objects in these files, of any kind; a List yields its items. Raise Refused."""
+    """Yield all objects in these files, of any kind; a List yields its items. Raise Refused for the
+    first document that cannot be read."""
+    for each in scan(paths, stdin):
+        if isinstance(each, Document):
+            yield each
+        elif each.is_error:
+            raise Refused(str(each))
+
+
+def scan(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Iterator[Document | LeftOut]:
+    """Yield all objects in these files, of any kind, and what could not be read; a List yields its
+    items. Raise Refused for a file that cannot be opened."""
     for path in paths:
         if str(path) == "-":
-            yield from parse((stdin or sys.stdin).read(), "standard input")
+            yield from _scan_text(_standard_input(stdin), "standard input")
             continue
         for file in files(Path(path)):
             try:
-                text = file.read_text()
-            except (OSError, UnicodeDecodeError) as problem:
-                raise Refused(f"{file} cannot be read: {plain(problem)}") from None
-            yield from parse(text, str(file))
+                text = file.read_bytes().decode("utf-8", "surrogateescape")
+            except OSError as problem:
+                raise Refused(
+                    f"{file} cannot be read: {problem.strerror}", fix="check the path after -f"
+                ) from None
+            yield from _scan_text(text, str(file))
+
+
+def _standard_input(stdin: TextIO | None) -> str:
+    if stdin is not None:
+        return stdin.read()
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+
+
+def _scan_text(text: str, source: str) -> Iterator[Document | LeftOut]:
+    for content in read_contents(text):
+        place = f"{source}, document {content.number}, line {content.line}"
+        if content.problem:
+            yield LeftOut(place, content.problem)
+            continue
+        yield from (LeftOut(place, remark, is_error=False) for remark in content.remarks)
+        if content.value is not None:
+            yield from flatten(content.value, place)
 
 
 def files(path: Path) -> Sequence[Path]:
@@ -133,53 +198,58 @@ def files(path: Path) -> Sequence[Path]:
     return inside
 
 
-def parse(text: str, source: str) -> Iterator[Document]:
-    """Yield the objects in the text of one file. JSON is parsed as YAML, of which it is a
-    subset."""
-    number = 0
-    try:
-        for number, content in enumerate(yaml.load_all(text, TextLoader), start=1):
-            if content is not None:
-                yield from flatten(content, f"{source}:{number}")
-    except yaml.YAMLError as problem:
-        raise Refused(f"{source}:{number + 1}: this is not valid YAML: {plain(problem)}") from None
-
-
-def flatten(content: object, place: str) -> Iterator[Document]:
+def flatten(content: object, place: str) -> Iterator[Document | LeftOut]:
     """Yield an object, or the items of a List.
 
     The items of a typed list (`ServiceList`) may omit apiVersion and kind."""
     if not isinstance(content, dict):
-        raise Refused(f"{place}: this is not an object but {type(content).__name__}")
+        what = "a list" if isinstance(content, list) else f"the text {str(content)[:40]!r}"
+        yield LeftOut(place, f"this is not an object but {what}")
+        return
     for field in ("apiVersion", "kind"):
-        if not isinstance(content.get(field), str):
-            raise Refused(
-                f"{place}: $.{field} is missing", fix="every object needs apiVersion and kind"
-            )
-    kind = content["kind"]
-    if not (kind.endswith("List") and isinstance(content.get("items"), list)):
+        if not (isinstance(content.get(field), str) and content[field]):
+            yield LeftOut(place, f"{field} must be a text; every object needs apiVersion and kind")
+            return
+    kind, items = content["kind"], content.get("items")
+    if not (kind.endswith("List") and ("items" in content or kind == "List")):
         yield Document(place, content)
         return
-    for index, item in enumerate(content["items"]):
+    if not isinstance(items, list | None):
+        yield LeftOut(place, "items must be a list")
+        return
+    for index, item in enumerate(items or ()):
         if isinstance(item, dict) and kind != "List":
             item = {"apiVersion": content["apiVersion"], "kind": kind.removesuffix("List"), **item}
-        yield from flatten(item, f"{place}: $.items[{index}]")
+        yield from flatten(item, f"{place}, items[{index}]")
+
+
+def identified(document: Document, resource: Resource[Any]) -> Document:
+    """Return the document without null fields, and with a namespace if its kind has one. Raise
+    Refused if its metadata cannot be read."""
+    object_ = without_nulls(document.object)
+    metadata = object_.get("metadata")
+    where = f"{document.place}: {resource.kind}"
+    if not isinstance(metadata, dict):
+        raise Refused(f"{where}: metadata must be a mapping with a name")
+    for field in ("name", "namespace"):
+        if not isinstance(metadata.get(field, ""), str):
+            raise Refused(f"{where}: metadata.{field} must be a string: put it in quotes")
+    if not metadata.get("name"):
+        raise Refused(f"{where}: metadata.name is missing")
+    namespace = (metadata.get("namespace") or "default") if resource.namespaced else ""
+    return Document(document.place, object_ | {"metadata": metadata | {"namespace": namespace}})
+
+
+def _identity(document: Document) -> tuple[str, str]:
+    metadata = document.object["metadata"]
+    return metadata["namespace"], metadata["name"]
 
 
 def typed(document: Document, resource: Resource[Any]) -> Any:
     """Return the object of a document, decoded as its type. Raise Refused."""
+    document = identified(document, resource)
     try:
-        object_ = msgspec.convert(document.object, resource.type)
+        return msgspec.convert(document.object, resource.type)
     except msgspec.ValidationError as problem:
-        raise Refused(
-            f"{document.place}: {resource.kind}: {explain(problem, resource.type)}"
-        ) from None
-    metadata = object_.metadata
-    if not metadata.name:
-        raise Refused(f"{document.place}: {resource.kind}: $.metadata.name is missing")
-    namespace = (metadata.namespace or "default") if resource.namespaced else ""
-    if namespace == metadata.namespace:
-        return object_
-    return msgspec.structs.replace(
-        object_, metadata=msgspec.structs.replace(metadata, namespace=namespace)
-    )
+        why = complaint(problem, document.object, resource.type)
+        raise Refused(f"{document.place}: {resource.kind}: {why}") from None

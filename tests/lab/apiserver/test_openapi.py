@@ -10,10 +10,11 @@ from tests.lab.apiserver.api import Api
 from tests.lab.apiserver.gnostic import decode
 
 from fairlead.kube.rules.fields import Fields
+from fairlead.kube.rules.types import struct_in
 from fairlead.lab.apiserver import openapi, openapi_protobuf
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
-from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
+from fairlead.lab.apiserver.wire import FIELDS_OF
 from fairlead.lab.kubeapiserver import KubeApiServer
 
 Object = dict[str, Any]

@@ -8,7 +8,7 @@ ipallocator, portallocator).
 """
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fairlead.errors import FairleadError, Refused
 from fairlead.kube.rules.causes import NoneFree, Object, Rejected, UsedTwice, invalid
@@ -31,6 +31,8 @@ class NodePorts:
     def __init__(self, first: int = FIRST_NODE_PORT, last: int = LAST_NODE_PORT) -> None:
         self._first, self._last = first, last
         self.taken: set[int] = set()
+        self.avoid: Collection[int] = ()
+        """Ports that are not chosen, because a later request asks for them."""
         self._next = first + _reserved(last - first + 1, smallest=16, share=32, largest=128)
 
     def take(self, port: int, *, anywhere: bool = False) -> None:
@@ -49,7 +51,7 @@ class NodePorts:
         size = self._last - self._first + 1
         for step in range(size):
             port = self._first + (self._next - self._first + step) % size
-            if port not in self.taken:
+            if port not in self.taken and port not in self.avoid:
                 self.taken.add(port)
                 self._next = port + 1
                 return port
@@ -97,6 +99,12 @@ class ClusterAddresses:
                 self._next = offset + 1
                 return str(self._network[offset])
         raise ValueError("range is full")
+
+    def hold(self, text: str) -> None:
+        """Take an address that a Service has, if it is valid."""
+        address = parse_address(text)
+        if address is not None:
+            self.taken.add(int(address))
 
     def free(self, text: str) -> None:
         address = parse_address(text)

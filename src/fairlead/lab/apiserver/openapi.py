@@ -17,9 +17,10 @@ import msgspec
 
 from fairlead.kube.rules.causes import Object
 from fairlead.kube.rules.fields import AnyObject, Fields
+from fairlead.kube.rules.types import struct_in
 from fairlead.lab.apiserver.kinds import KINDS, Kind
 from fairlead.lab.apiserver.schema import Shape, shape_of
-from fairlead.lab.apiserver.wire import FIELDS_OF, struct_in
+from fairlead.lab.apiserver.wire import FIELDS_OF
 
 # The server accepts strategic merge patches, too, but does not advertise them. A newer kubectl
 # checks this list first; without the entry it computes such patches from its built-in types. From

@@ -19,6 +19,7 @@ from fairlead.kube.rules import service as service_rules
 from fairlead.kube.rules.allocation import Allocator, Reservation
 from fairlead.kube.rules.causes import Cause, NoneFree, Object, Rejected, UsedTwice, invalid
 from fairlead.kube.rules.families import set_families
+from fairlead.kube.rules.types import without_nulls
 from fairlead.lab.apiserver import failure, validation
 from fairlead.lab.apiserver.apply import Applied, Duplicates, apply
 from fairlead.lab.apiserver.binding import bound
@@ -58,7 +59,6 @@ from fairlead.lab.apiserver.writes import (
     given_metadata,
     grace_period_s,
     next_state,
-    without_nulls,
 )
 
 JSON_PATCH: Final = "application/json-patch+json"

@@ -14,6 +14,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 
 from fairlead.errors import plain
+from fairlead.kube.rules import types
 from fairlead.kube.rules.causes import Object
 from fairlead.kube.rules.fields import (
     ConfigMap,
@@ -27,6 +28,7 @@ from fairlead.kube.rules.fields import (
     Node,
     Service,
 )
+from fairlead.kube.rules.types import struct_in
 from fairlead.lab.apiserver import structural
 from fairlead.lab.apiserver.endpoints_fields import Endpoints
 from fairlead.lab.apiserver.failure import bad_request
@@ -144,35 +146,7 @@ def unknown_fields(kind: Kind, obj: Object) -> list[str]:
     `spec.foo`."""
     if kind.custom is not None:
         return list(structural.unknown(kind.custom.schema, obj))
-    return list(_unknown(FIELDS_OF[kind], obj, ""))
-
-
-def _unknown(of: type[Fields], value: Any, path: str) -> Iterator[str]:
-    if not isinstance(value, dict):
-        return
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(of)}
-    for name, below in value.items():
-        here = f"{path}.{name}" if path else name
-        if name not in known:
-            yield here
-            continue
-        struct, is_list = struct_in(known[name])
-        if struct is None:
-            continue
-        for index, item in enumerate(below if is_list and isinstance(below, list) else [below]):
-            yield from _unknown(struct, item, f"{here}[{index}]" if is_list else here)
-
-
-def struct_in(declared: Any) -> tuple[type[Fields] | None, bool]:
-    """Return the Struct that a field holds, or None, and whether the field is a list."""
-    for option in get_args(declared) or (declared,):
-        if get_origin(option) is list:
-            inner = get_args(option)[0]
-            return (
-                (inner, True)
-                if isinstance(inner, type) and issubclass(inner, Fields)
-                else (None, True)
-            )
-        if isinstance(option, type) and issubclass(option, Fields):
-            return option, False
-    return None, False
+    return [
+        f"{path}.{name}" if path else name
+        for path, name, _ in types.unknown_fields(FIELDS_OF[kind], obj)
+    ]

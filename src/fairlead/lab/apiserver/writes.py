@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from fairlead.kube.rules.causes import Object
+from fairlead.kube.rules.types import without_nulls
 from fairlead.lab.apiserver.failure import bad_request
 from fairlead.lab.apiserver.kinds import NODES, Kind
 
@@ -53,15 +54,6 @@ class Deletion(msgspec.Struct, frozen=True):
     uid: str = ""
     resource_version: str = ""
     dry_run: bool = False
-
-
-def without_nulls(value: Any) -> Any:
-    """Return a deep copy of the value without null fields: in the API, null means absent."""
-    if isinstance(value, dict):
-        return {name: without_nulls(below) for name, below in value.items() if below is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
 
 
 def given_metadata(metadata: Mapping[str, Any]) -> Object:
