@@ -168,7 +168,7 @@ class _Submitting:
         Unless the families of the cluster are certain, it may have another one."""
         known = self._families
         maybe_more = not known.certain and len(known.families) == 1
-        tried = deepcopy(service)
+        tried = deepcopy(service) if maybe_more else service
         try:
             set_families(tried, None, known.families)
         except Rejected as problem:

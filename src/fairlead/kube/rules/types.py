@@ -5,6 +5,7 @@ messages about values of the wrong type."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -54,17 +55,23 @@ def unknown_fields(
     its name, and the names that the object may have."""
     if not isinstance(value, dict):
         return
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(of)}
+    known = structs_in(of)
     for name, below in value.items():
         if name not in known:
-            yield path, name, known
+            yield path, name, known.keys()
             continue
-        struct, is_list = struct_in(known[name])
+        struct, is_list = known[name]
         if struct is None:
             continue
         here = f"{path}.{name}" if path else name
         for index, item in enumerate(below if is_list and isinstance(below, list) else [below]):
             yield from unknown_fields(struct, item, f"{here}[{index}]" if is_list else here)
+
+
+@cache
+def structs_in(of: type[Fields]) -> Mapping[str, tuple[type[Fields] | None, bool]]:
+    """Return the result of `struct_in` for each field, by name."""
+    return {field.encode_name: struct_in(field.type) for field in msgspec.structs.fields(of)}
 
 
 def struct_in(declared: Any) -> tuple[type[Fields] | None, bool]:

@@ -7,7 +7,6 @@ contents of a field declared as `AnyObject` are not checked.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from types import NoneType
 from typing import Any, Final, get_args, get_origin
 
@@ -28,7 +27,7 @@ from fairlead.kube.rules.fields import (
     Node,
     Service,
 )
-from fairlead.kube.rules.types import struct_in
+from fairlead.kube.rules.types import struct_in, structs_in
 from fairlead.lab.apiserver import structural
 from fairlead.lab.apiserver.endpoints_fields import Endpoints
 from fairlead.lab.apiserver.failure import bad_request
@@ -79,7 +78,7 @@ def check_types(kind: Kind, obj: Object) -> None:
 def _prune(of: type[Fields], value: Any) -> None:
     if not isinstance(value, dict):
         return
-    known = _types_of(of)
+    known = structs_in(of)
     for name in [name for name in value if name not in known]:
         del value[name]
     for name, below in value.items():
@@ -87,12 +86,6 @@ def _prune(of: type[Fields], value: Any) -> None:
         if struct is not None:
             for item in below or () if is_list else (below,):
                 _prune(struct, item)
-
-
-@cache
-def _types_of(of: type[Fields]) -> Mapping[str, tuple[type[Fields] | None, bool]]:
-    """Return the result of `struct_in` for each field, by name."""
-    return {field.encode_name: struct_in(field.type) for field in msgspec.structs.fields(of)}
 
 
 def _mistakes(of: type[Fields], value: Any, path: tuple[str, ...]) -> Iterator[str]:
