@@ -61,6 +61,7 @@ from fairlead.roles.components import Context, Task, Until, remove_components, r
 from fairlead.roles.gateways import GatewayWatch
 from fairlead.roles.host import HostSettings
 from fairlead.roles.own_addresses import OwnAddresses
+from fairlead.roles.own_node import OwnNode
 from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
@@ -238,6 +239,7 @@ def components(
         plane.apiserver,
         plane.probe_paths,
         own,
+        OwnNode("gateway", name, state),
         prober,
         plane.announce,
         *watched,

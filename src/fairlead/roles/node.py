@@ -3,8 +3,10 @@ tunnels.
 
 In: Services and EndpointSlices. Out: this node's nftables rules, tunnel and health ports. The
 health ports come last: an answer of 200 proves that everything else is in place, and gateways wait
-for it. When the process stops or is killed, rules and tunnel stay. If kube-proxy runs
-(node.serviceProxy: false), this role manages only the tunnel, and does not watch EndpointSlices."""
+for it. It cannot prove that the pods exist that EndpointSlices show as ready: after a boot, these
+may be the pods of before the boot (`drivers.healthport`). When the process stops or is killed,
+rules and tunnel stay. If kube-proxy runs (node.serviceProxy: false), this role manages only the
+tunnel, and does not watch EndpointSlices."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +46,7 @@ from fairlead.roles.components import Task, remove_components, run_components
 from fairlead.roles.health_check_server import command as health_check_server_command
 from fairlead.roles.host import HostSettings
 from fairlead.roles.own_addresses import OwnAddresses
+from fairlead.roles.own_node import OwnNode
 from fairlead.roles.presence import Announcer
 from fairlead.roles.process import SOURCES, WITHOUT_SLICES, Feed, KnownHosts, freshness_of
 from fairlead.roles.report import Reporter
@@ -271,9 +274,9 @@ def drivers_of(
     else:
         tunnels = [TunnelDriver(config.tunnel, node_addresses=addresses, selectors=selectors)]
         ends = [*tunnels]
-    arrivals = Arrivals(addresses, selectors)
+    arrivals, own = Arrivals(addresses, selectors), OwnNode("node", node_name, state)
     if not config.node.service_proxy:
-        return Drivers(tunnels, [*ends, arrivals])
+        return Drivers(tunnels, [own, *ends, arrivals])
     proxy = NodeProxyDriver(
         node_addresses=addresses,
         pod_cidrs=config.cluster.pod_cidrs,
@@ -285,7 +288,7 @@ def drivers_of(
     )
     health = HealthPortDriver(
         node_name=node_name,
-        healthy=proxy.healthy,
+        healthy=lambda: proxy.healthy() and not own.is_other,
         command=health_check_server_command(),
         node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         addresses=host_addresses() if chosen else EVERYWHERE,
@@ -293,7 +296,8 @@ def drivers_of(
     )
     moving = [Task("host addresses", partial(follow_host, state, host_addresses, health))]
     return Drivers(
-        [proxy, *tunnels, health], [proxy, *ends, health, arrivals, *(moving if chosen else ())]
+        [proxy, *tunnels, health],
+        [own, proxy, *ends, health, arrivals, *(moving if chosen else ())],
     )
 
 
