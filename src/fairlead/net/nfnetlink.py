@@ -238,7 +238,10 @@ class Nfnetlink:
     def elements(self, table: str, name: str) -> list[Listed]:
         """Return the elements of a set; an empty list if there is no such set.
 
-        Elements that change meanwhile may be included or missing. Raise Refused without permission,
+        Elements that change meanwhile may be included or missing. Others may be missing too while
+        the kernel grows or shrinks the hash table of the set, some milliseconds after changes
+        (nft_rhash_walk in net/netfilter/nft_set_hash.c goes on when the walk is interrupted). Raise
+        Refused without permission,
         otherwise Unavailable."""
         self._sequence += 1
         found: list[Listed] = []

@@ -74,6 +74,8 @@ ABANDONED_AFTER_S = 150.0
 """A pending change that was not requested again within this time counts as abandoned. The loop
 requests a change that still matters at least every minute."""
 
+READINGS, READING_INTERVAL_S = 6, 0.02
+"""How often the table is read at most until two readings are equal, and the time between them."""
 REQUEUE_S = 0.001
 """A Service that lost a frontend is reconciled again after this delay, so in a new pass."""
 
@@ -378,9 +380,9 @@ class NodeProxyDriver(Component):
 
     async def _adopt(self, table: Table) -> dict[ServiceKey, Spec]:
         """Read the table, creating it if needed, and store and return what it holds."""
-        self._known = None
+        before, self._known = self._known, None
         self._request((None,))
-        known = await table.adopt()
+        known = await self._read(table, before or {})
         self._owners = {
             element.key: key for key, spec in known.items() for element in frontends(spec)
         }
@@ -391,6 +393,19 @@ class NodeProxyDriver(Component):
         self._known = known
         self._done((None,))
         return known
+
+    @staticmethod
+    async def _read(table: Table, expected: Mapping[ServiceKey, Spec]) -> dict[ServiceKey, Spec]:
+        """Read the table. If it does not hold what is expected, read it until two readings are
+        equal: while the kernel grows or shrinks the hash table of a set, which takes some
+        milliseconds, elements may be missing in a listing."""
+        found = await table.adopt()
+        for _ in range(READINGS - 1):
+            if await asyncio.to_thread(expected.__eq__, found):
+                break
+            await asyncio.sleep(READING_INTERVAL_S)
+            expected, found = found, await table.adopt()
+        return found
 
     async def _current(self, table: Table) -> dict[ServiceKey, Spec]:
         """Return what the kernel holds, after reading it if that is not known."""
