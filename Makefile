@@ -21,7 +21,7 @@
 #                 time; what does not run any more is made again
 # make clean-cache  remove ~/.cache/fairlead, with everything that `make tools` made there
 # make mutations  change the product in 40 small ways, and check that the tests detect each change
-# make manifests  render deploy/manifests from the chart
+# make manifests  write the schema of the chart, and render deploy/manifests from the chart
 # make bench      packets, a lab with other load balancers, HAProxy, a live gateway, a large
 #                 cluster, floods of health ports, Octavia; prints tables, writes plots to
 #                 docs/performance; 58 minutes, 2 GB of disk
@@ -87,6 +87,7 @@ mutations: root base
 	$(VENV)/bin/python -m tests.mutations
 
 manifests: tools
+	$(VENV)/bin/python tools/schema.py deploy/chart/fairlead/values.schema.json
 	sh deploy/render.sh deploy/manifests
 
 bench: root tools

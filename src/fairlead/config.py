@@ -19,6 +19,7 @@ from fairlead.net import selection
 from fairlead.net.address import family_of, numeric_host, split_host_port
 from fairlead.sections import (
     CIDR,
+    AddressRange,
     AnnounceConfig,
     HostPort,
     L2Config,
@@ -75,7 +76,7 @@ class PoolConfig(Section, frozen=True):
     `first-last`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
-    addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    addresses: Annotated[tuple[AddressRange, ...], msgspec.Meta(min_length=1)]
     auto_assign: bool = True
     """False: the pool serves only Services that request the pool or one of its addresses."""
     avoid_buggy_ips: bool = msgspec.field(default=False, name="avoidBuggyIPs")

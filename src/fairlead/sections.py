@@ -23,6 +23,13 @@ CIDR = Annotated[
         extra_json_schema={"pattern": "/[0-9]+$"}, description="a CIDR, such as 192.0.2.0/24"
     ),
 ]
+AddressRange = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={"pattern": "^[0-9a-fA-F.:]+(/[0-9]+| *- *[0-9a-fA-F.:]+)?$"},
+        description="an address, a CIDR, or the first and the last address: 192.0.2.1-192.0.2.9",
+    ),
+]
 HostPort = Annotated[
     str,
     msgspec.Meta(

@@ -20,6 +20,7 @@ from tests.deploy.chart import (
     render,
     run,
 )
+from tools.schema import with_config
 
 from fairlead.config import Config, parse
 from fairlead.lab.settings import L2_SIZES
@@ -49,6 +50,21 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("node.enabled=true", "node.enabled needs node.apiServer.host"),
         ("config.controller.leaseNamespace=kube-system", "/config/controller/leaseNamespace"),
         ("gateway.listen=192.0.2.1", "/gateway/listen"),
+        ("config.defaultClas=x", "'/config': additional properties 'defaultClas' not allowed"),
+        ("config.defaultClass=metallb", "does not match pattern '^(fairlead"),
+        ("config.gateway.interface=eth0", "'/config/gateway': additional properties 'interface'"),
+        ("config.gateway.attach=native", "'auto', 'tc', 'xdp', 'xdp-generic'"),
+        ("config.gateway.connectionEntries=7", "minimum: got 7, want 1,024"),
+        ("config.cluster.podCIDRs={10.244.0.0}", "'/config/cluster/podCIDRs/0': '10.244.0.0'"),
+        ("config.web.listen=foo", "'/config/web/listen': 'foo' does not match"),
+        ("config.octavia.lbMethod=RR", "'LEAST_CONNECTIONS', 'ROUND_ROBIN'"),
+        ("config.pools[0].name=a", "'/config/pools/0': missing property 'addresses'"),
+        ("pool={foo}", "'/pool/0': 'foo' does not match pattern"),
+        ("config=null", "missing property 'config'"),
+        ("gateway=null", "missing property 'gateway'"),
+        ("node.resources=null", "'/node': missing property 'resources'"),
+        ("controller.port=null", "'/controller': missing property 'port'"),
+        ("networkPolicy.apiServerPorts=null", "missing property 'apiServerPorts'"),
         (
             "metrics.podMonitor.enabled=true,config.web.metricsFrom={192.0.2.0/24},"
             "controller.enabled=false",
@@ -60,6 +76,11 @@ def test_the_message_about_a_wrong_value_names_it(helm: Path, setting: str, word
     done = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", setting)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_the_schema_knows_every_option_of_the_configuration() -> None:
+    text = (CHART / "values.schema.json").read_text()
+    assert with_config(text) == text, "run `make manifests`"
 
 
 def test_gateways_may_have_interfaces_only_per_node(helm: Path) -> None:
@@ -130,7 +151,10 @@ def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
     assert pod_spec(enabled, "gateway")["nodeSelector"] == {"fairlead.io/gateway": ""}
     assert "NET_RAW" not in capabilities(enabled, "gateway")
     assert configuration(enabled).announce.l2 is None
-    outside = "gateway.enabled=true,config.gateway.interfaces={eth0},config.announce.l2.networks={}"
+    outside = (
+        "gateway.enabled=true,config.gateway.interfaces={eth0},"
+        "config.announce.l2.networks={203.0.113.0/24}"
+    )
     assert "NET_RAW" in capabilities(render(helm, "--set", outside), "gateway")
 
 

@@ -63,7 +63,10 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, 
             "no gateway is alive; the address stays, but works only while the kernel of a "
             "stopped gateway still forwards packets"
         )
-        remedy = "start `fairlead gateway`, and check `fairlead status --cluster`"
+        remedy = (
+            "start `fairlead gateway`, or label nodes for the gateways of the chart (`kubectl "
+            "label nodes NODE fairlead.io/gateway=`), and check `fairlead status --cluster`"
+        )
         return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
     return (*_not_served(gateways, key), *_gone(gateways))
 
