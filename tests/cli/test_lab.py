@@ -56,6 +56,32 @@ def traces(name: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (
+            ["--attach", "xdp"],
+            1,
+            "loses the packets that a native XDP program sends; give",
+        ),
+        (["--gateways", "3", "--gateways-on-nodes"], 2, "so --gateways has no effect: give one"),
+        (["--far-nodes", "1"], 1, "only through a tunnel; give --tunnel ipip or"),
+        (
+            ["--far-nodes", "1", "--tunnel", "ipip", "--forwarding", "l2"],
+            1,
+            "and --forwarding auto",
+        ),
+        (["--forwarding", "ipip"], 1, "and --tunnel is none; give --tunnel ipip"),
+        (["--forwarding", "vxlan", "--tunnel", "ipip"], 1, "give --tunnel vxlan"),
+        (["--nodes", "-1"], 1, "a lab cannot have -1 nodes; choose 0 to"),
+    ],
+)
+def test_a_lab_without_traffic_is_refused(options: list[str], status: int, words: str) -> None:
+    name = f"refused{os.getpid()}"
+    assert words in lab("up", "--name", name, *options, status=status)
+    assert not traces(name)
+
+
 @pytest.fixture
 def name() -> Iterator[str]:
     name = f"c{os.getpid()}x{next(_numbers)}"
@@ -151,11 +177,6 @@ def test_without_root_that_is_reported_first(name: str) -> None:
         assert done.returncode == 1
         assert done.stderr.startswith("fairlead: a lab needs root")
         assert f"`{CALLED} plan` works without" in done.stderr
-
-
-def test_far_nodes_need_a_tunnel(name: str) -> None:
-    assert "give --tunnel ipip" in lab("up", "--name", name, "--far-nodes", "1", status=1)
-    assert traces(name) == []
 
 
 def test_a_missing_lab_or_host_is_reported(name: str) -> None:

@@ -15,7 +15,7 @@ from fairlead.config import AttachKind, ForwardingMethod, TunnelKind
 from fairlead.errors import Refused
 
 if TYPE_CHECKING:
-    from fairlead.lab.rundir import ApiServerKind
+    from fairlead.lab.rundir import ApiServerKind, Transport
     from fairlead.lab.topology import Announcement
 
 CommandT = TypeVar("CommandT", bound=Any)
@@ -122,10 +122,13 @@ def lab() -> None:
     type=click.Choice(get_args(AttachKind)),
     default="auto",
     show_default=True,
-    help="gateway.attach",
+    help="gateway.attach; xdp does not work in a lab, whose interfaces are veth pairs: use "
+    "xdp-generic.",
 )
 @click.option("--peers", is_flag=True, help="Gateways send each other their new flow entries.")
+@click.pass_context
 def up(
+    context: click.Context,
     name: str,
     no_roles: bool,
     tunnel: TunnelKind,
@@ -139,13 +142,14 @@ def up(
     from fairlead.lab.rundir import Transport
     from fairlead.lab.site import Site
 
-    if size["far_nodes"] > 0 and tunnel == "none":
-        raise Refused(
-            f"gateways can reach the {size['far_nodes']} far nodes behind the router only "
-            "through a tunnel",
-            fix="give --tunnel ipip or --tunnel vxlan",
+    given = context.get_parameter_source("gateways") is not click.core.ParameterSource.DEFAULT
+    if size["gateways_on_nodes"] and given:
+        raise click.UsageError(
+            "with --gateways-on-nodes every node is a gateway, so --gateways has no effect: give "
+            "one or the other"
         )
     transport = Transport(tunnel=tunnel, forwarding=forwarding, attach=attach, peers=peers)
+    _check_transport(transport, size["far_nodes"])
     site = Site.create(name, roles=not no_roles, transport=transport, **size)
     with _progress(f"lab {name}") as show_progress:
         run(site.up(show_progress))
@@ -154,6 +158,27 @@ def up(
     click.echo(f"  export KUBECONFIG={site.directory.kubeconfig}")
     click.echo(f"  {called(f'lab status{option}')}")
     click.echo(f"  {called(f'lab down{option}')}")
+
+
+def _check_transport(transport: "Transport", far_nodes: int) -> None:
+    """Raise Refused for a lab in which no packet, or none to some nodes, would arrive."""
+    if far_nodes > 0 and (transport.tunnel == "none" or transport.forwarding == "l2"):
+        raise Refused(
+            f"gateways can reach the {far_nodes} far nodes behind the router only through a tunnel",
+            fix="give --tunnel ipip or --tunnel vxlan, and --forwarding auto",
+        )
+    if transport.forwarding in ("ipip", "vxlan") and transport.forwarding != transport.tunnel:
+        raise Refused(
+            f"--forwarding {transport.forwarding} needs a tunnel of this kind, and --tunnel is "
+            f"{transport.tunnel}",
+            fix=f"give --tunnel {transport.forwarding}",
+        )
+    if transport.attach == "xdp":
+        raise Refused(
+            "the interfaces of a lab are veth pairs, whose driver loses the packets that a native "
+            "XDP program sends",
+            fix="give --attach xdp-generic to use XDP, or --attach tc",
+        )
 
 
 @lab.command()
