@@ -236,6 +236,8 @@ def components(
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     return [
+        # First, because a port that is not free ends the process before it changes the host.
+        Context("web", serve(view, listen, config.web.metrics_from)),
         plane.apiserver,
         plane.probe_paths,
         own,
@@ -250,7 +252,6 @@ def components(
         Task("prefetch", partial(prefetch.run, state)),
         Probes(state),
         direct,
-        Context("web", serve(view, listen, config.web.metrics_from)),
         Task("events", recorder.run),
         HostSettings(Host("gateway", adjust=False), view),
         *([peers] if peers is not None else []),
