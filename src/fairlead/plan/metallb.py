@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.crds import GROUP_VERSION, AddressPool
 from fairlead.kube.networks import read_network
 from fairlead.kube.objects import ObjectKey
+from fairlead.mistakes import explain
 
 GROUP = "metallb.io/"
 IP_ADDRESS_POOL = "IPAddressPool"
@@ -124,7 +125,7 @@ def translated(source: str, name: object, spec: Mapping[str, Any]) -> Translated
     try:
         pool = msgspec.convert(body, AddressPool)
     except msgspec.ValidationError as problem:
-        raise Refused(f"{source}: {problem}", fix=BY_HAND) from None
+        raise Refused(f"{source}: {explain(problem, AddressPool)}", fix=BY_HAND) from None
     remarks = []
     addresses = []
     for text in pool.spec.addresses:
@@ -157,7 +158,7 @@ def _pools_of_config(source: str, text: str) -> Iterator[_Pool]:
     try:
         pools = _mapping(yaml.load(text, yaml.CSafeLoader)).get("address-pools")
     except yaml.YAMLError as problem:
-        raise Refused(f"{source}: this is not valid YAML: {problem}", fix=BY_HAND) from None
+        raise Refused(f"{source}: this is not valid YAML: {plain(problem)}", fix=BY_HAND) from None
     if not isinstance(pools, list):
         raise Refused(f"{source}: address-pools is not a list", fix=BY_HAND)
     for each in map(_mapping, pools):

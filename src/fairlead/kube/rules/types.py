@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from fairlead.errors import plain
 from fairlead.kube.rules.fields import Fields
 
 _STRINGS: Final = ("labels", "annotations", "selector", "matchLabels", "data")
@@ -93,7 +94,7 @@ def complaint(
     problem: msgspec.ValidationError, object_: Mapping[str, Any], of: type[msgspec.Struct]
 ) -> str:
     """Return the message about a value of an object that is not of the type `of`, with its path."""
-    text = str(problem)
+    text = plain(problem)
     if found := _MISSING.fullmatch(text):
         return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
     if found := _NO_CHOICE.fullmatch(text):
