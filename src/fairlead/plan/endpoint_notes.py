@@ -16,10 +16,8 @@ from fairlead.kube.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, 
 from fairlead.model import Family, Finding
 from fairlead.plan.endpoints import candidates, usable
 from fairlead.plan.members import UnconfirmedMembers, excluded
+from fairlead.plan.notes import NO_NODES, NO_READY_ENDPOINTS
 
-NO_READY_ENDPOINTS = "NoReadyEndpoints"
-NO_NODES = "UnAvailableLoadBalancer"
-"""The reason of the upstream service controller, in its spelling."""
 NO_ADDRESS = "NodeAddressMissing"
 WITHOUT_NODE = "EndpointsWithoutNode"
 NODE_GONE = "EndpointsOfMissingNode"

@@ -17,6 +17,9 @@ from fairlead.kube.objects import SERVICE_PROXY_NAME_LABEL, Node, Service
 from fairlead.model import Family, Finding
 from fairlead.net.address import family_of
 
+NO_READY_ENDPOINTS = "NoReadyEndpoints"
+NO_NODES = "UnAvailableLoadBalancer"
+"""The reason of the upstream service controller, in its spelling."""
 SOURCE_RANGES = "LoadBalancerSourceRanges"
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
