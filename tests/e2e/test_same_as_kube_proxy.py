@@ -11,7 +11,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -37,9 +37,14 @@ from tests.e2e.scenes import (
 )
 from tests.e2e.twins import Probe, Twin, Twins
 
+from fairlead.doctor.examine import examine
+from fairlead.doctor.gather import Request
+from fairlead.kube.objects import PODS as POD_OBJECTS
+from fairlead.kube.objects import SERVICES as SERVICE_OBJECTS
 from fairlead.lab import kubeproxy, namespace
 from fairlead.lab.site import Site
 from fairlead.lab.topology import ROUTER
+from fairlead.model import ServiceKey
 
 pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
@@ -271,6 +276,45 @@ async def test_drops_and_refusals_affect_only_packets_that_nothing_serves(twins:
                 assert await connects(twin.site, "default/caller1", ip, 9001)
                 assert not await connects(twin.site, "node1", ip, 9002)
     await twins.both("remove", [Scene(service, slices)])
+
+
+async def test_the_doctor_names_a_fault_where_no_fairlead_runs(twins: Twins) -> None:
+    """The other lab has no process of Fairlead. Its balancer is the route to node1, and who writes
+    the status."""
+    site = twins.theirs.site
+    maker = ServiceFactory()
+    service = maker.service(
+        "shown",
+        "LoadBalancer",
+        ports=[{"name": "web", "port": 80, "protocol": "TCP", "targetPort": "web"}],
+        ipFamilies=["IPv4"],
+        externalTrafficPolicy="Local",
+        selector={"tier": "shown"},
+    )
+    (shown,) = maker.ingress(service, 140)
+    scene = Scene(service, (), (shown,))
+    await twins.theirs.show([scene])
+    request = Request((ServiceKey("default", "shown"),), "default", grace_s=0)
+
+    async def is_answered() -> bool:
+        return await connects(site, "client1", shown["ip"], 80)
+
+    async with site.client() as client:
+        for name in ("a1", "b1", "c1"):  # one on each node
+            labels = {"metadata": {"labels": {"tier": "shown"}}}
+            await client.patch(POD_OBJECTS, ("default", name), labels)
+        await until(is_answered, "an answer")
+        assert (await examine(client, request)).findings == ()
+        typo = {"spec": {"selector": {"tier": "shwon"}}}
+        await client.patch(SERVICE_OBJECTS, ("default", "shown"), typo)
+        await until(lambda: is_not(is_answered), "no answer")
+        (found,) = (await examine(client, request)).findings
+        assert found.key == ("SelectorMatchesNothing", "Service default/shown")
+    await twins.theirs.remove([scene])
+
+
+async def is_not(condition: Callable[[], Awaitable[bool]]) -> bool:
+    return not await condition()
 
 
 @pytest.mark.random
