@@ -122,7 +122,7 @@ resources: {{- include "fairlead.resources" . | nindent 2 }}
 {{- $resources := deepCopy (index .root.Values .role).resources }}
 {{- if eq .role "gateway" }}
 {{- $small := eq .root.Values.announce "l2" }}
-{{- $requests := dict "cpu" "50m" "memory" (ternary "256Mi" "640Mi" $small) }}
+{{- $requests := dict "cpu" "50m" "memory" (ternary "160Mi" "640Mi" $small) }}
 {{- $limits := dict "memory" (ternary "1Gi" "2Gi" $small) }}
 {{- $resources = mergeOverwrite (dict "requests" $requests "limits" $limits) $resources }}
 {{- end }}
