@@ -41,6 +41,13 @@ def checked(
     return CheckedEntryPoint(name, EntryPoint("192.0.2.80", 443, tls=True), claimed)
 
 
+SILENT = Answer("silent", "connected, but no answer in time", own=CHECKER)
+CLOSED = Answer("rejected", "closed without an answer", own=CHECKER)
+GREETING = read_answer(b"SSH-2.0-OpenSSH_9.6\r\n", CHECKER)
+SSH = checked("ssh", GREETING, GREETING, GREETING)
+CLOSING = checked("closing", CLOSED, CLOSED, CLOSED)
+
+
 def codes(case: Case) -> list[tuple[str, str]]:
     return [(each.severity, each.code) for each in findings(case)]
 
@@ -97,7 +104,53 @@ def forged(variant: Variant) -> Answer:
                 checked("front", REJECTED, REJECTED, REJECTED),
                 (checked("pod", REJECTED, REJECTED, REJECTED),),
             ),
-            [("error", "Rejected"), ("ok", "ForgeryRejected")],
+            [("error", "Rejected"), ("info", "NotTested")],
+        ),
+        # A header is rejected by a server that answers other requests.
+        (
+            Case(
+                "none",
+                checked("front", OK, REJECTED, REJECTED),
+                (checked("pod", OK, REJECTED, REJECTED),),
+            ),
+            [("ok", "Answered"), ("ok", "ForgeryRejected")],
+        ),
+        (
+            Case(
+                "none",
+                checked("front", OK, REJECTED, REJECTED),
+                (checked("pod", OK, REJECTED, SILENT),),
+            ),
+            [("ok", "Answered"), ("info", "NotTested")],
+        ),
+        # The page shows no address, so it does not show that a header is not trusted.
+        (
+            Case(
+                "v2",
+                checked("front", echoing(CHECKER), REJECTED, REJECTED),
+                (checked("pod", REJECTED, OK, OK),),
+                echo=True,
+            ),
+            [("ok", "AddressSeen"), ("warning", "HeaderAccepted")],
+        ),
+        # A port that speaks another protocol, as far as known and as it is known.
+        (Case("none", SSH, (SSH,), is_web=False), [("info", "NotTested")]),
+        (Case("v2", CLOSING, (CLOSING,), is_web=False), [("info", "NotTested")]),
+        (Case("none", SSH, (SSH,)), [("error", "Rejected"), ("info", "NotTested")]),
+        (Case(None, SSH), [("error", "Rejected")]),
+        # An answer shows that it speaks HTTP.
+        (
+            Case("v2", CLOSING, (checked("pod", OK, REJECTED, REJECTED),), is_web=False),
+            [("error", "HeaderNotExpected"), ("ok", "ForgeryRejected")],
+        ),
+        # Whatever it speaks, somebody should listen.
+        (
+            Case("none", checked("front", UNREACHABLE, UNREACHABLE, UNREACHABLE), is_web=False),
+            [("error", "NoAnswer")],
+        ),
+        (
+            Case("none", CLOSING, ready=False, is_web=False),
+            [("error", "NoPod")],
         ),
         (Case("none", checked("front", OK, REJECTED, REJECTED)), [("ok", "Answered")]),
         (

@@ -1,8 +1,11 @@
 """The entry points of a Service, and the findings of its objects."""
 
+import asyncio
 import queue
 import socketserver
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,14 +21,17 @@ from fairlead.ingress.service import (
     controller_of,
     families_of,
     findings,
+    not_tested,
     read,
     sends,
     speaks_tls,
     targets,
 )
+from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.objects import (
     CONFIG_MAPS,
+    ENDPOINT_SLICES,
     SERVICES,
     Endpoint,
     EndpointConditions,
@@ -45,6 +51,8 @@ from fairlead.kube.objects import (
     ServiceSpec,
     ServiceStatus,
 )
+from fairlead.lab import settings
+from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.kubeapiserver import KubeApiServer
 
 KEY = ObjectKey("default", "ingress-to-check")
@@ -147,6 +155,102 @@ def test_each_tcp_port_and_address_has_its_entry_points() -> None:
     assert {(each.front.address, each.front.tls) for each in hostname} == {
         ("203.0.113.9.nip.io", False)
     }
+
+
+def with_ports(*ports: ServicePort) -> ServiceObjects:
+    found = objects_of(VIP)
+    spec = msgspec.structs.replace(found.service.spec, ports=ports)
+    return msgspec.structs.replace(found, service=msgspec.structs.replace(found.service, spec=spec))
+
+
+def test_a_port_is_known_to_speak_http_by_app_protocol_name_or_number() -> None:
+    """nginx and its like publish any TCP service: 22-tcp, 25565-tcp."""
+    rows = [
+        (ServicePort(22, "22-tcp"), (False, False)),
+        (ServicePort(8000, "http-alt"), (True, False)),
+        (ServicePort(9000, "web"), (True, False)),
+        (ServicePort(80, "x"), (True, False)),
+        (ServicePort(8443, "x"), (True, True)),
+        (ServicePort(9000, "websecure"), (True, True)),
+        (ServicePort(9000, "x", app_protocol="HTTPS"), (True, True)),
+        (ServicePort(443, "https", app_protocol="http"), (True, False)),
+        (ServicePort(443, "x", app_protocol="tcp"), (True, True)),
+        (ServicePort(9000, "x", app_protocol="kubernetes.io/h2c"), (False, False)),
+    ]
+    found = with_ports(*(port for port, _ in rows))
+    made = targets(found, "", "/")
+    assert [(each.is_web, each.front.tls) for each in made] == [expected for _, expected in rows]
+    assert not_tested(found.service) == ()
+
+
+def test_ports_of_another_protocol_get_no_request_and_are_named() -> None:
+    found = with_ports(
+        ServicePort(443, "h3", "UDP"),
+        ServicePort(22, "ssh", app_protocol="ssh"),
+        ServicePort(80, "http"),
+    )
+    assert [each.front.port for each in targets(found, "", "/")] == [80]
+    [finding] = not_tested(found.service)
+    assert (finding.code, finding.severity) == ("NotTested", "info")
+    assert "443/UDP: " in finding.message
+    assert "22/TCP: its appProtocol is 'ssh'" in finding.message
+    with pytest.raises(Refused, match="no port that can be checked: 22/TCP: its appProtocol is"):
+        targets(with_ports(ServicePort(22, app_protocol="ssh")), "", "/")
+
+
+async def test_a_check_that_tested_nothing_says_so_by_its_exit_status(tmp_path: Path) -> None:
+    """A server that speaks another protocol, behind a port of which nothing is known."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(greet, "127.0.0.1", 0) as sshd,
+        ApiServer() as server,
+        Client(Access(server.url)) as client,
+    ):
+        port = sshd.sockets[0].getsockname()[1]
+        shown = {"loadBalancer": {"ingress": [{"ip": "127.0.0.1", "ipMode": "VIP"}]}}
+        spec = {
+            "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local",
+            "ports": [{"name": "22-tcp", "port": port}],
+        }
+        await client.create(
+            SERVICES, {"metadata": {"name": KEY.name}, "spec": spec}, namespace="default"
+        )
+        await client.patch(SERVICES, KEY, {"status": shown}, subresource="status")
+        body = {
+            "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": KEY.name}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["192.0.2.1"], "nodeName": "node1"}],
+            "ports": [{"name": "22-tcp", "port": port, "protocol": "TCP"}],
+        }
+        await client.create(ENDPOINT_SLICES, body, namespace="default")
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(settings.kubeconfig("here", client.access))
+        options = ("--echo", "/", "--timeout", "1", "--kubeconfig", str(kubeconfig))
+        of_service = await checked(KEY.name, *options)
+        of_address = await checked(f"127.0.0.1:{port}")
+    code, report = of_service
+    assert [each["code"] for each in report["findings"]] == ["NotTested"]
+    assert (code, report["tested"]) == (1, False)
+    code, report = of_address
+    [finding] = report["findings"]
+    assert (code, finding["code"]) == (3, "Rejected"), "the user says that this port speaks HTTP"
+    assert "check the port and its protocol" in finding["remedy"]
+
+
+async def checked(*arguments: str) -> tuple[int | None, dict[str, Any]]:
+    """Run `fairlead ingress check`. Return the exit status and the report."""
+    program = str(Path(sys.executable).with_name("fairlead"))
+    child = await asyncio.create_subprocess_exec(
+        *(program, "ingress", "check", *arguments, "-o", "json"), stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        output, _ = await child.communicate()
+    return child.returncode, msgspec.json.decode(output)
 
 
 @pytest.mark.parametrize(

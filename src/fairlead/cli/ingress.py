@@ -205,7 +205,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="auto: ports 443 and 8443, and ports named https or websecure.",
+    help="auto: ports 443 and 8443, and ports named https or websecure, or with this appProtocol.",
 )
 @click.option(
     "--timeout",
@@ -220,11 +220,14 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 def check(target: str, output: Format, **options: Any) -> None:
     """Check the settings between a load balancer and an ingress, with real connections.
 
-    Connects to each port as a client does, then with a PROXY header of version 1 and 2 that claims
-    an unused address, and with an X-Forwarded-For header that claims it. For a Service, it also
-    connects to one pod and one node port directly, where a forged header must not be trusted. Run
-    the check outside the cluster and in a pod, because each reaches entry points that the other
-    does not.
+    Connects to each TCP port that may speak HTTP: as a client does, then with a PROXY header of
+    version 1 and 2 that claims an unused address, and with an X-Forwarded-For header that claims
+    it. For a Service, it also connects to one pod and one node port directly, where a forged header
+    must not be trusted. Run the check outside the cluster and in a pod, because each reaches entry
+    points that the other does not.
+
+    Findings NotTested name what was not tested: ports of another protocol, ports that never answer
+    with HTTP, and entry points that answer no request.
 
     Exit status: 0 no problem found, 3 a problem found, 1 the check could not be made."""
     from fairlead.ingress.check import check as make
@@ -233,6 +236,8 @@ def check(target: str, output: Format, **options: Any) -> None:
     show(report, output, lambda: _table(report))
     if report.has_problems:
         raise SystemExit(WRONG)
+    if not report.tested:
+        raise SystemExit(1)
 
 
 def _plan(
@@ -265,7 +270,7 @@ def _plan(
             )
         found = asyncio.run(_read(target, namespace, configmap, kubeconfig, context))
         targets = service.targets(found, host, path, tls)
-        known = service.findings(found)
+        known = (*service.findings(found), *service.not_tested(found.service))
         return Plan(
             tuple(targets),
             service.sends(found.service),

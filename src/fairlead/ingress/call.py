@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 
 from fairlead.ingress import header
-from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
+from fairlead.ingress.entrypoint import NOT_HTTP, Answer, EntryPoint, Variant
 from fairlead.net.address import bracketed, is_ipv6
 
 FORGED: Mapping[Variant, tuple[str, str]] = {
@@ -90,7 +90,7 @@ def read_answer(received: bytes, own: str = "", claimed: str = "") -> Answer:
         return Answer("rejected", "closed without an answer", own=own, claimed=claimed)
     found = _STATUS.match(received)
     if not found:
-        return Answer("rejected", "answered, but not with HTTP", own=own, claimed=claimed)
+        return Answer("rejected", NOT_HTTP, own=own, claimed=claimed)
     status = int(found[1])
     if status == 400:
         return Answer("rejected", "answered 400 Bad Request", 400, own=own, claimed=claimed)

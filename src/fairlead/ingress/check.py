@@ -45,11 +45,13 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Report(msgspec.Struct, frozen=True):
     """The result of a check: all requests, and the findings, most severe first. `sends` is None if
-    it is unknown which PROXY header the load balancer sends."""
+    it is unknown which PROXY header the load balancer sends. `tested` is False if no port speaks
+    HTTP, so that nothing was tested."""
 
     sends: Header | None
     calls: tuple[Row, ...]
     findings: tuple[Finding, ...]
+    tested: bool = True
 
     @property
     def has_problems(self) -> bool:
@@ -68,7 +70,8 @@ async def check(plan: Plan) -> Report:
         for variant, answer in entry_point.answers.items()
     ]
     unique = sorted(dict.fromkeys(found), key=lambda finding: WORST_FIRST.index(finding.severity))
-    return Report(plan.sends, tuple(dict.fromkeys(rows)), tuple(unique))
+    tested = any(case.is_tested for case in cases)
+    return Report(plan.sends, tuple(dict.fromkeys(rows)), tuple(unique), tested)
 
 
 async def _case(plan: Plan, target: Target) -> Case:
@@ -79,7 +82,9 @@ async def _case(plan: Plan, target: Target) -> Case:
             for name, entry_point in entry_points
         )
     )
-    return Case(plan.sends, front, tuple(behind), plan.echo, plan.client, target.ready)
+    return Case(
+        plan.sends, front, tuple(behind), plan.echo, plan.client, target.ready, target.is_web
+    )
 
 
 async def _check_entry_point(

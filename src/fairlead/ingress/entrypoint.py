@@ -11,6 +11,8 @@ Variant = Literal["plain", "v1", "v2", "forwarded-for"]
 or a forged X-Forwarded-For."""
 Outcome = Literal["answered", "rejected", "silent", "unreachable"]
 
+NOT_HTTP = "answered, but not with HTTP"
+"""How a server answers that speaks another protocol."""
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 

@@ -12,6 +12,10 @@ What the answers can prove:
 * They show whether a header is *trusted* only if the application reports the client's address: the
   request's path must lead to a page that contains it (`echo`). Without such a page, an accepted
   header is a warning, and the user can look for the forged addresses in the application's log.
+* They show that a header is rejected only at an entry point that answers other requests. Where
+  nothing is answered, nothing was tested, and a Finding says so.
+* They show whether a port speaks HTTP. A port of which this is otherwise unknown, and that never
+  answers with HTTP, is not tested.
 * A forged header at the front of a load balancer that writes its own header is harmless: the
   receiver reads the load balancer's header and takes the forged one for the start of an invalid
   request. Only headers that reach the receiver past the load balancer must not be trusted.
@@ -21,7 +25,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from fairlead.ingress.entrypoint import Answer, EntryPoint, Variant
+from fairlead.ingress.entrypoint import NOT_HTTP, Answer, EntryPoint, Variant
 from fairlead.ingress.settings import Controller, Header, include_every_address
 from fairlead.model import Finding
 
@@ -34,6 +38,8 @@ TRUSTS = (
     "(Traefik)"
 )
 HEADERS: tuple[Variant, Variant] = ("v1", "v2")
+NOT_TESTED = "NotTested"
+"""Code of a Finding about what the check cannot test."""
 
 
 class CheckedEntryPoint(msgspec.Struct, frozen=True):
@@ -61,6 +67,11 @@ class CheckedEntryPoint(msgspec.Struct, frozen=True):
         return tuple(variant for variant in HEADERS if self.answered(variant))
 
     @property
+    def speaks_http(self) -> bool:
+        """Whether at least one answer is HTTP."""
+        return any(answer.status for answer in self.answers.values())
+
+    @property
     def responds(self) -> bool:
         """Whether the server sends anything, or at least closes connections itself."""
         return any(answer.outcome in ("answered", "rejected") for answer in self.answers.values())
@@ -77,7 +88,8 @@ class Case(msgspec.Struct, frozen=True):
     `sends` is the PROXY header that the load balancer is configured to send, or None if it is
     unknown. `echo` means that the requested path shows the client's address. `client` is the
     address of this host as servers see it; if it is empty, it is the local address of the
-    connection. `ready` is False if no pod can answer."""
+    connection. `ready` is False if no pod can answer. `is_web` is False if only an answer can show
+    whether the port speaks HTTP."""
 
     sends: Header | None
     front: CheckedEntryPoint
@@ -85,10 +97,24 @@ class Case(msgspec.Struct, frozen=True):
     echo: bool = False
     client: str = ""
     ready: bool = True
+    is_web: bool = True
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the answers show anything about headers. It is so for a port of which it is
+        unknown whether it speaks HTTP, if at least one answer is HTTP."""
+        return self.is_web or any(each.speaks_http for each in (self.front, *self.behind))
 
 
 def findings(case: Case) -> list[Finding]:
     """Return the findings of one port, each once."""
+    plain = case.front.answers["plain"]
+    if not case.is_tested and case.ready and plain.outcome != "unreachable":
+        message = (
+            f"{plain.how}: no answer of this port is HTTP, so PROXY headers were not tested; if it "
+            "speaks HTTP, set appProtocol to http or https, or check with --tls always"
+        )
+        return [Finding(NOT_TESTED, message, severity="info", subject=case.front.place)]
     made = [*_front(case)] + [
         each for entry_point in case.behind for each in _behind(case, entry_point)
     ]
@@ -208,6 +234,15 @@ def _rejected(case: Case, front: CheckedEntryPoint) -> Iterator[Finding]:
                 "let the load balancer send a header (class proxy with "
                 f"fairlead.io/proxy-protocol), or remove {EXPECTS}"
             ),
+        )
+        return
+    if how == NOT_HTTP:
+        yield Finding(
+            "Rejected",
+            how,
+            severity="error",
+            subject=front.place,
+            remedy="check the port and its protocol (--tls always, if it is HTTPS)",
         )
         return
     beyond = [entry_point for entry_point in case.behind if entry_point.responds]
@@ -344,8 +379,8 @@ def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
                 )
             ),
         )
-    elif entry_point.headers and not case.echo:
-        claimed = ", ".join(entry_point.answers[variant].claimed for variant in entry_point.headers)
+    elif unshown := _unshown(case, entry_point):
+        claimed = ", ".join(entry_point.answers[variant].claimed for variant in unshown)
         yield Finding(
             "HeaderAccepted",
             (
@@ -378,6 +413,16 @@ def _forgeries(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         )
 
 
+def _unshown(case: Case, entry_point: CheckedEntryPoint) -> list[Variant]:
+    """Return the versions of the header that are accepted, if the answer does not show whether they
+    are trusted: it shows no address at all."""
+    return [
+        variant
+        for variant in entry_point.headers
+        if not (case.echo and entry_point.answers[variant].addresses)
+    ]
+
+
 def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
     """Return the findings of an entry point behind the load balancer, which clients can reach too
     unless the network prevents it: a forged header must not be trusted there."""
@@ -393,21 +438,42 @@ def _behind(case: Case, entry_point: CheckedEntryPoint) -> Iterator[Finding]:
         )
         return
     yield from _forgeries(case, entry_point)
-    if case.echo and not any(entry_point.trusts(variant) for variant in HEADERS):
-        effect = "is accepted but not trusted" if entry_point.headers else "is rejected"
+    if untested := _untested(entry_point):
+        how = entry_point.answers[untested[0]].how
         yield Finding(
-            "ForgeryWithoutEffect",
-            f"a forged PROXY header {effect}",
-            severity="ok",
+            NOT_TESTED,
+            f"with a PROXY header {' or '.join(untested)}: {how}, so it was not tested whether a "
+            "forged one is trusted",
+            severity="info",
             subject=entry_point.place,
         )
     elif not entry_point.headers:
         yield Finding(
-            "ForgeryRejected",
+            "ForgeryWithoutEffect" if case.echo else "ForgeryRejected",
             "a forged PROXY header is rejected",
             severity="ok",
             subject=entry_point.place,
         )
+    elif not _unshown(case, entry_point) and not any(map(entry_point.trusts, HEADERS)):
+        yield Finding(
+            "ForgeryWithoutEffect",
+            "a forged PROXY header is accepted but not trusted",
+            severity="ok",
+            subject=entry_point.place,
+        )
+
+
+def _untested(entry_point: CheckedEntryPoint) -> list[Variant]:
+    """Return the versions of the header without an answer that means anything. That a request is
+    rejected means something only if the entry point answers other requests."""
+    answers = entry_point.answers
+    tells = any(map(entry_point.answered, answers))
+    return [
+        variant
+        for variant in HEADERS
+        if answers[variant].outcome in ("silent", "unreachable")
+        or (answers[variant].outcome == "rejected" and not tells)
+    ]
 
 
 _CHECK_APPLICATION = (

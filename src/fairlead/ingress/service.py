@@ -1,9 +1,9 @@
 """The entry points of a Service, and the findings that its objects show without a request.
 
 In: a Service with its EndpointSlices, Nodes, and the controller's ConfigMap. Out: for each TCP port
-its front entry points (the addresses and hostnames in the status) and, for each address family of a
-front, one pod and one node port behind it; and findings. Only `read` and `families_of` have
-effects: they read from the API server and resolve hostnames."""
+that may speak HTTP its front entry points (the addresses and hostnames in the status) and, for each
+address family of a front, one pod and one node port behind it; and findings. Only `read` and
+`families_of` have effects: they read from the API server and resolve hostnames."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.errors import Refused
 from fairlead.ingress.entrypoint import EntryPoint
-from fairlead.ingress.findings import config_findings
+from fairlead.ingress.findings import NOT_TESTED, config_findings
 from fairlead.ingress.settings import OPENSTACK, PROXY_PROTOCOL, Controller, Header
 from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.client import Client
@@ -35,6 +35,7 @@ from fairlead.model import Family, Finding, about
 from fairlead.net.address import family_of
 from fairlead.plan.addresses import shown_address
 from fairlead.plan.annotation_reader import HEADER
+from fairlead.plan.annotations import quoted
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.endpoints import candidates, usable
 from fairlead.plan.service import CLASS_ANNOTATION
@@ -43,6 +44,12 @@ from fairlead.plan.understood import in_force
 Tls = Literal["auto", "always", "never"]
 FAMILIES: Sequence[Family] = get_args(Family)
 TLS_PORTS = (443, 8443)
+WEB_PORTS = (80, 8080, *TLS_PORTS)
+_HTTPS = frozenset(("https", "wss", "kubernetes.io/wss"))
+_HTTP = frozenset(("http", "http/1.1", "ws", "kubernetes.io/ws")) | _HTTPS
+"""Values of appProtocol for ports that answer HTTP/1.1, and those of them with TLS."""
+_ANY = frozenset(("", "tcp", "tls", "ssl", "h2c", "kubernetes.io/h2c", "http2", "grpc"))
+"""Values of appProtocol for ports that may answer HTTP/1.1."""
 VERSIONS: Mapping[str, Header] = {"true": "v1", "v1": "v1", "v2": "v2", "false": "none"}
 """Values of the annotation, as OpenStack's cloud controller reads them: `true` means version 1."""
 
@@ -61,11 +68,13 @@ class ServiceObjects(msgspec.Struct, frozen=True):
 
 class Target(msgspec.Struct, frozen=True):
     """A front entry point, and the entry points behind it as (name, entry point). `ready` is False
-    if the EndpointSlices contain no pod that gets new connections."""
+    if the EndpointSlices contain no pod that gets new connections. `is_web` is False if it is
+    unknown whether the port speaks HTTP, so that only an answer can show it."""
 
     front: EntryPoint
     behind: tuple[tuple[str, EntryPoint], ...]
     ready: bool = True
+    is_web: bool = True
 
 
 async def read(client: Client, key: ObjectKey, config_map: str = "") -> ServiceObjects:
@@ -127,8 +136,8 @@ def sends(service: Service) -> Header | None:
 
 
 def targets(found: ServiceObjects, host: str, path: str, tls: Tls = "auto") -> list[Target]:
-    """Return a target for each TCP port and each address of the status. Raise Refused if the
-    Service has no address or no TCP port."""
+    """Return a target for each TCP port that may speak HTTP and each address of the status. Raise
+    Refused if the Service has no address or no such port."""
     service = found.service
     shown = service.status.load_balancer.ingress
     if not shown:
@@ -136,15 +145,16 @@ def targets(found: ServiceObjects, host: str, path: str, tls: Tls = "auto") -> l
             f"Service {service.key} has no address",
             fix=f"see `kubectl describe service {service.metadata.name}`",
         )
-    ports = [port for port in service.spec.ports if port.protocol == "TCP"]
+    ports = [port for port in service.spec.ports if not why_not_checked(port)]
     if not ports:
         raise Refused(
-            f"Service {service.key} has no TCP port",
-            fix="the check needs a TCP port, because PROXY headers exist only for TCP",
+            f"Service {service.key} has no port that can be checked: "
+            + "; ".join(_not_checked(service)),
+            fix="the check needs a TCP port that speaks HTTP; if one does, correct its appProtocol",
         )
     made = []
     for port in ports:
-        is_tls = speaks_tls(port.port, port.name) if tls == "auto" else tls == "always"
+        is_tls = port_speaks_tls(port) if tls == "auto" else tls == "always"
         for entry in shown:
             behind = [
                 (name, EntryPoint(there, number, is_tls, host, path))
@@ -152,12 +162,38 @@ def targets(found: ServiceObjects, host: str, path: str, tls: Tls = "auto") -> l
                 for name, there, number in _behind(found, port, family)
             ]
             front = EntryPoint(entry.hostname or entry.ip, port.port, is_tls, host, path)
-            made.append(Target(front, tuple(behind), ready=bool(behind)))
+            made.append(Target(front, tuple(behind), bool(behind), is_web(port)))
     return made
 
 
+def why_not_checked(port: ServicePort) -> str:
+    """Return why no request is sent to the port: it cannot have a PROXY header, or does not speak
+    HTTP according to its appProtocol. Empty if it is checked."""
+    if port.protocol != "TCP":
+        return f"{port.port}/{port.protocol}: the check sends PROXY headers over TCP only"
+    if port.app_protocol.lower() not in _HTTP | _ANY:
+        return f"{port.port}/TCP: its appProtocol is {quoted(port.app_protocol)}, not HTTP"
+    return ""
+
+
+def is_web(port: ServicePort) -> bool:
+    """Return whether the port speaks HTTP, by its appProtocol, by its name in the charts, or by its
+    number."""
+    return (
+        port.app_protocol.lower() in _HTTP
+        or port.name.startswith(("http", "web"))
+        or port.port in WEB_PORTS
+    )
+
+
+def port_speaks_tls(port: ServicePort) -> bool:
+    """Return whether the port of a Service uses TLS, by its appProtocol if that tells it."""
+    protocol = port.app_protocol.lower()
+    return protocol in _HTTPS if protocol in _HTTP else speaks_tls(port.port, port.name)
+
+
 def speaks_tls(port: int, name: str = "") -> bool:
-    """Whether the port uses TLS, by its number or by its name in the charts."""
+    """Return whether a port uses TLS, by its number or by its name in the charts."""
     return port in TLS_PORTS or name.startswith(("https", "websecure"))
 
 
@@ -173,9 +209,22 @@ def controller_of(service: Service, config: Mapping[str, str] | None) -> Control
     return "traefik" if name == "traefik" else None
 
 
+def not_tested(service: Service) -> tuple[Finding, ...]:
+    """Return the Finding about the ports of the Service to which no request is sent."""
+    if not (reasons := _not_checked(service)):
+        return ()
+    return about(
+        f"Service {service.key}", [Finding(NOT_TESTED, "; ".join(reasons), severity="info")]
+    )
+
+
 def findings(found: ServiceObjects) -> tuple[Finding, ...]:
     """Return the findings that need no request."""
     return about(f"Service {found.service.key}", _findings(found))
+
+
+def _not_checked(service: Service) -> list[str]:
+    return [why for port in service.spec.ports if (why := why_not_checked(port))]
 
 
 def _findings(found: ServiceObjects) -> Iterator[Finding]:

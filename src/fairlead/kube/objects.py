@@ -80,7 +80,7 @@ class ServicePort(Fields, frozen=True):
     protocol: TransportProtocol = "TCP"
     target_port: int | str | None = None
     node_port: int = 0
-    app_protocol: str | None = None
+    app_protocol: str = ""
 
 
 class ClientIPConfig(Fields, frozen=True):
