@@ -20,6 +20,7 @@ TIMEOUT_S = 20.0
 """Longer than any pause of a busy machine, for calls that are answered."""
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BODY = b'{"pod": "web-1", "peer": "127.0.0.1"}'
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(BODY)
 
 
@@ -72,6 +73,19 @@ async def called(server: Server, timeout_s: float = TIMEOUT_S) -> Outcome:
         (b"", "closed without an answer", ""),
         (b"HTTP/1.1 200 OK\r\nContent-", "closed within the head of an answer", ""),
         (OK + b"\r\n" + BODY[:7], f"closed after 7 of {len(BODY)} bytes", ""),
+        (
+            CHUNKED + b"7\r\n" + BODY[:7] + b"\r\n1e;x\r\n" + BODY[7:] + b"\r\n0\r\n\r\n",
+            "",
+            "web-1",
+        ),
+        (CHUNKED + b"0\r\nTrailer: a\r\n\r\n", "", ""),
+        (CHUNKED + b"7\r\n" + BODY[:5], "closed after 5 of 7 bytes", ""),
+        (CHUNKED, "closed within a body of chunks", ""),
+        (
+            CHUNKED + b"x\r\n",
+            "answered with a body that does not consist of chunks, as its head says",
+            "",
+        ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + b"x" * 99999, "", ""),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20000, "answered with a head without end", ""),
     ],
@@ -155,6 +169,10 @@ async def held(server: Server, scheme: str = "http") -> tuple[bool, str]:
 async def test_an_announced_end_breaks_nothing() -> None:
     assert await held(answering(OK + b"Connection: close\r\n\r\n" + BODY)) == (True, "")
     assert await held(answering(b"HTTP/1.1 200 OK\r\n\r\n")) == (True, "")
+
+
+async def test_a_body_of_chunks_leaves_a_connection_open() -> None:
+    assert await held(answering(CHUNKED + b"0\r\n\r\n")) == (True, "closed without an answer")
 
 
 @pytest.mark.parametrize(

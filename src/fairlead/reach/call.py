@@ -26,8 +26,11 @@ HOLD_PAUSE_S = 1.0
 HOLD_SILENCE_S = 5.0
 """An open connection whose request is not answered within this time is broken."""
 
+_HTTP = b"HTTP/1."
+_CHUNK = re.compile(rb"[0-9a-fA-F]{1,8}(?=[; \t\r\n])")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_CHUNKED = re.compile(rb"^transfer-encoding:[ \t]*chunked[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _CLOSE = re.compile(rb"^connection:[ \t]*close[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 
 
@@ -56,7 +59,7 @@ async def call(target: Target, timeout_s: float, now: Callable[[], float]) -> Ou
     except TimeoutError:
         step = "no answer on the connection" if writer else "no connection"
         return Outcome(begun_s, now() - begun_s, f"{step} within {timeout_s:g} s", own=own)
-    except (OSError, EOFError, UnicodeError, _NotAnswered) as problem:
+    except (OSError, EOFError, ValueError, _NotAnswered) as problem:
         return Outcome(begun_s, now() - begun_s, _describe(problem), own=own)
     finally:
         if writer is not None:
@@ -81,7 +84,7 @@ async def hold(target: Target, timeout_s: float, opened: Callable[[], None]) -> 
             reader, writer = await _connect(target)
             if target.scheme != "tcp":
                 head = await _exchange(target, reader, writer)
-    except (OSError, EOFError, UnicodeError, TimeoutError, _NotAnswered):
+    except (OSError, EOFError, ValueError, TimeoutError, _NotAnswered):
         # The calls count that; this connection only tries again.
         if writer is not None:
             writer.transport.abort()
@@ -101,7 +104,7 @@ async def hold(target: Target, timeout_s: float, opened: Callable[[], None]) -> 
     except TimeoutError as problem:
         # The kernel's ETIMEDOUT is a TimeoutError, too.
         return "no answer" if problem.errno is None else _describe(problem)
-    except (OSError, EOFError, _NotAnswered) as problem:
+    except (OSError, EOFError, ValueError, _NotAnswered) as problem:
         return _describe(problem)
     finally:
         writer.transport.abort()
@@ -122,46 +125,80 @@ async def _exchange(
     head, _ = await _receive(reader, whole=True)
     if _status(head) >= 500:
         raise _NotAnswered(f"answered {_status(head)}")
-    return head if _LENGTH.search(head) else b"connection: close\r\n"
+    ends_itself = _LENGTH.search(head) or _CHUNKED.search(head)
+    return head if ends_itself else b"connection: close\r\n"
 
 
 async def _receive(reader: asyncio.StreamReader, *, whole: bool = False) -> tuple[bytes, bytes]:
-    """Return the head of an answer and the part of its body that says who answered.
+    """Return the head of an answer and the beginning of its body, which says who answered.
 
     A body whose length is announced is waited for, because a path that loses large packets shows
-    only there; with `whole` of any length. Another body ends with the connection."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        if not (part := await reader.read(MAX_ANSWER_BYTES)):
-            raise EOFError(
-                "closed within the head of an answer" if received else "closed without an answer"
-            )
-        received += part
-        if not b"HTTP/1.".startswith(received[:7]):
-            raise _NotAnswered("answered, but not with HTTP")
-        if len(received) > 4 * MAX_ANSWER_BYTES:
-            raise _NotAnswered("answered with a head without end")
-    head, _, body = received.partition(b"\r\n\r\n")
-    head += b"\r\n"
+    only there; with `whole` of any length. A body of chunks is read to its end. Another body ends
+    with the connection."""
+    head = await _head(reader)
+    if _CHUNKED.search(head):
+        return head, await _chunks(reader)
     found = _LENGTH.search(head)
     if found is None:
-        if not whole:
-            body = await _rest(reader, body)
-        return head, body
+        return head, b"" if whole else await _rest(reader)
     length = int(found[1])
-    wanted = length if whole else min(length, MAX_ANSWER_BYTES)
-    size, kept = len(body), body[:MAX_ANSWER_BYTES]
-    while size < wanted:
-        if not (part := await reader.read(MAX_ANSWER_BYTES)):
-            raise EOFError(f"closed after {size} of {length} bytes")
-        size += len(part)
+    return head, await _part(reader, length if whole else min(length, MAX_ANSWER_BYTES), length)
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """Return the head with its last line. A server that speaks another protocol is not waited
+    for."""
+    head = b""
+    try:
+        head = await reader.readexactly(len(_HTTP))
+        if head == _HTTP:
+            return head + await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise _NotAnswered("answered with a head without end") from None
+    except asyncio.IncompleteReadError as end:
+        if not head + end.partial:
+            raise EOFError("closed without an answer") from None
+        if _HTTP.startswith((head + end.partial)[: len(_HTTP)]):
+            raise EOFError("closed within the head of an answer") from None
+    raise _NotAnswered("answered, but not with HTTP")
+
+
+async def _part(reader: asyncio.StreamReader, size: int, of: int) -> bytes:
+    """Read `size` of the `of` bytes of a body, and return the beginning."""
+    kept, left = b"", size
+    while left:
+        if not (part := await reader.read(min(left, MAX_ANSWER_BYTES))):
+            raise EOFError(f"closed after {size - left} of {of} bytes")
+        left -= len(part)
         kept += part[: MAX_ANSWER_BYTES - len(kept)]
-    return head, kept
+    return kept
 
 
-async def _rest(reader: asyncio.StreamReader, body: bytes) -> bytes:
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    """Read a body of chunks (RFC 9112, section 7.1), and return the beginning."""
+    kept = b""
+    while True:
+        line = await reader.readline()
+        if not (found := _CHUNK.match(line)):
+            raise (
+                EOFError("closed within a body of chunks")
+                if not line
+                else _NotAnswered(
+                    "answered with a body that does not consist of chunks, as its head says"
+                )
+            )
+        if not (size := int(found[0], 16)):
+            while (await reader.readline()).strip():
+                pass
+            return kept
+        kept += (await _part(reader, size, size))[: MAX_ANSWER_BYTES - len(kept)]
+        await reader.readline()
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
     """Return the body of an answer without a length, as far as it arrives soon: it may never end,
     and the answer has arrived without it."""
+    body = b""
     with suppress(TimeoutError):
         async with asyncio.timeout(0.1):
             while len(body) < MAX_ANSWER_BYTES and (part := await reader.read(MAX_ANSWER_BYTES)):
