@@ -402,6 +402,14 @@ PORTS: dict[str, tuple[dict[str, object], EndpointSlice, str, str]] = {
 }
 
 
+def test_the_remedy_for_a_service_without_selector_names_endpoints_objects(
+    make_service: MakeService,
+) -> None:
+    (note,) = findings(make_service(), [], ONLY_FOUR)
+    assert note.message == "it has neither a selector nor an EndpointSlice"
+    assert "an Endpoints object counts only once the control plane has mirrored it" in note.remedy
+
+
 @pytest.mark.parametrize("name", PORTS)
 def test_the_cause_of_a_port_without_endpoints_is_named(
     make_service: MakeService, name: str

@@ -225,7 +225,8 @@ def _none(
     return (
         "it has neither a selector nor an EndpointSlice",
         "create an EndpointSlice with the label kubernetes.io/service-name, and without the label "
-        f"{HEADLESS_LABEL}",
+        f"{HEADLESS_LABEL}; an Endpoints object counts only once the control plane has mirrored it "
+        "into an EndpointSlice",
     )
 
 
