@@ -140,14 +140,14 @@ def announce_notes(
     ]
 
 
+def macs_of(gateways: Gateways) -> Mapping[str, str]:
+    """Return the live gateway that has each MAC address."""
+    return {each.mac: name for name, links in gateways.announcers.items() for each in links}
+
+
 def claim_note(claim: Claimed, gateway: str, gateways: Gateways | None) -> Finding:
     """Return the Finding that another station uses an address that this gateway announces."""
-    macs = {
-        each.mac: name
-        for name, links in (gateways.announcers if gateways else {}).items()
-        for each in links
-    }
-    other = macs.get(claim.mac)
+    other = macs_of(gateways).get(claim.mac) if gateways is not None else None
     who = f"gateway {other}" if other else "a station that is no gateway"
     return Finding(
         CLAIMED,

@@ -232,7 +232,7 @@ def components(
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
     watched, known = others_of(config, client, state, freshness, announce, name)
     if announce is not None:
-        announce.current = lambda: all(each.current for each in watched)
+        announce.silent_s = lambda: max((each.silent_s for each in watched), default=0.0)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
     listen = config.web.listen if config.web.listen is not None else DEFAULT_LISTEN
     return [

@@ -245,7 +245,6 @@ class GatewayWatch(Component):
         self.decided = asyncio.Event()
         self._state = state
         self._update = update or state.update_gateways
-        self._lease_s = section.lease_duration_s
         self._tick_s = section.lease_duration_s / 12
         self._leases = GatewayLeases(section.lease_duration_s / 3, own, continues)
         self._reflector: Reflector[Lease] = Reflector(
@@ -265,10 +264,10 @@ class GatewayWatch(Component):
             group.create_task(self._count())
 
     @property
-    def current(self) -> bool:
-        """Whether the watch has delivered something within the duration of a Lease. Otherwise other
-        gateways, which observe this one, may know that it is gone."""
-        return time.monotonic() - self._reflector.last_contact_s < self._lease_s
+    def silent_s(self) -> float:
+        """How long the watch has delivered nothing. After the duration of a Lease, other gateways,
+        which observe this one, may know that it is gone."""
+        return time.monotonic() - self._reflector.last_contact_s
 
     def collectors(self) -> tuple[GatewaysCollector]:
         return (GatewaysCollector(lambda: self._state.gateways),)

@@ -2,6 +2,7 @@
 what it reports, and what its successor takes over."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -176,6 +177,42 @@ def test_a_restarted_gateway_answers_until_the_owner_is_proved_to_be_alive(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await second.close()
+
+    run(scenario)
+
+
+def test_an_isolated_gateway_stops_answering_when_it_hears_another_one(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot know from the API server that its Lease has expired. If the API server is away for
+    all gateways, none of them takes an address over, and all go on."""
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+    lease_s, contact_s = 1.0, [float("inf")]
+
+    async def scenario() -> None:
+        made = driver(lease_s=lease_s)
+        made.silent_s = lambda: max(0.0, time.monotonic() - contact_s[0])
+        await made.open()
+        await serve(made, balancer(WEB, vip="gw1"), balancer(SHOP, others="gw1"))
+        other = arp.announcement(b"\2\0\0\0\0\x98", VIP)
+        running = asyncio.ensure_future(made._keep())
+        router.send(*other)
+        router.answers(VIP)
+        contact_s[0] = time.monotonic()
+        await until(lambda: made.silent_s() > lease_s + 0.1)
+        assert VIP in made.owned, "nothing was announced since the last contact"
+        router.send(*arp.announcement(FOREIGN_MAC, OTHERS))
+        router.send(*other)
+        await until(lambda: VIP not in made.owned)
+        await asyncio.sleep(0.05)
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
+        assert table(made) == [(VIP, "gw2", "eth0", False), (OTHERS, "gw1", "eth0", True)]
+        contact_s[0] = float("inf")
+        await until(lambda: VIP in made.owned)
+        assert router.answers(VIP) == [MAC], "the plan decides again"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
 
     run(scenario)
 

@@ -29,11 +29,11 @@ from fairlead.drivers.announce.spec import Change, Held, Spec
 from fairlead.drivers.announce.steadiness import Steadiness
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.presence import Claimed, OnLink
-from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
+from fairlead.model import DONE, Announcement, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
 from fairlead.net.interfaces import Link
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
-from fairlead.plan.announce import claim_note
+from fairlead.plan.announce import claim_note, macs_of
 from fairlead.plan.gateways import Gateways
 from fairlead.role_state import AnnouncedAddress, AnnounceState
 from fairlead.sections import L2Config
@@ -96,11 +96,14 @@ class AnnounceDriver(Component):
         self._gateways, self._forbidden = gateways, forbidden
         self._selection: Selection | None = None
         self._responder = Responder(self._names, pin_path, 2 * lease_s)
-        self.current: Callable[[], bool] = lambda: True
-        """Returns whether this process still observes the other gateways. If only its own
-        connection to the API server is interrupted, another gateway has taken its addresses over:
-        then it answers requests, but does not announce the addresses again, so that neighbors stay
-        with the other gateway, whose plan is newer."""
+        self.silent_s: Callable[[], float] = lambda: 0.0
+        """Returns how long this process has not observed the other gateways. After the duration of
+        its Lease, and if only its own connection to the API server is interrupted, another gateway
+        has taken its addresses over, whose plan is newer. Then it does not announce the addresses
+        again, and stops answering for each that it hears another gateway announce. If the API
+        server is away for all, it hears none, and goes on."""
+        self._ceded: dict[str, Announcement] = {}
+        """The addresses that another gateway has announced since this one lost the API server."""
         self._gratuitous = Gratuitous(self._is_current)
         self._known: dict[ServiceKey, Spec] = {}
         self._held = Held({}, {})
@@ -137,7 +140,7 @@ class AnnounceDriver(Component):
         return await self._responder.remove()
 
     def _is_current(self) -> bool:
-        return self.current()
+        return self.silent_s() < self._lease_s
 
     @property
     def on_link(self) -> tuple[OnLink, ...]:
@@ -212,6 +215,9 @@ class AnnounceDriver(Component):
         until it is proved that the owner is alive: the others may know that it is gone, and count
         on this gateway."""
         owned, others = spec.held({**known, **self.withheld()}, self._gateway)
+        ceded = {name: each for name, each in self._ceded.items() if name in owned}
+        owned = {name: each for name, each in owned.items() if name not in ceded}
+        others = {**others, **ceded}
         gateways = self._gateways()
         kept = {
             address: self._inherited[address]
@@ -245,6 +251,7 @@ class AnnounceDriver(Component):
                 self._names()
                 self._end_settling()
                 self.claimed = tuple(self._claims())
+                self._cede()
                 self._findings = tuple(self._problems())
                 async with self._turn:
                     # At the start, what a previous process left stays as it is until the first
@@ -311,6 +318,19 @@ class AnnounceDriver(Component):
         for each in gateways.announcers.get(self._gateway, ()) if gateways is not None else ():
             if each.settles and each.interface in interfaces_used:
                 self._steadiness.end((each.interface, each.network))
+
+    def _cede(self) -> None:
+        """Find out which addresses another gateway has taken over while this one cannot observe the
+        others. A claim is newer than what this process knows if it came after the last contact."""
+        silent_s, gateways = self.silent_s(), self._gateways()
+        if silent_s < self._lease_s or gateways is None:
+            self._ceded = {}
+            return
+        macs = macs_of(gateways)
+        for claim in self._responder.claims():
+            owner, interface = macs.get(claim.mac), self._held.owned.get(claim.address)
+            if owner not in (None, self._gateway) and interface and claim.age_s < silent_s:
+                self._ceded[claim.address] = Announcement(claim.address, owner, interface)
 
     def _announce_again(self, usable: dict[str, Link]) -> None:
         """Announce the addresses on an interface that has another MAC address, was created again
