@@ -108,6 +108,29 @@ async def test_an_unsupported_pool_is_reported_and_the_others_are_printed(
     assert "Traceback" not in errors
 
 
+async def test_manifests_that_cannot_be_read_are_reported_and_the_others_are_examined() -> None:
+    """Manifests are read as kubectl reads them."""
+    spec = {"addresses": ["203.0.113.16/28"], "autoAssign": None}
+    pool = POOL | {"metadata": {"name": "good"}, "spec": spec}
+    service = SERVICE | {"metadata": {"name": "web", "annotations": None}}
+    headless = SERVICE | {"metadata": {"name": "headless"}, "spec": {"type": "LoadBalancer"}}
+    documents = [yaml.safe_dump(each) for each in (pool, service, headless)]
+    given = "---\n".join([*documents, "a: [\n", "kind: Other\napiVersion: v1\nmatchType: =\n"])
+    line = given.splitlines().index("a: [") + 2
+    left_out = [
+        f"left out: standard input, document 4, line {line}: this is not valid YAML: while parsing "
+        "a flow node, did not find expected node content",
+        "left out: Service default/headless: the API server would refuse it: spec.ports: Required "
+        "value",
+    ]
+    status, output, errors = await migrate("services", "-f", "-", given=given)
+    assert (status, "default/web" in output) == (1, True)
+    assert errors.splitlines() == left_out
+    status, output, errors = await migrate("pools", "-f", "-", given=given)
+    assert [each["metadata"]["name"] for each in yaml.safe_load_all(output)] == ["good"]
+    assert (status, errors.splitlines()) == (1, left_out)
+
+
 async def test_manifests_and_a_cluster_are_not_both_read() -> None:
     code, _, errors = await migrate("pools", "-f", "-", "--context", "x")
     assert code == 2

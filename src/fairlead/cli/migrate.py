@@ -3,15 +3,14 @@ controller. Changes nothing."""
 
 import asyncio
 import sys
-from collections.abc import Iterable
-from io import StringIO
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, get_args
 
 import click
 import msgspec
 
 from fairlead.cli.output import Format, Group, draw, output_option, show
-from fairlead.cli.source import Source, source_options
+from fairlead.cli.source import Source, report_left_out, source_options
 from fairlead.config import Config
 from fairlead.plan.handback import Next
 
@@ -29,7 +28,9 @@ def migrate() -> None:
     fairlead migrate services                     what changes for each Service, and what to do
     fairlead migrate pools | kubectl apply -f -   AddressPools for the existing addresses
     fairlead migrate back --to metallb            requests for the way back
-    """
+
+    With -f, a document that cannot be read, or a Service that the API server would refuse, is
+    reported and left out, and the exit status is 1."""
 
 
 @migrate.command()
@@ -65,6 +66,7 @@ def services(source: Source, output: Format) -> None:
                 click.echo(f"{each.service}: {finding}")
 
     show(awaited, output, table)
+    _report(found)
 
 
 @migrate.command()
@@ -85,6 +87,7 @@ def pools(source: Source) -> None:
         yaml.safe_dump_all(made.bodies, sys.stdout, sort_keys=False)
     elif not made.refused:
         click.echo("no address needs another pool: nothing to apply", err=True)
+    _report(found)
     if made.refused:
         raise SystemExit(1)
 
@@ -118,6 +121,7 @@ def back(source: Source, to: Next) -> None:
         yaml.safe_dump_all(bodies, sys.stdout, sort_keys=False)
     else:
         click.echo(f"no Service has to request its addresses from {to}", err=True)
+    _report(found)
 
 
 def examined(config: Config, found: "Inventory") -> "list[Takeover]":
@@ -165,18 +169,34 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
                 err=True,
             )
     else:
-        found = _read_manifests(source.paths)
+        service_cidrs = config.cluster.service_cidrs if config is not None else ()
+        found = _read_manifests(source.paths, service_cidrs)
     return config or Config(), found
 
 
-def _read_manifests(paths: Iterable[str]) -> "Inventory":
-    from fairlead.kube.manifests import read_documents, read_manifests
+def _read_manifests(paths: Iterable[str], service_cidrs: Sequence[str]) -> "Inventory":
+    from fairlead.kube.manifests import Document, manifests_of, scan
+    from fairlead.kube.rules.types import without_nulls
     from fairlead.plan.metallb import is_of_metallb
     from fairlead.plan.migrated_pools import Inventory
 
-    given = sys.stdin.read() if "-" in paths else ""
-    manifests = read_manifests(paths, StringIO(given))
-    documents = read_documents(paths, StringIO(given))
-    return Inventory(
-        manifests, tuple(each.object for each in documents if is_of_metallb(each.object))
-    )
+    scanned = list(scan(paths))
+    theirs = [
+        without_nulls(each.object)
+        for each in scanned
+        if isinstance(each, Document) and is_of_metallb(each.object)
+    ]
+    return Inventory(manifests_of(scanned, service_cidrs), tuple(theirs))
+
+
+def _report(found: "Inventory") -> None:
+    """Report which parts of the manifests were left out. Then the exit status is 1."""
+    report_left_out(found.manifests)
+    refused = [each for each in found.manifests.submissions.values() if each.refused]
+    for each in refused:
+        click.echo(
+            f"left out: Service {each.key}: the API server would refuse it: {each.refused}",
+            err=True,
+        )
+    if refused or found.manifests.left_out_errors:
+        raise SystemExit(1)

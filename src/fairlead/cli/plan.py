@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.cli.source import Source, source_options
+from fairlead.cli.source import Source, report_left_out, source_options
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
 from fairlead.model import Listener, LoadBalancer, ServiceKey
@@ -77,10 +77,9 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     ]
     where = f" in namespace {namespace}" if namespace is not None else ""
     show(planned, output, lambda: _table(planned, where))
-    _report_left_out(manifests)
-    if any(each.refused and each.ours for each in planned) or any(
-        each.is_error for each in manifests.left_out
-    ):
+    report_left_out(manifests)
+    _report_ignored(manifests)
+    if any(each.refused and each.ours for each in planned) or manifests.left_out_errors:
         raise SystemExit(1)
 
 
@@ -175,13 +174,7 @@ def _without_notes_on_members(balancer: LoadBalancer) -> LoadBalancer:
     return msgspec.structs.replace(balancer, notes=notes)
 
 
-def _report_left_out(manifests: "Manifests") -> None:
-    """Report on standard error what was not planned."""
-    for each in manifests.left_out:
-        click.echo(f"{'left out' if each.is_error else 'note'}: {each}", err=True)
-    for key, submission in manifests.submissions.items():
-        for remark in submission.remarks:
-            click.echo(f"note: {key}: {remark}", err=True)
+def _report_ignored(manifests: "Manifests") -> None:
     if manifests.ignored:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(manifests.ignored.items()))
         click.echo(f"not read, because other kinds play no part: {kinds}", err=True)

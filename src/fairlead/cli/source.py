@@ -16,6 +16,7 @@ from fairlead.plan.classes import CLASSES
 
 if TYPE_CHECKING:
     from fairlead.kube.access import Access
+    from fairlead.kube.manifests import Manifests
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -83,3 +84,12 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     ):
         with_source = option(with_source)
     return with_source
+
+
+def report_left_out(manifests: "Manifests") -> None:
+    """Report on standard error which parts of the manifests have no effect."""
+    for each in manifests.left_out:
+        click.echo(f"{'left out' if each.is_error else 'note'}: {each}", err=True)
+    for key, submission in manifests.submissions.items():
+        for remark in submission.remarks:
+            click.echo(f"note: {key}: {remark}", err=True)

@@ -76,6 +76,11 @@ class Manifests(msgspec.Struct, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
     ignored: Mapping[str, int] = msgspec.field(default_factory=dict)
 
+    @property
+    def left_out_errors(self) -> Sequence[LeftOut]:
+        """What should have been read and could not be."""
+        return [each for each in self.left_out if each.is_error]
+
 
 KINDS: Sequence[Resource[Any]] = (
     SERVICES,
@@ -92,12 +97,19 @@ def read_manifests(
 ) -> Manifests:
     """Return all objects in these files that the plan uses. `service_cidrs`: the configured ranges
     of ClusterIPs, if any. Raise Refused for a file that cannot be opened."""
+    return manifests_of(scan(paths, stdin), service_cidrs)
+
+
+def manifests_of(
+    scanned: Iterable[Document | LeftOut], service_cidrs: Sequence[str] = ()
+) -> Manifests:
+    """Return all objects among these documents that the plan uses."""
     resources = {(each.group_version, each.kind): each for each in KINDS}
     found: dict[str, list[Any]] = {each.kind: [] for each in KINDS}
     ignored: Counter[str] = Counter()
     left_out: list[LeftOut] = []
     seen: dict[tuple[str, str, str], str] = {}
-    for document in scan(paths, stdin):
+    for document in scanned:
         if isinstance(document, LeftOut):
             left_out.append(document)
             continue

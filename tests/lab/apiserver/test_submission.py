@@ -40,6 +40,7 @@ SPECS: Mapping[str, Object] = {
         ("clusterIP", "externalIPs", "ipFamilies", "loadBalancerIP", "sessionAffinity", "selector")
     )
     | {"ports": [PORT | dict.fromkeys(("name", "protocol", "targetPort", "nodePort"))]},
+    "a null in strings": {"selector": {"app": None}},
     "affinity": {"sessionAffinity": "ClientIP"},
     "affinity without time": {
         "sessionAffinity": "ClientIP",
