@@ -22,6 +22,7 @@ from fairlead.sections import Section
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "src" / "fairlead" / "plan"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "tests" / "README.md"]
 
 
 def codes(*excluded: str) -> Iterator[str]:
@@ -64,6 +65,46 @@ def test_the_search_finds_the_reasons_of_every_kind() -> None:
 def test_links_have_targets(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of the headings of a document, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found: Counter[str] = Counter()
+    names = set()
+    for heading in re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return names
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *OTHERS], ids=lambda each: each.name)
+def test_links_into_documents_have_targets(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", document.read_text())
+    targets = [(document.parent / path if path else document, anchor) for path, anchor in links]
+    assert [
+        f"{path.name}#{anchor}"
+        for path, anchor in targets
+        if path.suffix == ".md" and anchor not in anchors(path)
+    ] == []
+
+
+def test_links_in_the_sources_have_targets() -> None:
+    """Messages and comments name sections of documents too."""
+    wrong = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for name, anchor in re.findall(r"\b(docs/[\w-]+\.md)#([\w-]+)", path.read_text()):
+            if anchor not in anchors(ROOT / name):
+                wrong.append(f"{path.name}: {name}#{anchor}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *OTHERS], ids=lambda each: each.name)
+def test_commands_in_documents_call_the_program_by_its_name(document: Path) -> None:
+    """A reader of the source tree puts its folder on the PATH once, as the README says."""
+    assert not re.findall(r"^\W*\.venv/bin/fairlead .*", document.read_text(), re.MULTILINE)
 
 
 def test_every_field_of_the_configuration_has_a_row() -> None:
