@@ -105,18 +105,31 @@ def test_without_findings_the_status_is_0_and_what_was_not_looked_at_is_said(
 
 
 def test_services_are_those_of_the_namespace_unless_all_are_wanted(cluster: Cluster) -> None:
-    status, output, _ = cluster.doctor("-n", "shop")
-    assert status == 0
-    assert "namespace shop has no Service of type LoadBalancer; -A looks everywhere" in output
+    status, output, _ = cluster.doctor("-n", "kube-system")
+    assert (status, output.splitlines()[0]) == (0, "0 Services looked at")
+    assert "namespace kube-system has no Service of type LoadBalancer; -A looks" in output
     assert cluster.doctor("-A")[0] == 1
     assert cluster.doctor("default/web", "-n", "shop")[0] == 2
     assert cluster.doctor("web", "-A")[0] == 2
 
 
-def test_a_service_that_does_not_exist_is_not_healthy(cluster: Cluster) -> None:
-    status, output, errors = cluster.doctor("unknown")
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["unknown"], "Service default/unknown does not exist; see `kubectl get services -n def"),
+        (["wep"], "Service default/wep does not exist; did you mean default/web?"),
+        (["web", "-n", "shop"], "Service shop/web does not exist; did you mean default/web?"),
+        (["-n", "shop"], "namespace shop does not exist; see `kubectl get namespaces`"),
+        (["a/b/c"], "'a/b/c' is no name of a Service; write NAMESPACE/NAME, or NAME"),
+        (["/web"], "'/web' is no name of a Service; write NAMESPACE/NAME, or NAME"),
+    ],
+)
+def test_what_does_not_exist_is_not_healthy(
+    options: list[str], problem: str, cluster: Cluster
+) -> None:
+    status, output, errors = cluster.doctor(*options)
     assert (status, output) == (2, "")
-    assert "Service default/unknown does not exist" in errors
+    assert errors.startswith(f"fairlead: {problem}")
 
 
 def test_a_dead_api_server_is_not_healthy(cluster: Cluster) -> None:
@@ -128,6 +141,9 @@ def test_a_dead_api_server_is_not_healthy(cluster: Cluster) -> None:
     status, output, errors = cluster.doctor()
     assert (status, output) == (2, "")
     assert "GET http" in errors
+    assert errors.endswith(
+        "failed: Connection refused; does the API server of the kubeconfig run at this address?\n"
+    )
 
 
 def test_a_terminal_shows_what_the_command_waits_for(cluster: Cluster) -> None:

@@ -22,7 +22,14 @@ from fairlead.doctor.pages import PAGES
 from fairlead.doctor.rights import RIGHTS, Right, needed
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.lease_object import LEASES
-from fairlead.kube.objects import CONFIG_MAPS, ENDPOINT_SLICES, NODES, PODS, Resource
+from fairlead.kube.objects import (
+    CONFIG_MAPS,
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    Resource,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "doctor.md").read_text()
@@ -31,6 +38,7 @@ USED: Sequence[Resource[Any]] = [
     EVENTS,
     PODS,
     NODES,
+    NAMESPACES,
     ENDPOINT_SLICES,
     NETWORK_POLICIES,
     *WORKLOADS,
@@ -53,6 +61,7 @@ def test_the_documentation_has_the_pages_that_explain_prints() -> None:
 def test_explain_prints_one_page() -> None:
     answer = CliRunner().invoke(doctor, ["explain", "PodsNotReady"])
     assert answer.output == PAGES["PodsNotReady"].render()
+    assert CliRunner().invoke(doctor, ["explain", "podsnotready"]).output == answer.output
 
 
 def test_explain_names_the_findings_that_exist() -> None:

@@ -130,17 +130,22 @@ def doctor(
 def _explain(codes: tuple[str, ...]) -> None:
     from fairlead.doctor.pages import PAGES
 
-    unknown = [each for each in codes if each not in PAGES]
+    # Capitals are easily forgotten.
+    by_lower = {each.lower(): each for each in PAGES}
+    unknown = [each for each in codes if each.lower() not in by_lower]
     if unknown:
         problem = Refused(
             f"there is no finding {unknown[0]}", fix=f"name one of {', '.join(sorted(PAGES))}"
         )
         click.echo(f"fairlead: {problem}", err=True)
         raise SystemExit(COULD_NOT_LOOK)
-    click.echo("\n".join(PAGES[each].render() for each in codes or PAGES).rstrip())
+    named = [by_lower[each.lower()] for each in codes] or list(PAGES)
+    click.echo("\n".join(PAGES[each].render() for each in named).rstrip())
 
 
 def _key(text: str, where: str, namespace: str | None) -> ServiceKey:
+    if text.count("/") > 1 or not all(text.split("/")):
+        raise Refused(f"{text!r} is no name of a Service", fix="write NAMESPACE/NAME, or NAME")
     key = ServiceKey.parse(text) if "/" in text else ServiceKey(where, text)
     if namespace and key.namespace != namespace:
         raise Refused(

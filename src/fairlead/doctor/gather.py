@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TypeVar
 
 import msgspec
@@ -37,7 +38,7 @@ from fairlead.doctor.objects import (
 )
 from fairlead.doctor.rights import Right, needed
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.kube.answers import NotFound, RefusedByServer
+from fairlead.kube.answers import NoConnection, NotFound, RefusedByServer
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.instances import observe
@@ -47,6 +48,7 @@ from fairlead.kube.objects import (
     CONFIGURATION,
     CONFIGURATION_FILE,
     ENDPOINT_SLICES,
+    NAMESPACES,
     NODES,
     PODS,
     ObjectT,
@@ -126,6 +128,11 @@ class Reader:
         scope = self._request.scope
         try:
             return await self._listed("")
+        except NoConnection as problem:
+            raise Unavailable(
+                problem.message,
+                fix=problem.fix or "does the API server of the kubeconfig run at this address?",
+            ) from problem
         except RefusedByServer as problem:
             if problem.status != FORBIDDEN:
                 raise
@@ -137,7 +144,9 @@ class Reader:
             found = await self._listed(scope)
         except RefusedByServer as problem:
             raise Refused(
-                problem.message, fix=f"use an account that may list services in {scope}"
+                problem.message,
+                fix=f"use an account that may list services in {scope}, or name another namespace "
+                "with -n",
             ) from problem
         self.not_looked_at.append(NotLookedAt("services of other namespaces", "forbidden"))
         return found
@@ -165,6 +174,18 @@ class Reader:
                 f"the Services were not read within {limit_s:g} s",
                 fix="is the API server overloaded? --timeout gives it more time",
             ) from None
+
+    async def check_namespace(self) -> None:
+        """Raise Refused if the namespace, which has no Service, does not exist. Who may not read it
+        is not told."""
+        name = self._request.namespace
+        with suppress(RefusedByServer, Unavailable):
+            try:
+                await self._client.get(NAMESPACES, ("", name))
+            except NotFound:
+                raise Refused(
+                    f"namespace {name} does not exist", fix="see `kubectl get namespaces`"
+                ) from None
 
     def _unreadable(self, item: Item[OwnedService] | Unreadable) -> None:
         name = f"Service {item.key}" if isinstance(item, Item) else "a Service"
@@ -280,12 +301,11 @@ async def gather(client: Client, request: Request, progress: Progress = lambda _
     reader = Reader(client, request, progress)
     progress("reading services")
     services, version = await reader.services()
-    missing = sorted(set(request.services) - {each.key for each in services})
-    if missing:
-        raise Refused(
-            f"Service {missing[0]} does not exist",
-            fix=f"see `kubectl get services -n {missing[0].namespace}`",
-        )
+    known = [each.key for each in services]
+    if missing := sorted(set(request.services) - set(known)):
+        raise Refused(f"Service {missing[0]} does not exist", fix=_did_you_mean(missing[0], known))
+    if request.namespace and request.namespace not in {each.namespace for each in known}:
+        await reader.check_namespace()
     config = await reader.config()
     async with asyncio.TaskGroup() as group:
         slices = group.create_task(reader.objects(ENDPOINT_SLICES))
@@ -319,6 +339,16 @@ async def gather(client: Client, request: Request, progress: Progress = lambda _
         writes=writes.result(),
         not_looked_at=tuple(reader.not_looked_at),
     )
+
+
+def _did_you_mean(missing: ServiceKey, known: Sequence[ServiceKey]) -> str:
+    """Return what to do about a Service that does not exist: the Services with the same name, or
+    those of the namespace with one that is alike."""
+    own = {each.name: each for each in known if each.namespace == missing.namespace}
+    alike = [own[name] for name in get_close_matches(missing.name, own, 3)]
+    if meant := [each for each in known if each.name == missing.name] or alike:
+        return f"did you mean {' or '.join(map(str, meant[:3]))}?"
+    return f"see `kubectl get services -n {missing.namespace}`"
 
 
 def reason_of(problem: FairleadError) -> str:

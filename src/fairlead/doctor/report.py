@@ -73,7 +73,8 @@ def summary(report: Report) -> str:
         names = ", ".join(f"{each.service}, {_served_by(each.owner)}" for each in report.services)
         looked_at += f" ({names})"
     if not count:
-        return f"{looked_at}, nothing wrong"
+        # About no Service there is nothing to say.
+        return f"{looked_at}, nothing wrong" if services else looked_at
     return f"{looked_at}, {count} finding{'' if count == 1 else 's'}"
 
 
