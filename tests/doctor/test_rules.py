@@ -30,6 +30,7 @@ from fairlead.doctor.pages import PAGES
 from fairlead.doctor.rights import Right
 from fairlead.doctor.rules import diagnose
 from fairlead.doctor.rules.addresses import CILIUM_REQUEST
+from fairlead.doctor.rules.control import KUBE_VIP
 from fairlead.doctor.rules.traffic import AWS_TARGETS
 from fairlead.kube.objects import (
     CLEANUP_FINALIZER,
@@ -259,6 +260,18 @@ FAULTS: dict[str, tuple[str, Facts]] = {
             pods=(make_pod(),),
             config=None,
             events=(make_event("Service", "web", "UnAvailableLoadBalancer", "no nodes"),),
+        ),
+    ),
+    "AddressPending, of a family": (
+        WEB,
+        healthy(
+            make_service(
+                class_="",
+                ip_families=("IPv4", "IPv6"),
+                ip_family_policy="RequireDualStack",
+                conditions=(Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD),),
+            ),
+            config=None,
         ),
     ),
     "ChangeFailed": (
@@ -513,6 +526,15 @@ NEAR_MISSES: dict[str, Facts] = {
     "GatewayStale, a controller stands by and another one is gone": healthy(
         processes=(make_process("controller", "c1"), make_process("controller", "c2", alive=False))
     ),
+    "AddressPending, a second family is only preferred": healthy(
+        make_service(
+            class_="",
+            ip_families=("IPv4", "IPv6"),
+            ip_family_policy="PreferDualStack",
+            conditions=(Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD),),
+        ),
+        config=None,
+    ),
     "AddressPending, a slow cloud": healthy(
         make_service(
             addresses=(),
@@ -581,7 +603,7 @@ def test_what_the_controller_reports_follows_from_the_cause() -> None:
     service = make_service(selector={"app": "wep"}, conditions=(report,))
     (found,) = diagnose(healthy(service, slices=()))
     assert found.consequences == (
-        "the controller reports: fairlead.io/Ready is False (NoReadyEndpoints): no endpoint",
+        "its controller reports fairlead.io/Ready is False (NoReadyEndpoints): no endpoint",
     )
 
 
@@ -639,7 +661,7 @@ def test_the_share_of_the_busiest_pod_is_named() -> None:
     [
         (make_service(), CONFIG, "error", "no other node serves them"),
         (make_service(), None, "warning", "is not known, sets announce.ignoreExcludeLabel"),
-        (METALLB, None, "warning", "unless its speakers run with --ignore-exclude-lb"),
+        (METALLB, None, "warning", "unless the speakers of MetalLB run with --ignore-exclude-lb"),
         (make_service(**FOREIGN), None, "warning", "as most do"),
     ],
 )
@@ -683,6 +705,23 @@ def test_a_controller_that_is_silent_may_have_no_addresses() -> None:
     assert found.actor == "cluster operator"
     (found,) = diagnose(healthy(make_service(addresses=(), class_=""), config=None))
     assert "or has no addresses that it may assign" in found.message
+
+
+def test_what_a_controller_reports_is_said_once() -> None:
+    refused = Condition(CILIUM_REQUEST, "False", "no_pool", "no pool matches", OLD)
+    service = make_service(addresses=(), class_="", conditions=(refused,))
+    (found,) = diagnose(healthy(service, config=None))
+    assert "(no_pool): no pool matches" in found.message
+    assert found.consequences == ()
+
+
+def test_that_kube_vip_gives_no_address_follows_from_pods_that_are_not_ready() -> None:
+    service = make_service(addresses=(), class_="", load_balancer_class=KUBE_VIP)
+    (found,) = diagnose(healthy(service, pods=(UNREADY,), config=None))
+    assert (found.code, found.consequences[1]) == (
+        "PodsNotReady",
+        f"{WEB} gets no address from kube-vip",
+    )
 
 
 def test_services_that_metallb_does_not_let_share_an_address_are_told_why() -> None:

@@ -229,7 +229,8 @@ TEXTS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (
         "AddressPending",
-        "The Service has no address, and the doctor knows no other cause than what its controller "
+        "The Service has no address, or requires two families (`ipFamilyPolicy: RequireDualStack`) "
+        "and has addresses of one, and the doctor knows no other cause than what its controller "
         "reports.",
         "The conditions and Warning Events of the Service. If its controller reports nothing, it "
         "is reported after ten times the grace period.",

@@ -81,12 +81,15 @@ def _of_service(case: Case, waits_for_pool: bool) -> list[RootCause]:
         orphaned = control.finalizer_orphaned(case)
         return [orphaned] if orphaned is not None else []
     known = list(pod_rules(case))
-    if case.service.spec.type == "LoadBalancer" and not waits_for_pool:
+    if known and not case.addresses and control.waits_for_pods(case):
+        known[0] = _with(known[0], f"{case.subject} gets no address from kube-vip")
+    elif case.service.spec.type == "LoadBalancer" and not waits_for_pool:
         causes = _first(OF_ADDRESSES, case)
         known += causes or ([] if known else _first((control.address_pending,), case))
     if known:
         # The first cause carries what the controller reports, which follows from it.
-        known[0] = _with(known[0], *control.consequences(case))
+        reports = [each for each in control.consequences(case) if each not in known[0].message]
+        known[0] = _with(known[0], *reports)
     return known
 
 

@@ -10,6 +10,7 @@ from fairlead.doctor.facts import Case, Facts, is_about
 from fairlead.doctor.finding import Fact, RootCause
 from fairlead.doctor.objects import Event
 from fairlead.kube.objects import CLEANUP_FINALIZER, Condition
+from fairlead.net.address import family_of
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.service import CLASS_PREFIX, claimed_class
 
@@ -19,11 +20,12 @@ slow."""
 SILENT = "it does not run, or has no addresses that it may assign"
 """What may be the matter with a controller that has written nothing. MetalLB, Cilium and kube-vip
 write nothing on a Service while they have no pool, or no address for it."""
+KUBE_VIP = "kube-vip.io/kube-vip-class"
 OF_OTHERS: Mapping[str, str] = {
     "io.cilium/bgp-control-plane": "Cilium",
     "io.cilium/l2-announcer": "Cilium",
     "io.cilium/node": "Cilium",
-    "kube-vip.io/kube-vip-class": "kube-vip",
+    KUBE_VIP: "kube-vip",
     "service.k8s.aws/nlb": "the AWS Load Balancer Controller",
     "eks.amazonaws.com/nlb": "EKS",
     "tailscale": "Tailscale",
@@ -160,8 +162,8 @@ def class_unserved(case: Case) -> RootCause | None:
         message = f"{case.subject} is of class {wanted}, and no controller of Fairlead runs"
     elif not name:
         message = (
-            f"{case.subject} has no loadBalancerClass, and no controller has taken it up: none "
-            f"serves Services without a class, or {SILENT}"
+            f"{case.subject} has no loadBalancerClass, and no controller has taken it up: there is "
+            f"none for Services without a class, or {SILENT}"
         )
     elif name in OF_OTHERS:
         message = (
@@ -196,6 +198,12 @@ def class_unserved(case: Case) -> RootCause | None:
     )
 
 
+def waits_for_pods(case: Case) -> bool:
+    """Return whether kube-vip serves the class: with policy Local it gives no address before a pod
+    is ready."""
+    return case.local and case.service.spec.load_balancer_class == KUBE_VIP
+
+
 def _served_classes(facts: Facts) -> list[str]:
     shown = {
         each.spec.load_balancer_class
@@ -216,10 +224,11 @@ def _change_class(case: Case, name: str) -> str:
 
 
 def address_pending(case: Case) -> RootCause | None:
-    """Return the finding that a controller publishes no address. This is the last rule about
-    addresses: the others know why. A controller that reports no failure may need longer: clouds are
-    slow."""
-    if case.addresses or not case.settled:
+    """Return the finding that a controller publishes no address, or none of a family that the
+    Service requires. This is the last rule about addresses: the others know why. A controller that
+    reports no failure may need longer: clouds are slow."""
+    lacking = _lacking_address(case)
+    if not lacking or not case.settled:
         return None
     warnings = [each for each in case.warnings if each.reason != NOTE]
     reports = _false_conditions(case) or tuple(map(said, warnings[:1]))
@@ -229,16 +238,36 @@ def address_pending(case: Case) -> RootCause | None:
     report = reports[0] if reports else "nothing that the doctor was able to read"
     return RootCause(
         code="AddressPending",
-        severity="error",
+        severity="warning" if case.addresses else "error",
         subject=case.subject,
-        message=f"{case.subject} has no address; its controller reports {report}",
+        message=f"{case.subject} has no {lacking}; its controller reports {report}",
         known_by=(
-            Fact("addresses", "none", f"{case.subject} status.loadBalancer"),
+            Fact(
+                "addresses",
+                ", ".join(case.addresses) or "none",
+                f"{case.subject} status.loadBalancer",
+            ),
             Fact("report", report, f"Events and conditions of {case.subject}"),
         ),
         remedy=f"kubectl describe service -n {case.namespace} {case.name}",
         actor="Service owner" if reports else "cluster operator",
     )
+
+
+def _lacking_address(case: Case) -> str:
+    """Return which address the Service lacks; empty if it has all that it requires."""
+    if not case.addresses:
+        return "address"
+    ingress, spec = case.service.status.load_balancer.ingress, case.service.spec
+    # The families behind a host name are not known.
+    if (
+        case.our_class
+        or spec.ip_family_policy != "RequireDualStack"
+        or not all(each.ip for each in ingress)
+    ):
+        return ""
+    have = {family_of(each.ip) for each in ingress}
+    return next((f"{each} address" for each in spec.ip_families if each not in have), "")
 
 
 def change_failed(case: Case) -> RootCause | None:
@@ -323,7 +352,7 @@ def said(event: Event) -> str:
 
 def consequences(case: Case) -> tuple[str, ...]:
     """Return what the controller reports about the Service, which follows from its cause."""
-    return tuple(f"the controller reports: {each}" for each in _false_conditions(case))
+    return tuple(f"its controller reports {each}" for each in _false_conditions(case))
 
 
 def _false_conditions(case: Case) -> tuple[str, ...]:

@@ -348,7 +348,7 @@ def _label_counts(case: Case) -> str | None:
     if case.owner == "Fairlead":
         return "unless its configuration, which is not known, sets announce.ignoreExcludeLabel"
     if case.owner == "MetalLB":
-        return "unless its speakers run with --ignore-exclude-lb"
+        return "unless the speakers of MetalLB run with --ignore-exclude-lb"
     if case.owner in ("OpenStack cloud controller", "a cloud"):
         return ""
     return "if its load balancer leaves out nodes with this label, as most do"
