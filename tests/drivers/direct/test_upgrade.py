@@ -418,9 +418,8 @@ def test_no_flow_entry_is_lost_when_tables_of_flows_shrink(
     """A table whose entries would displace each other in a smaller one keeps its size."""
 
     async def scenario() -> None:
-        first = driver(entries=4096)
+        first = driver(arena_bytes=16 << 20, entries=4096)
         await first.open()
-        await reconcile(first, load_balancer(NODE1))
         await first.close()
         flows = add_flows(number)
         second = driver(entries=1024)

@@ -192,7 +192,8 @@ def carry_over(
     copied: Copied = {}
     moved = before.maps.get(_ARENA) not in (None, after.maps[_ARENA])
     indexes = _new_indexes(old, before, specs[_STATISTICS].max_entries)
-    private = {_CACHE} | ({_LISTENERS} if moved else set()) | (_INDEXED if indexes else set())
+    renumbered = any(new != index for index, new in indexes.items())
+    private = {_CACHE} | ({_LISTENERS} if moved else set()) | (_INDEXED if renumbered else set())
     if before.events != after.events:
         private.add("events")
     try:
@@ -206,7 +207,7 @@ def carry_over(
                 with Map.open(old / name) as source:
                     content = dict(source.items())
                 elements = _translated(name, content.items(), before, after)
-                if indexes and name in _INDEXED:
+                if name == _STATISTICS or (renumbered and name in _INDEXED):
                     elements = _renumbered(name, elements, indexes)
                 made[name].update_all(dict(elements))
                 if spec.type == MAP_TYPE_LRU_HASH:
@@ -222,11 +223,11 @@ def carry_over(
 
 
 def _new_indexes(old: Path, before: Description, size: int) -> dict[int, int]:
-    """Return the new index of each listener's counters, by the present index: none if all present
-    indexes are smaller than `size`."""
+    """Return the new index of each listener's counters, by the present index: the present ones, if
+    all of them are smaller than `size`."""
     present = sorted(index for (index,) in _fields_of_listeners(old, before, "statistics"))
     if not present or present[-1] < size:
-        return {}
+        return {index: index for index in present}
     return {index: new for new, index in enumerate(present)}
 
 
