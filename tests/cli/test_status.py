@@ -116,8 +116,8 @@ def test_status_of_a_gateway(run: Run) -> None:  # noqa: F811
         assert {"drops: none", "messages: none"} <= set(lines)
         assert "new flows without an entry, over the limit: 7" in lines
         used = (
-            "used: table memory 0.0 of 1 MiB, listeners 1 of 32768, retained nodes 0 of "
-            "1048576, source ranges 0 of 1048576"
+            "used: table memory 0.0 of 1 MiB, listeners 1 of 1024, retained nodes 0 of "
+            "32768, source ranges 0 of 1048576"
         )
         assert used in lines
         assert not any(line.startswith("new entries not sent to peers") for line in lines), (

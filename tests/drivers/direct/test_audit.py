@@ -169,8 +169,8 @@ def test_counters_of_the_data_plane_can_be_scraped(run: Run) -> None:
         used = {"table_memory": 2 * 2048, "listeners": 1, "retained_nodes": 0, "source_ranges": 0}
         limits = {
             "table_memory": 1 << 20,
-            "listeners": 32768,
-            "retained_nodes": 1 << 20,
+            "listeners": 1024,
+            "retained_nodes": 32 * 1024,
             "source_ranges": 1 << 20,
         }
         for metric, figures in (("used", used), ("limit", limits)):
