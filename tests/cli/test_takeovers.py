@@ -17,7 +17,7 @@ from fairlead.kube.crds import AddressPool
 from fairlead.kube.manifests import Manifests, read_documents, typed
 from fairlead.kube.objects import SERVICES, Node, Service
 from fairlead.model import LoadBalancer
-from fairlead.plan.metallb import is_of_metallb
+from fairlead.plan.metallb import concerns_pools
 from fairlead.plan.migrated_pools import Inventory, assumed_class
 from fairlead.plan.migration import Takeover
 from fairlead.sections import OctaviaConfig
@@ -93,7 +93,7 @@ def examples() -> Inventory:
                 typed(each, SERVICES) for each in documents if each.kind == ("v1", "Service")
             )
         ),
-        tuple(each.object for each in documents if is_of_metallb(each.object)),
+        tuple(each.object for each in documents if concerns_pools(each.object)),
     )
 
 
@@ -214,6 +214,13 @@ def test_a_service_that_the_plan_refuses_or_changes_is_not_ready(
     assert not one.ready
     assert errors(one) == [code]
     assert words in "".join(map(str, one.findings))
+
+
+def test_the_request_that_is_suggested_has_one_address_of_each_family() -> None:
+    three = ("203.0.113.20", "203.0.113.21", "2001:db8::1")
+    wish = {"kube-vip.io/loadbalancerIPs": ",".join(three)}
+    text = "".join(map(str, takeover(direct(), made("a", *three, annotations=wish)).findings))
+    assert "fairlead.io/addresses=203.0.113.20,2001:db8::1" in text
 
 
 def test_ports_that_the_class_does_not_serve_are_named() -> None:

@@ -14,7 +14,7 @@ from fairlead.kube.crds import AddressPool
 from fairlead.kube.manifests import Manifests, read_documents
 from fairlead.kube.objects import Service
 from fairlead.plan.exclusions import Exclusions, of_hosts
-from fairlead.plan.metallb import is_of_metallb
+from fairlead.plan.metallb import concerns_pools
 from fairlead.plan.migrated_pools import Inventory, PoolsToApply, pools_to_apply
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "migrate"
@@ -84,7 +84,7 @@ def specs(result: PoolsToApply) -> dict[str, Any]:
 
 def test_a_pool_of_metallb_becomes_an_equivalent_address_pool() -> None:
     documents = [each.object for each in read_documents([EXAMPLES])]
-    result = made(*filter(is_of_metallb, documents))
+    result = made(*filter(concerns_pools, documents))
     assert result.bodies[0] == {
         "apiVersion": "fairlead.io/v1alpha1",
         "kind": "AddressPool",
@@ -112,7 +112,7 @@ def test_pools_of_older_versions_are_translated_without_their_announcement() -> 
         bgpAdvertisements=[{"localPref": 100}],
     )
     config_map = yaml.safe_load(CONFIG_MAP)
-    assert is_of_metallb(config_map)
+    assert concerns_pools(config_map)
     result = made(old, config_map)
     assert specs(result) == {
         "old": {"addresses": ["192.0.2.128/25"], "autoAssign": False},
@@ -161,7 +161,8 @@ def test_a_config_map_that_is_not_understood_is_refused(text: str, words: str) -
         (their_pool("a", "198.51.100.0-198.51.100.255/24"), "198.51.100.255/24"),
         (their_pool("a"), "has no spec.addresses"),
         (their_pool("a") | {"spec": None}, "has no spec.addresses"),
-        (their_pool("a") | {"metadata": []}, "has no spec.addresses"),
+        (their_pool("a") | {"metadata": []}, "(without a name) has no spec.addresses"),
+        (their_pool("a", "10.0.0.0/8") | {"metadata": {"name": ["a"]}}, "(without a name)"),
         (their_pool("a", addresses="10.0.0.0/8"), "Expected `array`, got `str`"),
         (their_pool("a", addresses=[10]), "Expected `str`, got `int`"),
         (their_pool("a", "203.0.113.0/28", autoAssign="no"), "Expected `bool`, got `str`"),
@@ -218,12 +219,38 @@ def test_a_null_field_is_an_absent_field() -> None:
 
 def test_announcements_are_named() -> None:
     one = their_pool("a") | {"kind": "L2Advertisement"}
-    result = made(one, one, their_pool("a") | {"kind": "BGPPeer"})
+    result = made(one, one, their_pool("a") | {"kind": "BFDProfile"})
     assert (result.bodies, result.refused) == ((), ())
     assert [each.partition(":")[0] for each in result.remarks] == [
-        "1 BGPPeer not translated",
+        "1 BFDProfile not translated",
         "2 L2Advertisements not translated",
     ]
+
+
+def test_pools_of_other_systems_are_named() -> None:
+    others = [
+        {
+            "apiVersion": "cilium.io/v2",
+            "kind": "CiliumLoadBalancerIPPool",
+            "metadata": {"name": "b"},
+        },
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kubevip"}},
+    ]
+    assert all(map(concerns_pools, others))
+    result = made(*others)
+    assert (result.bodies, result.refused) == ((), ())
+    assert [each.partition(":")[0] for each in result.remarks] == [
+        "CiliumLoadBalancerIPPool b is not translated",
+        "ConfigMap kubevip is not translated",
+    ]
+
+
+def test_an_address_that_its_pool_avoids_goes_into_no_other_pool() -> None:
+    pool = their_pool("a", "203.0.113.0/24", avoidBuggyIPs=True)
+    result = made(pool, services=[showing("203.0.113.255")])
+    assert list(specs(result)) == ["a"]
+    [remark] = result.remarks
+    assert "set avoidBuggyIPs of the pool to false" in remark
 
 
 def test_addresses_outside_all_pools_get_a_pool_without_automatic_assignment() -> None:

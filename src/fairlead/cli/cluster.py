@@ -30,7 +30,7 @@ from fairlead.kube.objects import (
     Resource,
 )
 from fairlead.plan.classes import CLASSES
-from fairlead.plan.metallb import CONFIG_MAP, GROUP, RESOURCES, is_of_metallb
+from fairlead.plan.metallb import CONFIG_MAP, GROUP, RESOURCES, concerns_pools
 from fairlead.plan.migrated_pools import Inventory
 
 GIVE_ONE = "give --config with the roles' fairlead.yaml"
@@ -84,7 +84,7 @@ async def _read_objects_of_metallb(client: Client) -> list[Mapping[str, Any]]:
             "metadata": {"name": CONFIG_MAP.name, "namespace": CONFIG_MAP.namespace},
             "data": config_map.data,
         }
-        found += [body] * is_of_metallb(body)
+        found += [body] * concerns_pools(body)
     return found
 
 

@@ -177,14 +177,14 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
 def _read_manifests(paths: Iterable[str], service_cidrs: Sequence[str]) -> "Inventory":
     from fairlead.kube.manifests import Document, manifests_of, scan
     from fairlead.kube.rules.types import without_nulls
-    from fairlead.plan.metallb import is_of_metallb
+    from fairlead.plan.metallb import concerns_pools
     from fairlead.plan.migrated_pools import Inventory
 
     scanned = list(scan(paths))
     theirs = [
         without_nulls(each.object)
         for each in scanned
-        if isinstance(each, Document) and is_of_metallb(each.object)
+        if isinstance(each, Document) and concerns_pools(each.object)
     ]
     return Inventory(manifests_of(scanned, service_cidrs), tuple(theirs))
 

@@ -23,16 +23,20 @@ IP_ADDRESS_POOL = "IPAddressPool"
 OLD_POOL = "AddressPool"
 CONFIG_MAP = ObjectKey("metallb-system", "config")
 """The configuration of MetalLB before version 0.13."""
-ANNOUNCEMENTS = ("L2Advertisement", "BGPAdvertisement", "BGPPeer")
-"""The kinds of MetalLB that decide how addresses are announced."""
 RESOURCES = (
     ("v1beta1", "ipaddresspools", IP_ADDRESS_POOL),
     ("v1beta1", "addresspools", OLD_POOL),
-    ("v1beta1", "l2advertisements", ANNOUNCEMENTS[0]),
-    ("v1beta1", "bgpadvertisements", ANNOUNCEMENTS[1]),
-    ("v1beta2", "bgppeers", ANNOUNCEMENTS[2]),
+    ("v1beta1", "l2advertisements", "L2Advertisement"),
+    ("v1beta1", "bgpadvertisements", "BGPAdvertisement"),
+    ("v1beta2", "bgppeers", "BGPPeer"),
 )
-"""Version, resource and kind of the objects of MetalLB in a cluster."""
+"""Version, resource and kind of the objects of MetalLB in a cluster: its pools, and how their
+addresses are announced."""
+OTHER_POOLS = frozenset(
+    (("cilium.io", "CiliumLoadBalancerIPPool"), ("purelb.io", "ServiceGroup"), ("", "kubevip"))
+)
+"""Group and kind of the pools of other systems, which are named and not translated. kube-vip has
+them in a ConfigMap of this name."""
 
 FIELDS = frozenset(("addresses", "autoAssign", "avoidBuggyIPs", "serviceAllocation"))
 """The fields of an IPAddressPool's spec that an AddressPool has too: all fields of MetalLB 0.16."""
@@ -58,15 +62,23 @@ class TranslatedPool(NamedTuple):
 
 class _Pool(NamedTuple):
     source: str
-    name: object
+    name: str
     spec: Mapping[str, Any]
 
 
-def is_of_metallb(object_: Mapping[str, Any]) -> bool:
-    """Return whether the object is one of MetalLB that `translations` reads."""
+def concerns_pools(object_: Mapping[str, Any]) -> bool:
+    """Return whether the object is one of MetalLB, or a pool of another system: `translations`
+    reads it."""
     if (object_.get("apiVersion"), object_.get("kind")) == ("v1", "ConfigMap"):
-        return "address-pools" in str(_mapping(object_.get("data")).get("config", ""))
-    return str(object_.get("apiVersion", "")).startswith(GROUP)
+        data = _mapping(object_.get("data"))
+        return "address-pools" in str(data.get("config", "")) or _is_other_pool(object_)
+    return str(object_.get("apiVersion", "")).startswith(GROUP) or _is_other_pool(object_)
+
+
+def _is_other_pool(object_: Mapping[str, Any]) -> bool:
+    group, kind = str(object_.get("apiVersion", "")).rpartition("/")[0], object_.get("kind")
+    name = _mapping(object_.get("metadata")).get("name")
+    return (group, name if kind == "ConfigMap" else kind) in OTHER_POOLS
 
 
 def translations(
@@ -77,9 +89,14 @@ def translations(
     made: dict[str, TranslatedPool] = {}
     refused: list[Refused] = []
     announced: dict[str, int] = {}
+    remarks: list[str] = []
     for object_ in objects:
         kind = str(object_.get("kind"))
-        if kind in ANNOUNCEMENTS:
+        if _is_other_pool(object_):
+            name = _mapping(object_.get("metadata")).get("name") or ""
+            remarks.append(f"{kind} {name} is not translated: {BY_HAND}")
+            continue
+        if kind not in (IP_ADDRESS_POOL, OLD_POOL, "ConfigMap"):
             announced[kind] = announced.get(kind, 0) + 1
         try:
             pools = list(_pools_in(object_))
@@ -97,7 +114,7 @@ def translations(
                     )
             except Refused as problem:
                 refused.append(problem)
-    remarks = [
+    remarks += [
         f"{count} {kind}{'s' * (count > 1)} not translated: how addresses are announced is a "
         "setting of Fairlead's gateways or of your routers (docs/announce.md)"
         for kind, count in sorted(announced.items())
@@ -105,7 +122,7 @@ def translations(
     return list(made.values()), refused, remarks
 
 
-def translated(source: str, name: object, spec: Mapping[str, Any]) -> TranslatedPool:
+def translated(source: str, name: str, spec: Mapping[str, Any]) -> TranslatedPool:
     """Return a pool of MetalLB as an AddressPool: the fields have the same names and meaning. Raise
     Refused if it has an unknown field, because that may be a restriction."""
     spec = _without_null(spec)
@@ -142,14 +159,14 @@ def _pools_in(object_: Mapping[str, Any]) -> Iterator[_Pool]:
     kind, metadata = object_.get("kind"), _mapping(object_.get("metadata"))
     if kind == "ConfigMap":
         yield from _pools_of_config(
-            f"ConfigMap {metadata.get('name') or ''}".strip(),
+            f"ConfigMap {_text(metadata.get('name'))}".strip(),
             str(_mapping(object_.get("data")).get("config", "")),
         )
     elif kind in (IP_ADDRESS_POOL, OLD_POOL):
-        spec, name = _mapping(object_.get("spec")), metadata.get("name")
+        spec, name = _mapping(object_.get("spec")), _text(metadata.get("name"))
         if kind == OLD_POOL:
             spec = {key: value for key, value in spec.items() if key not in OF_ANNOUNCEMENTS}
-        yield _Pool(f"{kind} {name or ''}".strip(), name, spec)
+        yield _Pool(f"{kind} {name}".strip(), name, spec)
 
 
 def _pools_of_config(source: str, text: str) -> Iterator[_Pool]:
@@ -167,12 +184,16 @@ def _pools_of_config(source: str, text: str) -> Iterator[_Pool]:
             for key, value in each.items()
             if key != "name" and key not in OF_ANNOUNCEMENTS
         }
-        name = each.get("name")
+        name = _text(each.get("name"))
         yield _Pool(f"pool {name} of {source}" if name else f"a pool of {source}", name, spec)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _without_null(value: Any) -> Any:

@@ -19,7 +19,7 @@ from fairlead.kube.objects import Service
 from fairlead.plan import annotations
 from fairlead.plan.addresses import held_by
 from fairlead.plan.classes import CLASSES, OCTAVIA, service_class_of
-from fairlead.plan.exclusions import Exclusions
+from fairlead.plan.exclusions import Exclusions, span_of
 from fairlead.plan.metallb import TranslatedPool, translations
 from fairlead.plan.pools import DELETED, Pools, read_pools
 
@@ -152,6 +152,12 @@ def _unpooled(found: Inventory, config: Config, pools: Pools) -> tuple[list[str]
                 remarks.append(
                     f"{address} of Service {service.key} is {use.words}, and goes into no pool; "
                     f"request another address by {annotations.ADDRESSES[0]}"
+                )
+            elif (span := span_of(address)) is not None and pools.overlaps(span):
+                remarks.append(
+                    f"{address} of Service {service.key} is in a pool that does not assign it, "
+                    "because of avoidBuggyIPs; set avoidBuggyIPs of the pool to false, or request "
+                    f"another address by {annotations.ADDRESSES[0]}"
                 )
             elif _is_invalid(address):
                 remarks.append(

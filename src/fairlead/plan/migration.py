@@ -303,15 +303,25 @@ def _request_not_read(service: Service, addresses: Sequence[str]) -> list[Findin
     own = annotations.found(service.metadata.annotations, annotations.ADDRESSES)[0]
     if not name or own or service.spec.load_balancer_ip:
         return []
-    wanted = ",".join(addresses) or "ADDRESS"
+    own_request = annotate(
+        service, annotations.ADDRESSES[0], _one_of_each_family(addresses) or "ADDRESS"
+    )
     return [
         Finding(
             NOT_READ,
             f"{name} ({annotations.quoted(text)}) is not read: a Service that is recreated gets "
             "any address",
-            remedy=f"request it: {annotate(service, annotations.ADDRESSES[0], wanted)}",
+            remedy=f"request it: {own_request}",
         )
     ]
+
+
+def _one_of_each_family(addresses: Sequence[str]) -> str:
+    """Return the first address of each family as a request."""
+    first: dict[str, str] = {}
+    for each in addresses:
+        first.setdefault(family_of(each), each)
+    return ",".join(first.values())
 
 
 def _foreign_finalizer(service: Service) -> Finding:
@@ -344,7 +354,8 @@ def _class_obstacle(service: Service, addresses: Sequence[str], config: Config) 
             remedy="set defaultClass in the configuration once the other controller is stopped "
             f"(here {assumed} is assumed)",
         )
-    same = f" and annotation fairlead.io/addresses={','.join(addresses)}" if addresses else ""
+    wanted = _one_of_each_family(addresses)
+    same = f" and annotation fairlead.io/addresses={wanted}" if wanted else ""
     return Finding(
         OTHER_CLASS,
         f"its class is {name}, which cannot be changed in place: set spec.type to NodePort and "
