@@ -202,6 +202,15 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
             "7 is out of range - at $.gateway.connectionEntries; write a number that is at least "
             "1024",
         ),
+        ("gateway: {probeIntervalS: .inf}", "infinity is out of range - at $.gateway.probeInt"),
+        ("gateway: {probeIntervalS: .nan}", "nan is out of range - at $.gateway.probeIntervalS"),
+        ("gateway: {pinPath: pins}", "write an absolute path"),
+        ("gateway: {peerListen: 'gw1:9445'}", "no numeric address - at $.gateway.peerListen"),
+        ("presence: {namespace: kube-system}", "could write then - at $.presence.namespace; name"),
+        ("presence: {namespace: My Leases}", "write a name of lower-case letters"),
+        ("controller: {leaseName: ''}", "write a name of lower-case letters"),
+        ("web: {listen: ' 127.0.0.1:9440'}", "is not address:port - at $.web.listen; write an"),
+        ("web: {listen: '[::1:9440'}", "'[::1:9440' is not address:port - at $.web.listen"),
         ("octavia: {nodeSelector: '=a'}", "write labels with or without a value"),
         ("node: {podInterfaces: ['a b']}", "write the name of an interface"),
         (

@@ -6,6 +6,7 @@ inside the file. Invariant: every `Config` is valid, so its users do not validat
 Durations are in seconds."""
 
 import ipaddress
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -19,10 +20,12 @@ from fairlead.net import selection
 from fairlead.net.address import family_of, numeric_host, split_host_port
 from fairlead.sections import (
     CIDR,
+    AbsolutePath,
     AddressRange,
     AnnounceConfig,
     HostPort,
     L2Config,
+    Name,
     OctaviaConfig,
     Section,
     Selectors,
@@ -34,6 +37,7 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_SUFFIX_LENGTH = 253 - 40
 """A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
 
+INTERFACE = "give the name of an interface, a pattern (eth*), a CIDR, or default-route"
 LISTEN = "write an address and a port, such as 127.0.0.1:9440, or *:9440 for all addresses"
 
 RENAMED = {"gateway.way": "gateway.forwarding"}
@@ -129,7 +133,7 @@ class GatewayConfig(Section, frozen=True):
         msgspec.field(default_factory=dict)
     )
     """Replaces `interfaces` for gateways whose name is the key, or matches the key as a pattern."""
-    pin_path: str = "/sys/fs/bpf/fairlead"
+    pin_path: AbsolutePath = "/sys/fs/bpf/fairlead"
     """Directory on a bpffs where the data plane is pinned, so that it continues without the
     process."""
     probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
@@ -162,7 +166,7 @@ class GatewayConfig(Section, frozen=True):
     """The maximum fraction of table memory, listeners, retained nodes, source ranges, flow entries
     and HAProxy's connections that one namespace may use, of the capacity that other namespaces
     leave free. 1: namespaces are not limited."""
-    proxy_path: str = "/run/fairlead/haproxy"
+    proxy_path: AbsolutePath = "/run/fairlead/haproxy"
     """Directory for the configuration and the sockets of the HAProxy process that serves class
     fairlead.io/proxy."""
     proxy_old_workers: Annotated[int, msgspec.Meta(ge=0)] = 20
@@ -240,8 +244,8 @@ class NodeConfig(Section, frozen=True):
 
 
 class ControllerConfig(Section, frozen=True):
-    lease_namespace: str = "kube-system"
-    lease_name: str = "fairlead-controller"
+    lease_namespace: Name = "kube-system"
+    lease_name: Name = "fairlead-controller"
     """The Lease by which the controllers elect a leader."""
     lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
     """How long the leader's Lease is valid without a renewal. The leader renews it every 1/7 of
@@ -256,7 +260,7 @@ class ControllerConfig(Section, frozen=True):
 class PresenceConfig(Section, frozen=True):
     """How each process announces itself in the Kubernetes API: by a Lease of its own."""
 
-    namespace: str = "fairlead-presence"
+    namespace: Name = "fairlead-presence"
     """The namespace of these Leases. It must differ from the namespace of the leader election
     Lease, because otherwise a gateway or node could write that Lease: RBAC cannot select Leases by
     a prefix of their names."""
@@ -317,8 +321,25 @@ def parse(text: str | bytes, source: str, classes: Collection[str]) -> Config:
     except msgspec.ValidationError as error:
         message, fix = mistake(error, Config, document)
         raise Refused(f"configuration {source}: {message}", fix=fix) from error
+    if infinite := _infinite(document, "$"):
+        raise Refused(
+            f"configuration {source}: infinity is out of range - at {infinite}",
+            fix="write a finite number",
+        )
     check(config, source, classes)
     return config
+
+
+def _infinite(value: object, path: str) -> str:
+    """Return the path of an infinite number in a document; empty if there is none."""
+    if isinstance(value, float) and math.isinf(value):
+        return path
+    inside: Iterable[tuple[object, str]] = ()
+    if isinstance(value, dict):
+        inside = ((each, f"{path}.{name}") for name, each in value.items())
+    elif isinstance(value, list):
+        inside = ((each, f"{path}[{at}]") for at, each in enumerate(value))
+    return next(filter(None, (_infinite(each, where) for each, where in inside)), "")
 
 
 def _check_renamed(document: object, source: str) -> None:
@@ -339,6 +360,12 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
         raise Refused(
             f"{source}: class {config.default_class!r} is unknown - at $.defaultClass",
             fix=f"write one of: {', '.join(sorted(classes))}",
+        )
+    if config.presence.namespace == config.controller.lease_namespace:
+        raise Refused(
+            f"{source}: {config.presence.namespace} is the namespace of the Lease of the "
+            "controller, which gateways and nodes could write then - at $.presence.namespace",
+            fix="name another namespace here or in controller.leaseNamespace",
         )
     _check_ports(config, source)
     _check_tunnel(config, source)
@@ -402,6 +429,12 @@ def _check_ports(config: Config, source: str) -> None:
                 split_host_port(listen)
         except ValueError as error:
             raise Refused(f"{source}: {error} - at $.{where}", fix=LISTEN) from error
+    peer_listen = config.gateway.peer_listen
+    if peer_listen and not peer_listen.startswith("*:") and numeric_host(peer_listen) is None:
+        raise Refused(
+            f"{source}: {peer_listen!r} has no numeric address - at $.gateway.peerListen",
+            fix='write "*:9445", 192.0.2.1:9445 or "[2001:db8::1]:9445"',
+        )
     for at, peer in enumerate(config.gateway.peers):
         # A peer that connects is identified by its address, so a hostname is not sufficient.
         if numeric_host(peer) is None:
@@ -497,10 +530,7 @@ def _check_selectors(lists: Mapping[str, Selectors], source: str) -> None:
             try:
                 selection.check(selector)
             except ValueError as error:
-                raise Refused(
-                    f"{source}: {error} - at $.{where}[{at}]",
-                    fix="give the name of an interface, a pattern (eth*), a CIDR, or default-route",
-                ) from error
+                raise Refused(f"{source}: {error} - at $.{where}[{at}]", fix=INTERFACE) from error
 
 
 def cidr_problem(text: str) -> tuple[str, str] | None:

@@ -30,6 +30,15 @@ AddressRange = Annotated[
         description="an address, a CIDR, or the first and the last address: 192.0.2.1-192.0.2.9",
     ),
 ]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+        description="a name of lower-case letters, digits, - and .",
+    ),
+]
+"""The name of an object of Kubernetes (RFC 1123)."""
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/", description="an absolute path")]
 HostPort = Annotated[
     str,
     msgspec.Meta(

@@ -46,6 +46,7 @@ def test_help_of_a_node_mentions_tunnels_and_kube_proxy() -> None:
     [
         ("eth0/1", "'eth0/1' does not appear to be an IPv4 or IPv6 network"),
         ("192.0.2.1", "write it as a CIDR"),
+        ("", "the text is empty; give the name of an interface, a pattern"),
     ],
 )
 def test_a_gateway_rejects_an_invalid_selector(selector: str, words: str) -> None:
@@ -63,6 +64,24 @@ def test_a_role_rejects_an_invalid_address_before_it_starts(role: str, listen: s
     assert done.returncode == 2
     assert f"Invalid value for '--listen': '{listen}' is not address:port; write" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["node", "--node-name", ""], "'--node-name': the name is empty"),
+        (["gateway", "--node-name", " "], "'--node-name': the name is empty"),
+        (["gateway", "--pin-path", "pins"], "'--pin-path': 'pins' is relative; write an absolute"),
+        (["gateway", "--proxy-path", ""], "'--proxy-path': '' is relative"),
+        (["status", "--address", "foo"], "'foo' is not address:port; write an address and a port"),
+        (["status", "--address", "[::1"], "'[::1' is not address:port"),
+        (["status", "--address", "a b:80"], "'a b:80' is not address:port"),
+    ],
+)
+def test_options_are_checked_before_anything_is_done(arguments: list[str], words: str) -> None:
+    done = fairlead(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize(

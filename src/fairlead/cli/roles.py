@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from fairlead.cli.parameters import host_port
-from fairlead.config import Config, load
+from fairlead.cli.parameters import absolute, host_port, not_empty
+from fairlead.config import INTERFACE, Config, load
 from fairlead.invocation import called
 from fairlead.kube.access import Access
 from fairlead.net import selection
@@ -99,7 +99,7 @@ def _selectors(
         try:
             selection.check(each)
         except ValueError as error:
-            raise click.BadParameter(str(error), context, parameter) from None
+            raise click.BadParameter(f"{error}; {INTERFACE}", context, parameter) from None
     return given
 
 
@@ -144,14 +144,17 @@ def controller(**options: Any) -> None:
     "--node-name",
     default=socket.gethostname,
     show_default="host name",
+    callback=not_empty,
     help="Name of this gateway.",
 )
 @click.option(
     "--pin-path",
+    callback=absolute,
     help="Directory on a bpffs for the pinned data plane; overrides the configuration.",
 )
 @click.option(
     "--proxy-path",
+    callback=absolute,
     help="Directory for the HAProxy of class fairlead.io/proxy; overrides the configuration.",
 )
 @click.option(
@@ -211,6 +214,7 @@ def gateway(
     "--node-name",
     default=socket.gethostname,
     show_default="host name",
+    callback=not_empty,
     help="Name of this Node in Kubernetes.",
 )
 @click.option(

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 
+from fairlead.errors import plain
 from fairlead.ingress import header
 from fairlead.ingress.entrypoint import NOT_HTTP, Answer, EntryPoint, Variant
 from fairlead.net.address import bracketed, is_ipv6
@@ -58,7 +59,7 @@ async def call(entry_point: EntryPoint, variant: Variant, timeout_s: float) -> A
             except ssl.SSLError:  # It is an OSError too, and must not count as unreachable.
                 raise
             except OSError as problem:
-                return Answer("unreachable", problem.strerror or "no connection")
+                return Answer("unreachable", plain(problem))
             except UnicodeError:  # The hostname of a status has a label that DNS does not allow.
                 return Answer("unreachable", "not a valid DNS name")
             own, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
@@ -174,4 +175,4 @@ def _describe(problem: OSError, entry_point: EntryPoint) -> str:
         return "no TLS: " + (problem.reason or "handshake failed").replace("_", " ").lower()
     if isinstance(problem, ConnectionResetError):
         return "closed in the TLS handshake" if entry_point.tls else "reset"
-    return problem.strerror or type(problem).__name__
+    return plain(problem)

@@ -57,9 +57,11 @@ def split_host_port(text: str) -> tuple[str, int]:
 
     Raise ValueError unless there are both and the port is from 1 to 65535."""
     host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) <= HIGHEST_PORT):
+    bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
+    valid = bare and not any(each.isspace() or each in "[]/" for each in bare)
+    if not (valid and colon and port.isdecimal() and 0 < int(port) <= HIGHEST_PORT):
         raise ValueError(f"{text!r} is not address:port")
-    return (host[1:-1] if host[0] == "[" and host[-1] == "]" else host), int(port)
+    return bare, int(port)
 
 
 def numeric_host(text: str) -> str | None:

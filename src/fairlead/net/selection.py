@@ -91,6 +91,8 @@ def is_pattern(selector: str) -> bool:
 
 def check(selector: str) -> None:
     """Raise ValueError for a selector that cannot choose any interface."""
+    if not selector:
+        raise ValueError("the text is empty")
     if "/" in selector:
         ip_network(selector)
     elif is_name(selector) and (len(selector) > MAX_NAME_LENGTH or any(map(str.isspace, selector))):
