@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from fairlead.net import interfaces
 from fairlead.net.netlink import ACK, CREATE, DUMP, EXCLUSIVE, attribute, attributes
+from fairlead.net.netlink_events import EventFilter, Subscription
 from fairlead.net.rtnetlink import open_rtnetlink
 
 PROTOCOL = 172
@@ -26,6 +27,10 @@ _NEW_ROUTE, _DELETE_ROUTE, _GET_ROUTE = 24, 25, 26
 _ROUTE = struct.Struct("=8BI")
 """struct rtmsg: family, prefix lengths, TOS, table, protocol, scope, type, flags."""
 _ROUTE_DESTINATION, _ROUTE_DEVICE = 1, 4
+_GROUPS = (7, 11)
+"""RTNLGRP_IPV4_ROUTE and RTNLGRP_IPV6_ROUTE."""
+_PROTOCOL_AT = 5
+"""The offset of the protocol number in struct rtmsg."""
 _LOCAL_TABLE, _HOST_SCOPE, _LOCAL, _LOOPBACK = 255, 254, 2, struct.pack("=I", 1)
 
 
@@ -46,9 +51,20 @@ async def present(protocol: int = PROTOCOL) -> set[str]:
                 continue
             for body in routes:
                 fields = dict(attributes(body, _ROUTE.size))
-                if (body[4], body[5]) == (_LOCAL_TABLE, protocol) and _ROUTE_DESTINATION in fields:
+                if (body[4], body[_PROTOCOL_AT]) == (
+                    _LOCAL_TABLE,
+                    protocol,
+                ) and _ROUTE_DESTINATION in fields:
                     found.add(str(ip_address(fields[_ROUTE_DESTINATION])))
     return found
+
+
+def removals(protocol: int = PROTOCOL) -> Subscription:
+    """Return a subscription to removals of routes with this protocol number, also by this process.
+    Close it after use."""
+    return Subscription(
+        _GROUPS, EventFilter((_DELETE_ROUTE,), at=_PROTOCOL_AT, value=protocol, only=True)
+    )
 
 
 async def add(addresses: Collection[str], protocol: int = PROTOCOL) -> None:

@@ -25,13 +25,14 @@ class Events(NamedTuple):
     lost: bool
 
 
-class IgnoredEvents(NamedTuple):
-    """A filter for events that are not needed: events of these kinds with the byte `value` at
-    offset `at` of their body."""
+class EventFilter(NamedTuple):
+    """Events of these kinds with the byte `value` at offset `at` of their body: they are not
+    needed, or with `only` nothing else is."""
 
     kinds: tuple[int, ...]
     at: int
     value: int
+    only: bool = False
 
     def program(self) -> bytes:
         """Return the filter as a socket filter (classic BPF). Its data begins with the message
@@ -46,8 +47,8 @@ class IgnoredEvents(NamedTuple):
             *tests,
             (_LOAD_BYTE, 0, 0, HEADER_BYTES + self.at),
             (_JUMP_IF_EQUAL, 1, 0, self.value),
-            (_RETURN, 0, 0, 0xFFFFFFFF),
-            (_RETURN, 0, 0, 0),
+            (_RETURN, 0, 0, 0 if self.only else 0xFFFFFFFF),
+            (_RETURN, 0, 0, 0xFFFFFFFF if self.only else 0),
         ]
         return b"".join(_STEP.pack(*each) for each in steps)
 
@@ -56,16 +57,17 @@ class Subscription:
     """A subscription to multicast groups of rtnetlink, in the network namespace in which it was
     created. Close it after use.
 
-    `ignored`: events that the kernel drops. Otherwise a thousand changes made by this process could
-    fill the socket's buffer, and other events would be lost."""
+    `filtered`: events that the kernel drops, or that are the only ones which it does not drop.
+    Otherwise a thousand changes made by this process could fill the socket's buffer, and other
+    events would be lost."""
 
-    def __init__(self, groups: Sequence[int], ignored: IgnoredEvents | None = None) -> None:
+    def __init__(self, groups: Sequence[int], filtered: EventFilter | None = None) -> None:
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
         )
         self._socket.setblocking(False)
-        if ignored is not None:
-            program = ctypes.create_string_buffer(ignored.program())
+        if filtered is not None:
+            program = ctypes.create_string_buffer(filtered.program())
             filtering = struct.pack("HP", len(program.raw) // _STEP.size, ctypes.addressof(program))
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
         self._socket.bind((0, 0))  # an unbound socket does not receive multicasts

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fairlead.errors import Unavailable
 from fairlead.net.netlink import ACK, CREATE, DUMP, attribute, attributes
-from fairlead.net.netlink_events import IgnoredEvents, Subscription
+from fairlead.net.netlink_events import EventFilter, Subscription
 from fairlead.net.routes import Interface, Neighbour, Route
 from fairlead.net.rtnetlink import RtnetlinkSocket
 from fairlead.net.tc import changed_hook
@@ -58,7 +58,7 @@ class Routing:
         self._rtnetlink = RtnetlinkSocket()
         # The protocol is at offset 5 of struct rtmsg (rtm_protocol).
         ignored = (
-            IgnoredEvents((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=ignored_protocol)
+            EventFilter((_NEW_ROUTE, _DELETE_ROUTE), at=5, value=ignored_protocol)
             if ignored_protocol
             else None
         )

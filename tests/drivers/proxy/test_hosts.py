@@ -1,5 +1,6 @@
 """A gateway leaves the addresses of hosts to them, also if an earlier process made them local."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.drivers.proxy.site import VIP, VIP6, balancer, new_answers, nodes, reconcile
+from tests.drivers.proxy.site import VIP, VIP6, balancer, new_answers, nodes, reconcile, until
 
 from fairlead.config import Config, GatewayConfig
 from fairlead.drivers.proxy import ProxyDriver, shield
@@ -146,3 +147,27 @@ async def test_a_gateway_that_has_cut_itself_off_reaches_its_api_server_after_th
     for address in (API_SERVER, ROUTER, OWN):
         assert state.exclusions.host_at(address) is not None
     assert state.exclusions.host_at(VIP) is None
+
+
+async def test_routes_that_another_program_removes_are_added_again_at_once(folder: Path) -> None:
+    """As systemd-networkd does with routes of others when it is restarted: without them the gateway
+    accepts no packet for the addresses."""
+    async with nodes("node1"):
+        driver = ProxyDriver(folder)
+        await driver.read(None)
+        await reconcile(driver, balancer({"node1": 1}, addresses=(VIP, VIP6)))
+        task = asyncio.create_task(driver.run())
+        try:
+            for version in ("-4", "-6"):
+                ip(version, "route", "flush", "table", "local", "proto", str(localroutes.PROTOCOL))
+
+                async def is_restored() -> bool:
+                    return await localroutes.present() == {VIP, VIP6}
+
+                await until(is_restored)
+            assert await new_answers() == [["node1", "-", "x"]]
+            assert await new_answers(1, VIP6) == [["node1", "-", "x"]]
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await driver.remove()

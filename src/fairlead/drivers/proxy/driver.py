@@ -21,7 +21,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,8 @@ GATHER_S = 0.5
 POLL_INTERVAL_S = 5.0
 """Interval at which counters are read, and connections of drained servers past their time are
 closed."""
+FOLLOW_PAUSE_S = 0.05
+"""Pause after removed routes were added again. Removals in this time are handled together."""
 DELETE_INTERVAL_S = 60.0
 """Interval at which servers without connections are deleted. This requires a list of all
 connections from HAProxy, which takes 80 ms for 10,000."""
@@ -202,8 +204,18 @@ class ProxyDriver(Component):
         wanted, present = self._local(self._specs), await localroutes.present()
         if wanted or present:
             self._shield(self._specs)
-        await localroutes.add(wanted - present)
+        await self._add_missing(wanted - present)
         await localroutes.delete(present - wanted)
+
+    async def _add_missing(self, missing: Collection[str]) -> None:
+        if missing and self.reloads:
+            log.warning(
+                "another program has removed routes by which this gateway accepts addresses: they "
+                "are added again",
+                addresses=len(missing),
+                first=min(missing),
+            )
+        await localroutes.add(missing)
 
     async def apply(self, changes: Sequence[ProxyChange]) -> Mapping[ServiceKey, Outcome]:
         """Carry out the changes. A Service waits if its listeners need a reload soon after the last
@@ -289,8 +301,27 @@ class ProxyDriver(Component):
         return dict.fromkeys(services, why)
 
     async def run(self) -> None:
-        """Until cancelled: read counters, delete servers without connections, and restart HAProxy
-        when it dies."""
+        """Until cancelled: read counters, delete servers without connections, restart HAProxy when
+        it dies, and add routes again that another program removes."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_routes())
+            group.create_task(self._keep_running())
+
+    async def _keep_routes(self) -> None:
+        with closing(localroutes.removals()) as removals:
+            while True:
+                began_s = self._now_s()
+                async with self._changing:
+                    try:
+                        wanted = self._local(self._specs)
+                        await self._add_missing(wanted - await localroutes.present())
+                    except FairleadError as error:
+                        log.warning("adding removed routes again failed", problem=str(error))
+                # If another program keeps undoing this, leave most of the time for other work.
+                await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (self._now_s() - began_s)))
+                await removals.next()
+
+    async def _keep_running(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL_S):
