@@ -31,6 +31,10 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
+def nft(command: str) -> None:
+    subprocess.run(["nft", *command.split()], check=True)
+
+
 async def test_the_address_of_a_host_is_not_local_even_while_haproxy_has_a_listener_there(
     folder: Path,
 ) -> None:
@@ -167,6 +171,33 @@ async def test_routes_that_another_program_removes_are_added_again_at_once(folde
                 await until(is_restored)
             assert await new_answers() == [["node1", "-", "x"]]
             assert await new_answers(1, VIP6) == [["node1", "-", "x"]]
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await driver.remove()
+
+
+@pytest.mark.parametrize("command", ["flush ruleset", f"flush table {shield.TABLE}"])
+async def test_the_shield_is_restored_soon_after_another_program_removes_it(
+    folder: Path, command: str
+) -> None:
+    """As a firewall does when it is reloaded. Without the shield, other ports of the address lead
+    to all servers of the gateway that listen on every address."""
+    async with nodes("node1"):
+        driver = ProxyDriver(folder)
+        await driver.read(None)
+        await reconcile(driver, balancer({"node1": 1}))
+        before = shield.listing()
+        task = asyncio.create_task(driver.run())
+        try:
+            await asyncio.sleep(0.1)
+            nft(command)
+            assert shield.listing() != before
+
+            async def is_restored() -> bool:
+                return shield.listing() == before
+
+            await until(is_restored)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -24,6 +24,7 @@ from tests.drivers.inside import Scenario, run_inside
 
 from fairlead.config import TunnelConfig
 from fairlead.drivers.tunnel import TunnelDriver, remove_tunnel
+from fairlead.drivers.tunnel.rules import TABLE
 from fairlead.errors import Refused, Unavailable
 from fairlead.lab import namespace
 from fairlead.model import NodeService, NodeServicePort, ServiceKey
@@ -314,6 +315,30 @@ def test_changes_by_other_programs_are_repaired(hosts: None, kind: str) -> None:
             assert listed.count("maxseg size set") == 2
             assert "203.0.113.10" in listed
             assert "203.0.113.11" not in listed
+        await made.close()
+
+    on_node(scenario)
+
+
+@pytest.mark.parametrize("words", [("flush", "ruleset"), ("delete", "table", *TABLE.split())])
+def test_rules_that_another_program_removes_are_restored_without_an_audit(
+    hosts: None, words: tuple[str, ...]
+) -> None:
+    """As a firewall does when it is reloaded. Without the rules every host could send into the
+    tunnel."""
+
+    async def scenario() -> None:
+        made = driver("vxlan")
+        await made.open()
+        await reconcile(made, intent(WEB, *VIP.values()))
+        before = nft("list", "ruleset")
+        running = asyncio.create_task(made.run())
+        await asyncio.sleep(0.1)
+        nft(*words)
+        async with asyncio.timeout(30):
+            while nft("list", "ruleset") != before:
+                await asyncio.sleep(0.1)
+        running.cancel()
         await made.close()
 
     on_node(scenario)

@@ -60,6 +60,7 @@ from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.networks import read_address
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
+from fairlead.net.nfnetlink import RulesetChanges
 from fairlead.plan.proxying import connections_limited, ended, limit_capped, reload_delayed
 from fairlead.plan.proxying import switched as switched_note
 from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
@@ -75,6 +76,8 @@ GATHER_S = 0.5
 POLL_INTERVAL_S = 5.0
 """Interval at which counters are read, and connections of drained servers past their time are
 closed."""
+CHECK_INTERVAL_S = 2.0
+"""Interval at which the driver checks whether another program has changed nftables rules."""
 FOLLOW_PAUSE_S = 0.05
 """Pause after removed routes were added again. Removals in this time are handled together."""
 DELETE_INTERVAL_S = 60.0
@@ -302,9 +305,10 @@ class ProxyDriver(Component):
 
     async def run(self) -> None:
         """Until cancelled: read counters, delete servers without connections, restart HAProxy when
-        it dies, and add routes again that another program removes."""
+        it dies, and restore routes and the shield when another program removes them."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_routes())
+            group.create_task(self._keep_shield())
             group.create_task(self._keep_running())
 
     async def _keep_routes(self) -> None:
@@ -320,6 +324,21 @@ class ProxyDriver(Component):
                 # If another program keeps undoing this, leave most of the time for other work.
                 await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (self._now_s() - began_s)))
                 await removals.next()
+
+    async def _keep_shield(self) -> None:
+        with closing(RulesetChanges()) as changes:
+            while True:
+                await asyncio.sleep(CHECK_INTERVAL_S)
+                async with self._changing:
+                    try:
+                        if changes.seen() and self._local(self._specs) and not shield.is_present():
+                            log.warning(
+                                "another program has removed rules that shield other ports of "
+                                "this gateway's addresses: they are created again"
+                            )
+                            self._shield(self._specs)
+                    except FairleadError as error:
+                        log.warning("creating the shield again failed", problem=str(error))
 
     async def _keep_running(self) -> None:
         while True:

@@ -82,6 +82,12 @@ def listing(table: str = TABLE) -> str:
         return nft.run(f"list table {table}") if present else ""
 
 
+def is_present(table: str = TABLE) -> bool:
+    """Return whether the table has its rules: `nft flush table` leaves an empty one. Raise the
+    errors of `Nftables.run`."""
+    return "jump shield" in listing(table)
+
+
 def install(keys: Collection[ProxyKey], table: str = TABLE, shared: Collection[str] = ()) -> None:
     """Install the table for exactly these listeners. Raise the errors of `Nftables.run`."""
     with Nftables() as nft:

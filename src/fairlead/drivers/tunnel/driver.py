@@ -6,10 +6,10 @@ same Services, leave the tunnel; TCP clients learn the segment size that fits th
 
 Invariants: what a previous process installed works until the first `apply`, which replaces it as a
 whole. Everything stays in force when this process is stopped or killed. Changes by other programs
-are repaired at the next full `read`, and what disappears with a device, an interface or an address
-is restored at once by `run`. An address that several Services publish is removed with the last of
-them. The service proxy's own health port is always reachable, because gateways probe it for every
-Service with policy Cluster."""
+are repaired at the next full `read`; rules that they remove, and what disappears with a device, an
+interface or an address, are restored at once by `run`. An address that several Services publish is
+removed with the last of them. The service proxy's own health port is always reachable, because
+gateways probe it for every Service with policy Cluster."""
 
 import asyncio
 import time
@@ -33,6 +33,7 @@ from fairlead.model import NodeService, Outcome, ServiceKey
 from fairlead.net import interfaces
 from fairlead.net.interfaces import Link
 from fairlead.net.link_events import LinkChanges, LinkEvents
+from fairlead.net.nfnetlink import RulesetChanges
 from fairlead.net.nftables import Nftables, Record
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, is_name, select
 from fairlead.plan.service import PROXY_HEALTH_PORT
@@ -40,6 +41,8 @@ from fairlead.role_state import TunnelState
 
 log = structlog.get_logger()
 
+CHECK_INTERVAL_S = 2.0
+"""Interval at which the driver checks whether another program has changed nftables rules."""
 FOLLOW_PAUSE_S = 0.05
 """Pause after a change of the networks. Changes in this time are handled together."""
 
@@ -176,28 +179,43 @@ class TunnelDriver(Component):
 
     async def run(self) -> None:
         """Until cancelled: follow the kernel's events, and restore what disappeared with a device,
-        an interface or an address."""
-        with closing(LinkEvents()) as events:
-            while True:
-                changes = await events.next()
-                began_s = time.monotonic()
-                async with self._turn:
-                    try:
-                        if not (
-                            self._is_affected(changes)
-                            or self._selection_changed()
-                            or (changes.hooks and await self._has_lost_program())
-                        ):
-                            continue
-                        if self._table:
-                            await self._install(self._published)
-                    except FairleadError as problem:
-                        log.warning(
-                            "restoring the tunnel after a change of the networks failed",
-                            problem=str(problem),
-                        )
-                # If another program keeps undoing this, leave most of the time for other work.
-                await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
+        an interface or an address, and rules that another program has removed."""
+        with closing(LinkEvents()) as events, closing(RulesetChanges()) as rules_changed:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_rules(rules_changed))
+                group.create_task(self._follow_links(events))
+
+    async def _keep_rules(self, changes: RulesetChanges) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            async with self._turn:
+                try:
+                    if changes.seen() and self._table:
+                        await self._install(self._published)
+                except FairleadError as problem:
+                    log.warning("restoring the rules of the tunnel failed", problem=str(problem))
+
+    async def _follow_links(self, events: LinkEvents) -> None:
+        while True:
+            changes = await events.next()
+            began_s = time.monotonic()
+            async with self._turn:
+                try:
+                    if not (
+                        self._is_affected(changes)
+                        or self._selection_changed()
+                        or (changes.hooks and await self._has_lost_program())
+                    ):
+                        continue
+                    if self._table:
+                        await self._install(self._published)
+                except FairleadError as problem:
+                    log.warning(
+                        "restoring the tunnel after a change of the networks failed",
+                        problem=str(problem),
+                    )
+            # If another program keeps undoing this, leave most of the time for other work.
+            await asyncio.sleep(max(FOLLOW_PAUSE_S, 5 * (time.monotonic() - began_s)))
 
     def _is_affected(self, changes: LinkChanges) -> bool:
         """Whether the changes affect a device or an address of the tunnel."""
@@ -270,7 +288,12 @@ class TunnelDriver(Component):
         sizes = rules.segment_sizes(_kind(self._tunnel), mtu, addresses)
         names = [device.name for device in made]
         table = rules.table(self._tunnel, names, sizes, (), addresses)
-        if table != self._table or not await self._rules_present(published):
+        changed = table != self._table
+        if changed or not await self._rules_present(published):
+            if not changed:
+                log.warning(
+                    "another program has changed the rules of the tunnel: they are created again"
+                )
             await self._run(rules.table(self._tunnel, names, sizes, published, addresses))
         # The devices come after the rules: without the rules every host could send into them.
         await devices.ensure(made)
