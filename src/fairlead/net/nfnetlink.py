@@ -109,15 +109,18 @@ class RulesetChanges:
     A call takes 20 us. Close it after use."""
 
     def __init__(self) -> None:
-        self._netlink = Nfnetlink()
-        self._generation = self._netlink.generation()
+        self._netlink: Nfnetlink | None = None
+        self._generation = -1
 
     def close(self) -> None:
         """Close the socket. May be called repeatedly."""
-        self._netlink.close()
+        if self._netlink is not None:
+            self._netlink.close()
 
     def seen(self) -> bool:
-        """Return whether there was a change. Raise Unavailable if the kernel does not respond."""
+        """Return whether there was a change, or this is the first call. Raise the errors of
+        `Nfnetlink.generation`."""
+        self._netlink = self._netlink or Nfnetlink()
         before, self._generation = self._generation, self._netlink.generation()
         return self._generation != before
 

@@ -331,7 +331,8 @@ class ProxyDriver(Component):
                 await asyncio.sleep(CHECK_INTERVAL_S)
                 async with self._changing:
                     try:
-                        if changes.seen() and self._local(self._specs) and not shield.is_present():
+                        # A gateway without such Services needs no nftables.
+                        if self._local(self._specs) and changes.seen() and not shield.is_present():
                             log.warning(
                                 "another program has removed rules that shield other ports of "
                                 "this gateway's addresses: they are created again"
