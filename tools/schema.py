@@ -59,6 +59,10 @@ def _plain(schema: Any) -> Any:
             return plain
         case [{"type": str(kind), **rest}, {"type": "null"}]:
             return plain | rest | {"type": [kind, "null"]}
+        case [section, {"type": "null"}]:
+            either = {"type": ["object", "null"]}
+            # With `anyOf`, Helm would report every mistake inside of the section as two.
+            return plain | {"if": {"type": "object"}, "then": section, "else": either}
         case options:
             return plain | {"anyOf": options}
 

@@ -57,6 +57,12 @@ def test_helm_lint(helm: Path, values: Path | None) -> None:
         ("config.gateway.connectionEntries=7", "minimum: got 7, want 1,024"),
         ("config.cluster.podCIDRs={10.244.0.0}", "'/config/cluster/podCIDRs/0': '10.244.0.0'"),
         ("config.web.listen=foo", "'/config/web/listen': 'foo' does not match"),
+        ("config.octavia=x", "'/config/octavia': got string, want null or object"),
+        ("config.octavia.members=x", "'/config/octavia/members': value must be one of 'all', 're"),
+        (
+            "config.presence.namespace=default",
+            "config.presence.namespace is default, the namespace of the release: name another one",
+        ),
         ("config.octavia.lbMethod=RR", "'LEAST_CONNECTIONS', 'ROUND_ROBIN'"),
         ("config.pools[0].name=a", "'/config/pools/0': missing property 'addresses'"),
         ("pool={foo}", "'/pool/0': 'foo' does not match pattern"),

@@ -237,7 +237,10 @@ def read_exec_credential(
     if status is None or not (
         status.token or (status.client_certificate_data and status.client_key_data)
     ):
-        raise Refused(f"{what} returned neither a token nor a client certificate with its key")
+        raise Refused(
+            f"{what} returned neither a token nor a client certificate with its key",
+            fix="run it by hand; it may need a login",
+        )
     holds_s = None
     if status.expiration_timestamp is not None:
         holds_s = max(0.0, (status.expiration_timestamp - now).total_seconds() - EXPIRY_MARGIN_S)

@@ -208,10 +208,14 @@ def content(beside: Path, data: str, file: str, what: str, source: str) -> str:
             return base64.b64decode(data, validate=True).decode()
         return (beside.parent / file).read_text() if file else ""
     except (binascii.Error, UnicodeDecodeError):
-        raise Refused(f"{what} of {source} is not PEM in base64") from None
+        raise Refused(
+            f"{what} of {source} is not PEM in base64",
+            fix=f"write {what}-data in base64, or name a PEM file in {what}",
+        ) from None
     except OSError as problem:
         raise Refused(
-            f"{what} of {source}: {beside.parent / file} cannot be read: {plain(problem)}"
+            f"{what} of {source}: {beside.parent / file} cannot be read: {plain(problem)}",
+            fix="name a file that exists and may be read; a relative path begins at the kubeconfig",
         ) from None
 
 

@@ -116,7 +116,8 @@ def octavia_loop(
         return
     if not (uid := state.namespace_uid(SYSTEM)):
         raise Refused(
-            f"namespace {SYSTEM} does not exist, but its uid identifies the owner of load balancers"
+            f"namespace {SYSTEM} is missing, and its uid identifies the owner of load balancers",
+            fix=f"create namespace {SYSTEM}, which every cluster has",
         )
     cloud = Cloud(config.octavia)
 

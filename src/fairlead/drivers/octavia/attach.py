@@ -193,7 +193,8 @@ async def _search(pattern: str, names: Sequence[str]) -> Collection[str]:
     found: list[str] | str = msgspec.json.decode(answer, type=list[str] | str)
     if isinstance(found, str):
         raise Refused(
-            f"floating-subnet {quoted(pattern)} is not a valid regular expression: {found}"
+            f"floating-subnet {quoted(pattern)} is not a valid regular expression: {found}",
+            fix="correct it, or name a subnet by its id in floating-subnet-id",
         )
     return found
 
