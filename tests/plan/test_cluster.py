@@ -88,6 +88,17 @@ def test_an_address_in_the_status_of_a_clean_service_is_not_given_to_another_ser
     assert address(planned[A]) == "203.0.113.2"
 
 
+def test_an_address_that_another_controller_serves_is_not_given_to_a_service() -> None:
+    """During a migration: the pool of MetalLB is an AddressPool already."""
+    theirs = service("b", held="203.0.113.1", class_name="metallb.io/metallb")
+    unclaimed = msgspec.structs.replace(theirs.metadata, annotations={}, managed_fields=())
+    state = state_of(msgspec.structs.replace(theirs, metadata=unclaimed), service("a"))
+    planner = Planner(state, CONFIG)
+    assert address(planner({A})[A]) == "203.0.113.2"
+    put(state, service("b", class_name="metallb.io/metallb"), service("c"))
+    assert address(planner({B, C})[C]) == "203.0.113.1", "the other controller has released it"
+
+
 def test_an_assigned_address_is_not_given_to_another_service_before_it_is_published() -> None:
     state = state_of(service("b"))
     planner = Planner(state, CONFIG)

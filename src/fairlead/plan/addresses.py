@@ -127,7 +127,11 @@ def facts_of(
 ) -> Facts:
     """Return the facts of one Service. `service`: None if the Service does not exist. `wants`: the
     Service is to get addresses from pools. `ours`: the Service is claimed for a class whose
-    addresses come from pools. If either is true, the Service holds the addresses in its status."""
+    addresses come from pools.
+
+    The Service holds the addresses in its status if either is true, and also if another controller
+    serves it: no other Service may get them, for example while a pool of MetalLB is already an
+    AddressPool and MetalLB still serves its Services."""
     held = {
         grant.spec.address: _granted(key, grant)
         for grant in grants
@@ -135,7 +139,7 @@ def facts_of(
     }
     if service is None:
         return Facts(None, held)
-    if wants or ours:
+    if wants or ours or service.spec.type == "LoadBalancer":
         for address, ports in shown_by(service).items():
             held[address] = msgspec.structs.replace(held.get(address, HeldAddress()), shown=ports)
     if not wants:
