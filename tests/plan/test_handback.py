@@ -104,6 +104,11 @@ def test_services_that_nobody_takes_back_need_no_request() -> None:
             "kubectl patch service -n shop web --type=merge -p "
             """'{"spec":{"loadBalancerIP":null}}'""",
         ),
+        (
+            served("203.0.113.7", clusterIPs=["10.96.0.7", "2001:db8:96::7"]),
+            "metallb",
+            "set spec.ipFamilyPolicy to SingleStack",
+        ),
         (served(*BOTH), "openstack", "openstack is not asked for 2001:db8::7"),
     ],
 )

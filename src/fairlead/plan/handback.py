@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fairlead.kube.objects import Service
-from fairlead.plan.addresses import held_by
 from fairlead.plan.annotations import ADDRESSES, SHARING_KEY, found
 from fairlead.plan.classes import CLASSES
-from fairlead.plan.migrated_pools import is_balanced
+from fairlead.plan.migrated_pools import is_balanced, shown_addresses
 from fairlead.plan.service import CLASS_ANNOTATION
 
 Next = Literal["metallb", "kube-vip", "cilium", "openstack"]
@@ -46,7 +45,7 @@ def requests(services: Iterable[Service], to: Next) -> tuple[list[dict[str, Any]
     bodies, remarks = [], []
     for service in sorted(services, key=lambda each: each.key):
         claimed = service.metadata.annotations.get(CLASS_ANNOTATION, "")
-        if not is_balanced(service) or not claimed or not held_by(service):
+        if not is_balanced(service) or not claimed or not shown_addresses(service):
             continue
         if service.spec.load_balancer_class:
             remarks.append(
@@ -59,6 +58,11 @@ def requests(services: Iterable[Service], to: Next) -> tuple[list[dict[str, Any]
                 "when Fairlead releases the Service; stop Fairlead's controller first "
                 "(docs/migration.md)"
             )
+        elif to == "metallb" and len(shown_addresses(service)) < len(service.spec.cluster_ips):
+            remarks.append(
+                f"Service {service.key} has two address families and one address, and MetalLB "
+                "accepts only a request for both; first set spec.ipFamilyPolicy to SingleStack"
+            )
         else:
             body, remark = _request(service, to)
             if "spec" in body or "annotations" in body["metadata"]:
@@ -70,7 +74,7 @@ def requests(services: Iterable[Service], to: Next) -> tuple[list[dict[str, Any]
 
 def _request(service: Service, to: Next) -> tuple[dict[str, Any], str]:
     """Return the Service with the fields that it does not have yet, and a remark or ""."""
-    system, addresses, key = _SYSTEMS[to], held_by(service), service.key
+    system, addresses, key = _SYSTEMS[to], shown_addresses(service), service.key
     present, in_spec = service.metadata.annotations, service.spec.load_balancer_ip
     annotations: dict[str, str] = {}
     sharing_key = found(present, SHARING_KEY)[1]

@@ -114,6 +114,11 @@ def assumed_class(config: Config) -> str:
     return (OCTAVIA if adopts else SUGGESTED).name
 
 
+def shown_addresses(service: Service) -> tuple[str, ...]:
+    """Return the addresses that the status of the Service shows, each once."""
+    return tuple(dict.fromkeys(held_by(service)))
+
+
 def is_balanced(service: Service) -> bool:
     return service.spec.type == "LoadBalancer" and service.metadata.deletion_timestamp is None
 
@@ -145,7 +150,7 @@ def _unpooled(found: Inventory, config: Config, pools: Pools) -> tuple[list[str]
         class_ = service_class_of(service, assumed) or SUGGESTED
         if not is_balanced(service) or class_.addresses != "pool":
             continue
-        for address in held_by(service):
+        for address in shown_addresses(service):
             if pools.find(address) is not None or address in left:
                 continue
             if (use := pools.exclusions.find(address)) is not None:

@@ -20,9 +20,9 @@ from fairlead.kube.objects import CLEANUP_FINALIZER, Service
 from fairlead.model import Finding, LoadBalancer, ServiceKey, about
 from fairlead.net.address import family_of
 from fairlead.plan import annotations, refusals
-from fairlead.plan.addresses import address_request_of, held_by, shown_address
+from fairlead.plan.addresses import address_request_of, shown_address
 from fairlead.plan.classes import CLASSES, ServiceClass, service_class_of
-from fairlead.plan.migrated_pools import SUGGESTED, assumed_class, is_balanced
+from fairlead.plan.migrated_pools import SUGGESTED, assumed_class, is_balanced, shown_addresses
 from fairlead.plan.pools import Pools
 from fairlead.plan.service import CLASS_ANNOTATION
 
@@ -121,7 +121,7 @@ def annotate(service: Service, name: str, value: str) -> str:
 
 def _takeover(service: Service, pools: Pools, planned: Planned) -> Takeover:
     ingress = service.status.load_balancer.ingress
-    addresses = held_by(service)
+    addresses = shown_addresses(service)
     places = [pools.find(address) for address in addresses]
     obstacle = _class_obstacle(service, addresses, planned.config)
     findings = [obstacle] if obstacle else []
@@ -195,7 +195,7 @@ def _other_addresses(
     service: Service, class_: ServiceClass, balancer: LoadBalancer
 ) -> list[Finding]:
     """Return the Finding about the addresses that the Service shows and would not keep."""
-    addresses = held_by(service)
+    addresses = shown_addresses(service)
     if not (lost := [each for each in addresses if each not in balancer.addresses]):
         return []
     gets = ", ".join(balancer.addresses)
@@ -220,7 +220,7 @@ def _other_addresses(
 def _keep_command(service: Service, class_: ServiceClass) -> str:
     """Return the command after which the Service requests the addresses that it shows; empty if it
     requests no others."""
-    addresses = held_by(service)
+    addresses = shown_addresses(service)
     if not addresses or class_.addresses != "pool":
         return ""
     if len({family_of(each) for each in addresses}) < len(addresses):
@@ -238,7 +238,7 @@ def _not_shared(service: Service, planned: Planned) -> list[Finding]:
     """Return a Finding for each address that another Service has too and does not share with this
     one by Fairlead's rules."""
     findings = []
-    for address in held_by(service):
+    for address in shown_addresses(service):
         if (other := planned.sharing(service.key, address)) is None:
             continue
         same = other.namespace == service.metadata.namespace
