@@ -427,11 +427,12 @@ class NodeServicePort(Value, frozen=True):
 
 
 class HealthCheck(Value, frozen=True):
-    """The healthCheckNodePort of a Service with policy Local, and the number of its *ready*
-    endpoints on this node."""
+    """The healthCheckNodePort of a Service with policy Local, the number of its *ready* endpoints
+    on this node, and their addresses, sorted."""
 
     port: int
     local_endpoints: int
+    addresses: tuple[str, ...] = ()
 
 
 class NodeService(Value, frozen=True):

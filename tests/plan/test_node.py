@@ -29,7 +29,7 @@ def test_the_health_check_node_port_counts_a_dual_stack_pod_once() -> None:
     ]
     planned = plan_node_service(service, slices, "node1")
     assert planned is not None
-    assert planned.health_check == HealthCheck(32000, 2)
+    assert planned.health_check == HealthCheck(32000, 2, ("10.0.1.1", "10.0.1.2", "2001:db8::1"))
 
 
 def test_a_node_does_not_serve_a_port_whose_published_status_is_an_error() -> None:

@@ -11,8 +11,16 @@ STATE_INTERVAL_S whether the node proxy is in step with the plan. A process that
 again.
 
 Invariants: the loop applies this driver after the node proxy, and `apply` returns once the process
-has carried out the change; so a 200 means that the packet rules are in force. The process ends with
-the role, however the role ends. The next process opens the ports again."""
+has carried out the change. The process ends with the role, however the role ends. The next process
+opens the ports again.
+
+A 200 proves that the packet rules are in force, for the endpoints that the role last saw as ready
+in EndpointSlices. It does not prove that these pods exist. After a boot the slices are those of
+before the boot, until the kubelet has reported the pods as unready, and nothing orders that report
+before the start of this role. The host can tell in part: an endpoint to whose address it has no
+route does not count (`awaited_pods`). Where a network plugin has a route to all pods of the node
+from its start, such as that of a bridge, a 200 in this window may lead connections to addresses
+that nobody has."""
 
 import asyncio
 import os
@@ -24,6 +32,7 @@ import structlog
 
 from fairlead.backoff import Backoff
 from fairlead.drivers import Component, Requeue, no_requeue
+from fairlead.drivers.awaited_pods import AwaitedPods
 from fairlead.drivers.health_answers import Done, Opened, Update
 from fairlead.errors import Refused, Unavailable
 from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Value
@@ -153,6 +162,7 @@ class HealthPortDriver(Component):
         proxy_port: int = PROXY_HEALTH_PORT,
         addresses: Collection[str] = EVERYWHERE,
         requeue: Requeue = no_requeue,
+        awaited: AwaitedPods | None = None,
     ) -> None:
         """Set up a driver without ports.
 
@@ -163,7 +173,8 @@ class HealthPortDriver(Component):
         - `proxy_port`: the port for the health of the node proxy; 0 for none. It is open at every
           address.
         - `addresses`: where the ports of Services are open.
-        - `requeue`: called with the Services whose ports could not be opened again."""
+        - `requeue`: called with the Services whose ports could not be opened again.
+        - `awaited`: the endpoints that do not count yet."""
         self._node_name = node_name
         self._addresses = addresses
         self._turn = asyncio.Lock()
@@ -174,6 +185,7 @@ class HealthPortDriver(Component):
         self._requeue = requeue
         self._process: _Process | None = None
         self._served: dict[ServiceKey, HealthCheck] = {}
+        self._awaited = AwaitedPods() if awaited is None else awaited
 
     async def open(self) -> None:
         """Start the health check server, and open the proxy's own health port. Raise Refused if
@@ -213,9 +225,24 @@ class HealthPortDriver(Component):
                     if ended and self._process is process:
                         await self._end()
                     await self._start()
+                    await self._count_arrived()
                     await self._send(self._update())
             except (Unavailable, Refused) as problem:
                 log.warning("health ports do not answer", problem=str(problem))
+
+    async def _count_arrived(self) -> None:
+        """Count the endpoints that are no longer awaited."""
+        if not self._awaited:
+            return
+        used = {each for check in self._served.values() for each in check.addresses}
+        arrived = await self._awaited.look_again(used)
+        counts = {
+            check.port: self._awaited.count(check)
+            for check in self._served.values()
+            if not arrived.isdisjoint(check.addresses)
+        }
+        if counts:
+            await self._send(self._update(endpoints=counts))
 
     def render(self, intents: Mapping[ServiceKey, NodeService]) -> Mapping[ServiceKey, HealthCheck]:
         """Return the port and the number of ready endpoints of each Service that has a health
@@ -288,8 +315,9 @@ class HealthPortDriver(Component):
             await self._send(self._update(closed=numbers))
             for key in close:
                 del self._served[key]
+        await self._awaited.look(each for check in serve.values() for each in check.addresses)
         if counted := {key: check for key, check in serve.items() if key in self._served}:
-            endpoints = {check.port: check.local_endpoints for check in counted.values()}
+            endpoints = {check.port: self._awaited.count(check) for check in counted.values()}
             await self._send(self._update(endpoints=endpoints))
             self._served |= counted
         return await self._open({key: check for key, check in serve.items() if key not in counted})
@@ -302,7 +330,12 @@ class HealthPortDriver(Component):
             keys[at : at + PORTS_PER_UPDATE] for at in range(0, len(keys), PORTS_PER_UPDATE)
         ):
             opened = (
-                Opened(wanted[key].port, tuple(self._addresses), key, wanted[key].local_endpoints)
+                Opened(
+                    wanted[key].port,
+                    tuple(self._addresses),
+                    key,
+                    self._awaited.count(wanted[key]),
+                )
                 for key in batch
             )
             done = await self._send(self._update(opened=tuple(opened)))

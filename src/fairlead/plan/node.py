@@ -7,7 +7,7 @@ address of a host is not served: any tenant may write spec.externalIPs, and woul
 host, for example at its health port. Old API servers admitted invalid addresses and ports: such a
 value is skipped with a Finding, and the rest of the Service is served."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -237,10 +237,10 @@ def _note(what: str) -> Finding:
 
 
 def _health_check(
-    service: Service, local: Iterable[str], notes: list[Finding]
+    service: Service, local: Collection[str], notes: list[Finding]
 ) -> HealthCheck | None:
-    """Return the health check node port and its count of ready local endpoints; None if the Service
-    has no such port.
+    """Return the health check node port and its ready local endpoints; None if the Service has no
+    such port. `local`: the addresses of these endpoints.
 
     The count is that of the family with the most endpoints: a pod with an address in each family
     counts once."""
@@ -259,4 +259,5 @@ def _health_check(
     by_family: dict[Family, int] = {}
     for address in local:
         by_family[family_of(address)] = by_family.get(family_of(address), 0) + 1
-    return HealthCheck(spec.health_check_node_port, max(by_family.values(), default=0))
+    count = max(by_family.values(), default=0)
+    return HealthCheck(spec.health_check_node_port, count, tuple(sorted(local)))

@@ -19,6 +19,7 @@ import structlog
 from fairlead.backoff import Backoff
 from fairlead.config import Config
 from fairlead.drivers import Component, Driver
+from fairlead.drivers.awaited_pods import AwaitedPods
 from fairlead.drivers.healthport import HealthPortDriver
 from fairlead.drivers.host import Host
 from fairlead.drivers.nodeproxy import NodeProxyDriver
@@ -293,6 +294,7 @@ def drivers_of(
         node_eligible=lambda: node_name in state.nodes and not leaving(state.nodes[node_name]),
         addresses=host_addresses() if chosen else EVERYWHERE,
         requeue=state.subscribers.mark,
+        awaited=AwaitedPods(config.cluster.pod_cidrs),
     )
     moving = [Task("host addresses", partial(follow_host, state, host_addresses, health))]
     return Drivers(
