@@ -89,8 +89,8 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
         (NODE.replace("one", "22", 1), "document 1, line 1", "metadata.name must be a string: put"),
         (f"{NODE}\tspec: {{}}\n", "document 1, line 5", "this is not valid YAML: "),
         (SERVICE.replace("  name: web\n", ""), "document 1, line 1", "Service: metadata.name is"),
-        ("kind: Service\n", "document 1, line 1", "apiVersion must be a text"),
-        ("apiVersion: v1\nkind:\n", "document 1, line 1", "kind must be a text"),
+        ("kind: Service\n", "document 1, line 1", "apiVersion is missing or no text"),
+        ("apiVersion: v1\nkind:\n", "document 1, line 1", "kind is missing or no text"),
         (f"---\n{OTHER}---\n\n- 1\n", "document 2, line 7", "this is not an object but a list"),
         (f"{OTHER}---\na: [\n", "document 2, line 6", "this is not valid YAML"),
         (
@@ -113,6 +113,11 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
             SLICE.replace("addresses: [192.0.2.1], ", ""),
             "document 1, line 1",
             "EndpointSlice: endpoints[0].addresses is missing",
+        ),
+        (
+            SLICE.replace("[192.0.2.1]", "[pod.example.com]"),
+            "document 1, line 1",
+            "the API server would refuse EndpointSlice shop/web-1: endpoints[0].addresses: Invalid",
         ),
     ],
 )
@@ -160,7 +165,7 @@ status: null
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
-addressType: null
+addressType: IPv4
 endpoints: [{addresses: [192.0.2.1], nodeName: null, conditions: null, hints: null}]
 ports: [{name: null, port: 8080, protocol: null}]
 ---

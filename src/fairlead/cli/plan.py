@@ -72,7 +72,7 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     config, manifests = _read(source)
     planned = [
         each
-        for each in _plan(config, manifests)
+        for each in plan_of(config, manifests)
         if namespace in (None, ServiceKey.parse(each.service).namespace)
     ]
     where = f" in namespace {namespace}" if namespace is not None else ""
@@ -103,7 +103,7 @@ def _read(source: Source) -> tuple[Config, "Manifests"]:
     return config, manifests
 
 
-def _plan(config: Config, manifests: "Manifests") -> list[Planned]:
+def plan_of(config: Config, manifests: "Manifests") -> list[Planned]:
     from fairlead.cli.planning import plan_manifests
     from fairlead.plan.classes import CLASSES
     from fairlead.plan.service import class_of

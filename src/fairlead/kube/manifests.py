@@ -29,6 +29,8 @@ from fairlead.kube.objects import (
     Resource,
     Service,
 )
+from fairlead.kube.rules.causes import joined
+from fairlead.kube.rules.endpoints import check_slice
 from fairlead.kube.rules.types import complaint, without_nulls
 from fairlead.kube.submission import Submission, families_of_cluster, submit
 from fairlead.model import ServiceKey
@@ -118,16 +120,7 @@ def manifests_of(
             ignored[_name_of(*document.kind)] += 1
             continue
         try:
-            read = identified(document, resource)
-            identity = (resource.kind, *_identity(read))
-            if identity in seen:
-                name = "/".join(filter(None, identity[1:]))
-                raise Refused(
-                    f"{read.place}: {resource.kind} {name} is in {seen[identity]} already",
-                    fix="remove one of the two",
-                )
-            seen[identity] = read.place
-            found[resource.kind].append(read if resource is SERVICES else typed(read, resource))
+            found[resource.kind].append(_object_of(document, resource, seen))
         except Refused as problem:
             reason = str(problem).removeprefix(f"{document.place}: ")
             left_out.append(LeftOut(document.place, reason))
@@ -145,6 +138,30 @@ def manifests_of(
         left_out=tuple(left_out),
         ignored=dict(ignored),
     )
+
+
+def _object_of(
+    document: Document, resource: Resource[Any], seen: dict[tuple[str, str, str], str]
+) -> Any:
+    """Return the object of a document, decoded as its type, but a Service as it was written. `seen`
+    are the places of the objects so far, by kind, namespace and name. Raise Refused."""
+    read = identified(document, resource)
+    metadata = read.object["metadata"]
+    identity = (resource.kind, metadata["namespace"], metadata["name"])
+    name = " ".join((resource.kind, "/".join(filter(None, identity[1:]))))
+    if identity in seen:
+        raise Refused(
+            f"{read.place}: {name} is in {seen[identity]} already", fix="remove one of the two"
+        )
+    seen[identity] = read.place
+    if resource is SERVICES:
+        return read
+    object_ = typed(read, resource)
+    # An object with a UID comes from a server, which may have accepted more in the past.
+    new = resource is ENDPOINT_SLICES and not object_.metadata.uid
+    if new and (causes := list(check_slice(dict(read.object)))):
+        raise Refused(f"{read.place}: the API server would refuse {name}: {joined(causes)}")
+    return object_
 
 
 def _name_of(group_version: str, kind: str) -> str:
@@ -220,7 +237,9 @@ def flatten(content: object, place: str) -> Iterator[Document | LeftOut]:
         return
     for field in ("apiVersion", "kind"):
         if not (isinstance(content.get(field), str) and content[field]):
-            yield LeftOut(place, f"{field} must be a text; every object needs apiVersion and kind")
+            yield LeftOut(
+                place, f"{field} is missing or no text; every object needs apiVersion and kind"
+            )
             return
     kind, items = content["kind"], content.get("items")
     if not (kind.endswith("List") and ("items" in content or kind == "List")):
@@ -250,11 +269,6 @@ def identified(document: Document, resource: Resource[Any]) -> Document:
         raise Refused(f"{where}: metadata.name is missing")
     namespace = (metadata.get("namespace") or "default") if resource.namespaced else ""
     return Document(document.place, object_ | {"metadata": metadata | {"namespace": namespace}})
-
-
-def _identity(document: Document) -> tuple[str, str]:
-    metadata = document.object["metadata"]
-    return metadata["namespace"], metadata["name"]
 
 
 def typed(document: Document, resource: Resource[Any]) -> Any:

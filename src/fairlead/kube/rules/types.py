@@ -27,6 +27,7 @@ _WORDS: Final = {
 }
 _WRONG_TYPE: Final = re.compile(r"Expected `(.+?)`, got `(.+?)`(?: - at `\$\.?(.*)`)?")
 _MISSING: Final = re.compile(r"Object missing required field `(.+?)`(?: - at `\$\.?(.*)`)?")
+_OUTSIDE: Final = re.compile(r"Expected `(.+?)` ([^`,]+?) - at `\$\.?(.*)`")
 _NO_CHOICE: Final = re.compile(r"Invalid enum value (.+?) - at `\$\.?(.*)`")
 
 
@@ -100,6 +101,8 @@ def complaint(
     if found := _NO_CHOICE.fullmatch(text):
         choices = [each for each in _choices(of, found[2]) if each]
         return f"{found[2]} must be {' or '.join(choices)}, and is {found[1]}"
+    if found := _OUTSIDE.fullmatch(text):
+        return f"{found[3]} must be {_WORDS.get(found[1], found[1])} {found[2]}"
     if not (found := _WRONG_TYPE.fullmatch(text)):
         return text
     wanted = " or ".join(_WORDS.get(each, each) for each in found[1].split(" | ") if each != "null")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fairlead.kube.rules import metadata, names
 from fairlead.kube.rules.causes import Cause, Object, forbidden, invalid, required, unsupported
+from fairlead.kube.rules.endpoints import check_slice
 from fairlead.lab.apiserver import definitions, structural
 from fairlead.lab.apiserver.kinds import (
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -124,7 +125,7 @@ def check(kind: Kind, obj: Object) -> Iterable[Cause]:
     if kind is NODES:
         return _check_node(obj)
     if kind is ENDPOINT_SLICES:
-        return _check_slice(obj)
+        return check_slice(obj)
     if kind is LEASES:
         return _check_lease(obj)
     if kind is EVENTS:
@@ -219,38 +220,6 @@ def _check_node(node: Object) -> Iterable[Cause]:
             yield required(f"{path}.effect")
         elif taint["effect"] not in effects:
             yield unsupported(f"{path}.effect", taint["effect"], effects)
-
-
-def _check_slice(endpoint_slice: Object) -> Iterable[Cause]:
-    kind = endpoint_slice.get("addressType")
-    kinds = ("IPv4", "IPv6", "FQDN")
-    if not kind:
-        yield required("addressType")
-    elif kind not in kinds:
-        yield unsupported("addressType", kind, kinds)
-    for index, endpoint in enumerate(endpoint_slice.get("endpoints") or []):
-        path = f"endpoints[{index}].addresses"
-        addresses = endpoint.get("addresses") or []
-        if not addresses:
-            yield required(path, "must contain at least 1 address")
-        for text in addresses:
-            yield from (invalid(path, text, problem) for problem in _address_problems(kind, text))
-    protocols = ("TCP", "UDP", "SCTP")
-    for index, port in enumerate(endpoint_slice.get("ports") or []):
-        if port.get("protocol") not in protocols:
-            yield unsupported(f"ports[{index}].protocol", port.get("protocol"), protocols)
-
-
-def _address_problems(kind: str | None, text: str) -> list[str]:
-    if kind == "FQDN":
-        return names.dns_subdomain(text.removesuffix("."))
-    if kind not in ("IPv4", "IPv6"):
-        return []
-    if problems := names.address(text):
-        return problems
-    if names.family_of(text) != kind:
-        return [f"must be an {kind} address"]
-    return names.special_address(text)
 
 
 def _check_lease(lease: Object) -> Iterable[Cause]:
