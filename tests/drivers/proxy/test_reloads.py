@@ -264,7 +264,7 @@ tricks = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_si
 worker, end those in the older ones."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(tricks, st.sampled_from([0, 3, 11, 40]))
 @example([(False, True, False)] * 60, 3)
 @example([(True, True, False)] * 60, 3)
@@ -293,7 +293,7 @@ def test_no_namespace_delays_changes_of_another_or_ends_its_connections_whatever
     assert "idle" not in site.ended_s
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(tricks)
 @example([(True, False, False)] * 60)
 @example([(True, True, False)] * 60)
