@@ -187,6 +187,32 @@ def test_a_foreign_route_to_the_address_stays_and_replaces_the_blackhole_route(r
     run(scenario)
 
 
+def test_rules_and_routes_that_another_program_removes_are_restored_without_an_audit(
+    run: Run,
+) -> None:
+    """As systemd-networkd does when it is restarted. Without them packets for a port that no
+    listener has go to and fro between gateway and router."""
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await reconcile(made, load_balancer(NODE1))
+        before = kernel()
+        assert all(before)
+        task = asyncio.create_task(made.run())
+        await asyncio.sleep(0.1)
+        ip("route", "flush", "table", str(TABLE))
+        ip("rule", "flush", "table", str(TABLE))
+        assert not any(kernel())
+        async with asyncio.timeout(30):
+            while kernel() != before:
+                await asyncio.sleep(0.1)
+        task.cancel()
+        await made.close(remove=True)
+
+    run(scenario)
+
+
 def test_packets_without_a_listener_do_not_return_to_the_router(run: Run) -> None:
     async def scenario() -> None:
         route_back()

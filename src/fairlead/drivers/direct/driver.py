@@ -354,6 +354,8 @@ class DirectDriver(Component):
                         self._retry_services_of_nodes(await networks.apply_changes(changes))
                         if self._blackholes and self._blackholes.outdated:
                             await self._blackholes.sync(tables.addresses)
+                        elif self._blackholes and changes.networks:
+                            await self._blackholes.restore()
                 except FairleadError as error:
                     log.warning(
                         "the host's networks changed; the change is handled at the next audit",

@@ -77,6 +77,25 @@ class BlackholeRoutes:
         soon, regardless of what other processes have changed."""
         await self._run(lambda: self._sync(self._installed.union(addresses)))
 
+    async def restore(self) -> None:
+        """Set rules and routes again if another program has removed a rule, as systemd-networkd
+        does with rules and routes of others when it is restarted."""
+        await self._run(self._restore)
+
+    def _restore(self) -> None:
+        wanted = {
+            Rule(is_ipv6(address), name)
+            for address in self._installed
+            for name in self._ruled_interfaces
+        }
+        if wanted and (missing := wanted - self._kernel.rules()):
+            log.warning(
+                "another program has removed rules that lead to the blackhole routes: they are "
+                "added again",
+                interfaces=sorted({each.interface for each in missing}),
+            )
+            self._sync(set(self._installed))
+
     def _add(self, new: set[str]) -> None:
         self._put(new, set(self._kernel.routed_elsewhere(sorted(new))))
 
