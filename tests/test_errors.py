@@ -6,6 +6,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 
 import aiohttp
@@ -95,6 +96,8 @@ def test_exceptions_are_worded(attempt: Callable[[], object], words: str) -> Non
         (TimeoutError(), "there was no answer in time"),
         (ValueError(), "it failed without a message"),
         (urllib.error.URLError("unknown url type: x"), "unknown url type: x"),
+        (urllib.error.HTTPError("http://a", 404, "Not Found", Message(), None), "404 Not Found"),
+        (ssl.SSLError(524297, "[SSL] PEM lib (_ssl.c:3905)"), "PEM lib"),
         (Refused("no", fix="say yes"), "no; say yes"),
         (
             OSError(
@@ -107,3 +110,5 @@ def test_exceptions_are_worded(attempt: Callable[[], object], words: str) -> Non
 )
 def test_texts_of_exceptions(problem: Exception, words: str) -> None:
     assert words in plain(problem)
+    assert ("TLS" in plain(problem)) == ("TLS" in words)
+    assert "_ssl" not in plain(problem)

@@ -91,14 +91,18 @@ def _of_pool(text: str) -> str:
 
 
 def _of_system(problem: OSError) -> str:
-    if reason := getattr(problem, "reason", ""):  # ssl.SSLError
-        return f"TLS failed: {str(reason).replace('_', ' ').lower()}"
+    if reason := str(getattr(problem, "reason", None) or ""):
+        if hasattr(problem, "library"):  # ssl.SSLError
+            return f"TLS failed: {reason.replace('_', ' ').lower()}"
+        # urllib's HTTPError, which is an answer, and its URLError
+        code = getattr(problem, "code", None)
+        return f"the answer is {code} {reason}" if code else _sentence(reason)
     # asyncio's own texts contain the representation of a socket address, after the number.
     numbers = _ERRNO.findall(str(problem))
     if numbers:
         return ", ".join(dict.fromkeys(os.strerror(int(each)) for each in numbers))
-    if problem.strerror:  # of the resolver, whose numbers are negative
-        return problem.strerror
+    if problem.strerror:  # of the resolver, whose numbers are negative, and of ssl
+        return _sentence(problem.strerror)
     silent = "there was no answer in time"
     return _sentence(str(problem)) or (silent if isinstance(problem, TimeoutError) else "it failed")
 

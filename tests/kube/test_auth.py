@@ -156,6 +156,13 @@ def test_several_files_are_merged_and_the_first_value_takes_precedence(tmp_path:
             config(clusters=[{"name": "c", "cluster": {"server": 3}}]),
             r"3 is not a text - at \$\.clusters\[0\]\.cluster\.server; write it in quotes",
         ),
+        *(
+            (
+                config(clusters=[{"name": "c", "cluster": {"server": server}}]),
+                "is not a URL; write the address of the API server",
+            )
+            for server in ("", "not a url", "ftp://a", "https://[::1", "https://a:99999", "https:")
+        ),
         ("nonsense", "'nonsense' is not a mapping of names to values"),
     ],
 )

@@ -107,7 +107,10 @@ def read_status(body: bytes) -> Status:
     try:
         return STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Status(message=body.decode(errors="replace").strip()[:MAX_MESSAGE_LENGTH])
+        text = " ".join(body[: 4 * MAX_MESSAGE_LENGTH].decode(errors="replace").split())
+        if text.startswith("<"):
+            return Status(message="a page in HTML, which no API server sends")
+        return Status(message=text[:MAX_MESSAGE_LENGTH])
 
 
 def failure(

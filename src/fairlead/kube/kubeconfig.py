@@ -10,6 +10,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -177,6 +178,11 @@ def access_of(
     if bool(certificate) != bool(key):
         raise Refused(f"{source} has only one of client-certificate and client-key", fix="set both")
     impersonation = Impersonation(user.as_, user.as_uid, user.as_groups) if user.as_ else None
+    if not _is_url(cluster.server):
+        raise Refused(
+            f"the server {cluster.server!r} of {source} is not a URL",
+            fix="write the address of the API server, such as https://192.0.2.10:6443",
+        )
     return Access(
         cluster.server.rstrip("/"),
         authority_pem=content(
@@ -220,12 +226,21 @@ def content(beside: Path, data: str, file: str, what: str, source: str) -> str:
 
 
 def proxy(url: str, source: str) -> str:
-    if url and not url.startswith(("http://", "https://")):
+    if url and not _is_url(url):
         raise Refused(
             f"{source} goes through the proxy {url}",
-            fix="only http and https proxies are supported",
+            fix="only http and https proxies are supported: write http://192.0.2.10:3128",
         )
     return url
+
+
+def _is_url(text: str) -> bool:
+    """Return whether the text is an http or https URL with a host, and with a port or none."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def plugin(beside: Path, section: Exec, source: str) -> ExecPlugin:
