@@ -43,6 +43,7 @@ from fairlead.doctor.gather import Request
 from fairlead.doctor.pages import PAGES
 from fairlead.kube.access import Access
 from fairlead.kube.client import Client
+from fairlead.kube.objects import NODES, PODS, SERVICES
 from fairlead.lab import crds, manifests
 from fairlead.lab.apiserver import ApiServer
 from fairlead.lab.kubeapiserver import KubeApiServer
@@ -160,24 +161,24 @@ async def test_a_cluster_that_works_has_no_finding_whatever_it_does(world: World
     await world.pod("new1", "n3", starts=True)  # a rollout
     await nothing_is_wrong()
     await world.report("new1", ready=True)
-    await world.kubectl("delete pod w1 --wait=false")
+    await world.client.delete(PODS, (world.namespace, "w1"))
     await nothing_is_wrong()
-    await world.kubectl("delete pod w1 --grace-period=0 --force")
+    await world.remove("w1")
     await nothing_is_wrong()
-    await world.kubectl("cordon n2")  # a drain
+    await world.client.patch(NODES, ("", "n2"), {"spec": {"unschedulable": True}})  # a drain
     await nothing_is_wrong()
-    await world.kubectl("delete pod w2 --wait=false")
+    await world.client.delete(PODS, (world.namespace, "w2"))
     await world.pod("new2", "n1", starts=True)
     await nothing_is_wrong()
     await world.report("new2", ready=True)
-    await world.kubectl("delete pod w2 --grace-period=0 --force")
-    await world.kubectl("uncordon n2")
+    await world.remove("w2")
+    await world.client.patch(NODES, ("", "n2"), {"spec": {"unschedulable": None}})
     await nothing_is_wrong()
     for number in (3, 4, 5):  # scaling
         await world.pod(f"new{number}", "n2", starts=True)
     await nothing_is_wrong()
-    await world.kubectl("delete pod new3 new4 new5 --grace-period=0 --force")
-    await world.kubectl("delete service web --wait=false")
+    await world.remove("new3", "new4", "new5")
+    await world.client.delete(SERVICES, (world.namespace, "web"))
     await nothing_is_wrong()
 
 

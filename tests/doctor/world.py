@@ -175,6 +175,12 @@ class World:
         if not starts:
             await self.report(name, ready=True)
 
+    async def remove(self, *pods: str) -> None:
+        """Delete pods as their kubelets do when they have ended."""
+        for name in pods:
+            path = PODS.path(self.namespace, name)
+            await self.client.request("DELETE", path, body={"gracePeriodSeconds": 0})
+
     async def report(self, name: str, *, ready: bool) -> None:
         """Write the status of a pod as a kubelet does."""
         number = sum(map(ord, name)) % 200 + 10
@@ -316,8 +322,13 @@ def commands(*lines: str) -> Step:
     return run
 
 
-def merge(spec: str) -> Step:
-    return commands(f"patch service web --type=merge -p '{{\"spec\":{spec}}}'")
+def merge(spec: Manifest) -> Step:
+    """Return a step that changes fields of the Service."""
+
+    async def run(world: World) -> None:
+        await world.client.patch(SERVICES, (world.namespace, "web"), {"spec": spec})
+
+    return run
 
 
 async def served(world: World) -> None:
@@ -336,6 +347,11 @@ async def unready(world: World) -> None:
 async def ready(world: World) -> None:
     for name in ("w1", "w2"):
         await world.report(name, ready=True)
+
+
+async def deleted_pods(world: World) -> None:
+    for name in ("w1", "w2"):
+        await world.client.delete(PODS, (world.namespace, name))
 
 
 async def new_pods(world: World) -> None:
@@ -373,7 +389,8 @@ async def address_of_another(world: World) -> None:
 
 
 async def requests_nothing(world: World) -> None:
-    await world.kubectl("annotate service web fairlead.io/addresses-")
+    annotations = {"metadata": {"annotations": {"fairlead.io/addresses": None}}}
+    await world.client.patch(SERVICES, (world.namespace, "web"), annotations)
     await world.serve()
 
 
@@ -391,16 +408,18 @@ async def pool_full(world: World) -> None:
 
 
 async def pool_extended(world: World) -> None:
-    patch = '{"spec":{"addresses":["198.51.100.1-198.51.100.2"]}}'
-    await world.kubectl(f"patch addresspool {world.namespace} --type=merge -p '{patch}'")
+    key = "", world.namespace
+    patch = {"spec": {"addresses": ["198.51.100.1-198.51.100.2"]}}
+    await world.client.patch(ADDRESS_POOLS, key, patch)
     await world.serve("198.51.100.2")
-    await world.kubectl(f"delete addresspool {world.namespace}")
+    await world.client.delete(ADDRESS_POOLS, key)
 
 
 async def pods_on_an_excluded_node(world: World) -> None:
-    await world.kubectl("delete pod w1 w2 --grace-period=0 --force")
+    await world.remove("w1", "w2")
     await world.pod("w5", "n4")
-    await world.kubectl("label node n4 node.kubernetes.io/exclude-from-external-load-balancers=")
+    labels = {"metadata": {"labels": {EXCLUDE_LABEL: ""}}}
+    await world.client.patch(lab_objects.NODES, ("", "n4"), labels)
 
 
 async def ranges_of_one_family(world: World) -> None:
@@ -421,16 +440,16 @@ async def unevenly_placed(world: World) -> None:
 
 
 async def evenly_placed(world: World) -> None:
-    await world.kubectl("delete pod w6 --grace-period=0 --force")
+    await world.remove("w6")
 
 
 async def deleted_without_its_controller(world: World) -> None:
     if world.fairlead:
         await world.client.delete(LEASES, (world.namespace, lease_name("controller", "c1")))
     else:
-        finalizers = '{"metadata":{"finalizers":["example.com/load-balancer"]}}'
-        await world.kubectl(f"patch service web --type=merge -p '{finalizers}'")
-    await world.kubectl("delete service web --wait=false")
+        finalizers = {"metadata": {"finalizers": ["example.com/load-balancer"]}}
+        await world.client.patch(SERVICES, (world.namespace, "web"), finalizers)
+    await world.client.delete(SERVICES, (world.namespace, "web"))
 
 
 async def without_node_ports(world: World) -> None:
@@ -502,7 +521,7 @@ async def slice_without_a_node(world: World) -> None:
 
 
 async def slice_right(world: World) -> None:
-    await world.kubectl("delete endpointslice by-hand")
+    await world.client.delete(lab_objects.SLICES, (world.namespace, "by-hand"))
     await slice_by_hand(world, "web", "n1")
 
 
@@ -531,11 +550,8 @@ async def slice_by_hand(world: World, port: str, on: str | None) -> None:
     await manifests.apply(world.client, [slice_])
 
 
-TYPED = merge('{"selector":{"app":"wep"}}')
-UNKNOWN_PORT = (
-    "patch service web --type=json -p "
-    '\'[{"op":"replace","path":"/spec/ports/0/targetPort","value":"http"}]\''
-)
+TYPED = merge({"selector": {"app": "wep"}})
+UNKNOWN_PORT = {"name": "web", "port": 80, "protocol": "TCP", "targetPort": "http"}
 GRANT_LESS = (
     "patch clusterrole fairlead-gateway --type=json -p "
     '\'[{"op":"test","path":"/rules/2/resources/0","value":"events"},'
@@ -543,12 +559,12 @@ GRANT_LESS = (
 )
 EVERYWHERE = [
     Fault("SelectorMatchesNothing", TYPED),
-    Fault("TargetPortNameUnknown", commands(UNKNOWN_PORT)),
+    Fault("TargetPortNameUnknown", merge({"ports": [UNKNOWN_PORT]})),
     Fault("PodsNotReady", unready, ready),
-    Fault("AllTerminating", commands("delete pod w1 w2 --wait=false"), new_pods, by_hand=True),
+    Fault("AllTerminating", deleted_pods, new_pods, by_hand=True),
     Fault("TwoControllers", overwritten, no_longer_overwritten, observe_s=0.5),
     Fault("ExcludedNode", pods_on_an_excluded_node),
-    Fault("SourceRangeForgetsPods", merge('{"loadBalancerSourceRanges":["198.51.100.0/24"]}')),
+    Fault("SourceRangeForgetsPods", merge({"loadBalancerSourceRanges": ["198.51.100.0/24"]})),
     Fault("PortNameDiffers", slice_with_another_port, slice_right, by_hand=True),
     Fault("EndpointsWithoutNode", slice_without_a_node, slice_right, by_hand=True),
     Fault("SourceRangeForgetsFamily", ranges_of_one_family),
