@@ -34,8 +34,9 @@ FIXTURES = {
 REAL = ("real", "older-etcd")
 """Values of parameters for which a fixture uses kube-apiserver instead of the embedded server."""
 LABS = (
-    *(f"tests/bench/test_{each}.py" for each in ("lab", "live", "nodes", "octavia")),
-    *(f"tests/bench/test_{each}.py" for each in ("outages", "proxy", "scale", "tenant")),
+    *(f"tests/bench/test_{each}.py" for each in ("announce", "lab", "live", "nodes")),
+    *(f"tests/bench/test_{each}.py" for each in ("octavia", "outages", "proxy", "scale")),
+    "tests/bench/test_tenant.py",
     "tests/cli/test_lab.py",
     *(f"tests/deploy/test_{each}.py" for each in ("capabilities", "rights", "uninstall")),
     "tests/e2e/",
