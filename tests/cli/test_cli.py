@@ -231,7 +231,7 @@ def test_plan_as_json_and_yaml(form: str) -> None:
     [
         (
             "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: http}]}",
-            "spec.ports[0].port must be an integer, and is a string",
+            "'http' is not a whole number - at $.spec.ports[0].port; write a whole number\n",
         ),
         ("a: [", "left out: standard input, document 1, line 2: this is not valid YAML"),
     ],

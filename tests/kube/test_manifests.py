@@ -85,7 +85,11 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "reason"),
     [
-        (SLICE.replace("port: 8080", "port: x"), "document 1, line 1", "ports[0].port must be an"),
+        (
+            SLICE.replace("port: 8080", "port: x"),
+            "document 1, line 1",
+            "'x' is not a whole number - at $.ports[0].port",
+        ),
         (NODE.replace("one", "22", 1), "document 1, line 1", "metadata.name must be a string: put"),
         (f"{NODE}\tspec: {{}}\n", "document 1, line 5", "this is not valid YAML: "),
         (SERVICE.replace("  name: web\n", ""), "document 1, line 1", "Service: metadata.name is"),
@@ -107,12 +111,12 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
         (
             SLICE.replace("{kubernetes.io/service-name: web}", "{app: true}"),
             "document 1, line 1",
-            "EndpointSlice: metadata.labels: the value of app must be a string: put it in quotes",
+            "true or false, not a text - at $.metadata.labels[app]; write it in quotes",
         ),
         (
             SLICE.replace("addresses: [192.0.2.1], ", ""),
             "document 1, line 1",
-            "EndpointSlice: endpoints[0].addresses is missing",
+            "EndpointSlice: the field addresses is missing - at $.endpoints[0]; add addresses",
         ),
         (
             SLICE.replace("[192.0.2.1]", "[pod.example.com]"),
