@@ -7,6 +7,7 @@ Service gets what the API server would add to it; a document that cannot be read
 others, and is reported with its file, number, line and reason; objects of other kinds are counted
 and not examined; a namespaced object without a namespace is in `default`, as with kubectl."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from fairlead.errors import Refused
+from fairlead.errors import Refused, plain
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 from fairlead.kube.documents import read_contents
 from fairlead.kube.objects import (
@@ -218,13 +219,26 @@ def files(path: Path) -> Sequence[Path]:
     """Return the manifest files at a path. Raise Refused for a folder without manifests."""
     if not path.is_dir():
         return [path]
-    inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    inside = sorted(
+        file
+        for folder, _, names in os.walk(path, onerror=_refuse_unreadable)
+        for file in (Path(folder, name) for name in names)
+        if file.suffix in SUFFIXES and file.is_file()
+    )
     if not inside:
         raise Refused(
             f"{path} has no manifests",
             fix="name a folder that contains *.yaml, *.yml or *.json files",
         )
     return inside
+
+
+def _refuse_unreadable(problem: OSError) -> None:
+    """Ignore a folder that vanished meanwhile; refuse one that cannot be read."""
+    if not isinstance(problem, FileNotFoundError | ProcessLookupError):
+        raise Refused(
+            f"{problem.filename} cannot be read: {plain(problem)}", fix="check the path after -f"
+        )
 
 
 def flatten(content: object, place: str) -> Iterator[Document | LeftOut]:
