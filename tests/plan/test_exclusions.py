@@ -390,10 +390,10 @@ def test_an_address_that_is_excluded_while_a_service_has_it_is_not_stranded() ->
     site.put_nodes(make_node("node1", "192.0.2.21"))
     assert site.addresses(A) == ("192.0.2.21",)
     conditions = {each.type: each.status for each in site.pool().conditions}
-    assert conditions == {"Ready": "True", "Stranded": "False", "Excluded": "True"}
+    assert (conditions["Stranded"], conditions["Excluded"]) == ("False", "True")
     site.state.update_pools({ObjectKey("", "lan"): make_pool("192.0.2.22")})
     conditions = {each.type: each.status for each in site.pool().conditions}
-    assert conditions == {"Ready": "True", "Stranded": "True", "Excluded": "False"}
+    assert (conditions["Stranded"], conditions["Excluded"]) == ("True", "False")
 
 
 def test_a_gateway_does_not_serve_a_service_at_the_address_of_a_node() -> None:

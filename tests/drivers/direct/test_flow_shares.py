@@ -463,7 +463,8 @@ def test_a_gateway_sets_the_limits_and_counts_again_when_a_share_is_used_up(run:
         with Map.open(layout / "settings") as settings, Map.open(layout / "shares") as shares:
             record = settings.lookup(INDEX.pack(0)) or b""
             limit = usable(1024)
-            assert SETTINGS.unpack(record)[-4:] == (limit, limit, usable(CLOSING), FRACTION // 4)
+            closing = usable(1024 // 4)
+            assert SETTINGS.unpack(record)[-4:] == (limit, limit, closing, FRACTION // 4)
             used_up = struct.pack("=8q", limit // 4, *(0,) * 7)
             shares.update(INDEX.pack(1), used_up)
             await made.read(None)  # the first complete read returns what `open` has read
