@@ -108,6 +108,23 @@ def test_the_row_says_whether_the_client_address_is_kept() -> None:
     assert cells["PODS"] == "b 75 %, a 25 %"
 
 
+def test_a_client_may_be_seen_under_another_address_of_the_host() -> None:
+    record = Record()
+    for own, client in (("198.51.100.1", "198.51.100.2"), ("198.51.100.2", "198.51.100.2")):
+        record.add(Outcome(0, 0.1, own=own, client=client))
+    cells = dict(zip(HEADER, row(TARGET, record), strict=True))
+    assert cells["CLIENT"] == "50 % seen as 198.51.100.2"
+
+
+def test_a_gap_ends_when_the_call_that_was_answered_began() -> None:
+    record = Record()
+    record.add(Outcome(1.0, 0.1, "reset"))
+    record.stretch(2.9)
+    assert record.longest_gap_s == 1.9
+    record.add(Outcome(2.0, 0.95))
+    assert record.longest_gap_s == record.gap_total_s == 1.0
+
+
 def test_one_lost_call_of_many_is_not_rounded_away() -> None:
     record = recorded("." * 9999 + "x")
     assert row(TARGET, record)[1] == "99.99 % of 10000, silent now"

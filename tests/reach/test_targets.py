@@ -26,6 +26,8 @@ from fairlead.reach.targets import Target, of_services, parse, unprobed
         ("http://shop.example", "http", "shop.example", 80, "/"),
         ("https://shop.example/a?b=c", "https", "shop.example", 443, "/a?b=c"),
         ("http://[2001:db8::1]:8000/x", "http", "2001:db8::1", 8000, "/x"),
+        ("192.0.2.1:443/healthz", "https", "192.0.2.1", 443, "/healthz"),
+        ("http://192.0.2.1?a=b", "http", "192.0.2.1", 80, "/?a=b"),
         ("192.0.2.1:9000/healthz", "http", "192.0.2.1", 9000, "/healthz"),
     ],
 )
@@ -43,6 +45,7 @@ def test_targets(text: str, scheme: str, host: str, port: int, path: str) -> Non
         ":80",
         "192.0.2.1:0",
         "192.0.2.1:65536",
+        "http://192.0.2.1:0/",
         "192.0.2.1:http",
         "2001:db8::1:80",
         "[2001:db8::1]",

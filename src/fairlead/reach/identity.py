@@ -27,6 +27,8 @@ CLIENT = (
 )
 """The names under which servers report the address of their client, the most telling first."""
 
+_NAME = re.compile(r"[\w.:/ -]{1,253}", re.ASCII)
+"""What is taken for the name of a pod. It is shown on terminals."""
 _LINE = re.compile(r'^[ \t]*"?([\w-]+)"?[ \t]*[:=][ \t]*"?([^"\r\n]*?)"?,?[ \t\r]*$', re.MULTILINE)
 
 
@@ -35,7 +37,7 @@ def identity_of(body: str) -> tuple[str, str]:
     if address := _address(body.strip()):
         return "", address
     named = _fields(body)
-    pod = next((named[name] for name in POD if named.get(name)), "")
+    pod = next((named[name] for name in POD if _NAME.fullmatch(named.get(name, ""))), "")
     client = next((found for name in CLIENT if (found := _address(named.get(name, "")))), "")
     return pod, client
 

@@ -103,7 +103,7 @@ class Record:
         self.gap_count = 0
         self.gap_total_s = 0.0
         """The length of all gaps that are over."""
-        self.longest_gap_s = 0.0
+        self._longest_over_s = 0.0
         self.problems: Counter[str] = Counter()
         self.pods: Counter[str] = Counter()
         self.clients: Counter[str] = Counter()
@@ -125,6 +125,12 @@ class Record:
     def gap(self) -> Gap | None:
         """The gap that is not over, if any."""
         return self.gaps[-1] if self.gaps and not self.gaps[-1].over else None
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The length of the longest gap. That of a gap that is not over does not count once it has
+        ended: the next call that is answered may have begun before the latest `stretch`."""
+        return max(self._longest_over_s, self.gap.length_s if self.gap else 0.0)
 
     @property
     def calls(self) -> int:
@@ -165,7 +171,6 @@ class Record:
         """Let a gap that is not over reach to the present."""
         if gap := self.gap:
             gap.length_s = max(0.0, now_s - gap.begun_s)
-            self.longest_gap_s = max(self.longest_gap_s, gap.length_s)
 
     def _add_failure(self, outcome: Outcome) -> Event | None:
         self.failed += 1
@@ -187,6 +192,7 @@ class Record:
         self.stretch(now_s)
         gap.over = True
         self.gap_total_s += gap.length_s
+        self._longest_over_s = max(self._longest_over_s, gap.length_s)
         failed = f"{gap.calls} calls" if gap.calls > 1 else "1 call"
         text = f"answers again after {gap.length_s:.2f} s ({failed} failed: {gap.problem})"
         return Event("gap-ended", now_s, text, gap.length_s, gap.calls)

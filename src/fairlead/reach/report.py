@@ -155,7 +155,9 @@ def _client(record: Record) -> str:
         return "not shown"
     if not record.client_hidden:
         return "kept"
-    other = next(each for each, _ in record.clients.most_common() if each not in record.own)
+    seen = [each for each, _ in record.clients.most_common()]
+    # A host with several addresses may be seen under another one of its own.
+    other = next((each for each in seen if each not in record.own), seen[0])
     if not record.client_kept:
         return f"seen as {other}"
     return f"{_percent(record.client_hidden, record.clients.total())} seen as {other}"

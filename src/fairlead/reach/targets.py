@@ -17,7 +17,7 @@ from fairlead.net.address import HIGHEST_PORT, join_host_port
 Scheme = Literal["tcp", "http", "https"]
 FORM = "give ADDRESS:PORT, tcp://ADDRESS:PORT, or http[s]://HOST[:PORT][/PATH]"
 _HTTP_PORTS = {80: "http", 8080: "http", 443: "https", 8443: "https"}
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 _APPLICATION_PROTOCOLS: dict[str, Scheme] = {
     "http": "http",
     "https": "https",
@@ -53,19 +53,21 @@ def parse(text: str) -> Target:
     except ValueError as problem:
         raise Refused(f"target {text!r}: {problem}", fix=FORM) from None
     path = parts.path + (f"?{parts.query}" if parts.query else "")
+    if path.startswith("?"):
+        path = f"/{path}"
     if any(not "!" <= character <= "~" for character in text) or parts.username is not None:
         raise Refused(f"target {text!r} has characters that cannot be in a target", fix=FORM)
     if not host:
         raise Refused(f"target {text!r} has no address", fix=FORM)
     if ":" in host and not rest.startswith("["):
         raise Refused(f"target {text!r}: an IPv6 address is written in brackets", fix=FORM)
-    if not port:
-        port = _DEFAULT_PORTS.get(scheme)
+    if port is None:
+        port = DEFAULT_PORTS.get(scheme)
     if not port:
         raise Refused(f"target {text!r} has no port from 1 to {HIGHEST_PORT}", fix=FORM)
     if path and scheme == "tcp":
         raise Refused(f"target {text!r}: a TCP target has no path", fix=FORM)
-    known = _HTTP_PORTS.get(port, "tcp") if not path else "http"
+    known = _HTTP_PORTS.get(port, "http" if path else "tcp")
     return Target(text, scheme or known, host, port, path or "/")  # type: ignore[arg-type]
 
 
