@@ -79,6 +79,15 @@ async def called(server: Server, timeout_s: float = TIMEOUT_S) -> Outcome:
             "web-1",
         ),
         (CHUNKED + b"0\r\nTrailer: a\r\n\r\n", "", ""),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" + OK + b"\r\n" + BODY, "", "web-1"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 503 No\r\n\r\n", "answered 503", ""),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 10\r\n\r\n", "", ""),
+        (CHUNKED + b"8000\r\n" + b"x" * 32000, "", ""),
+        (
+            CHUNKED + b"5;" + b"x" * 200_000,
+            "answered with a body whose chunks have a line without end",
+            "",
+        ),
         (CHUNKED + b"7\r\n" + BODY[:5], "closed after 5 of 7 bytes", ""),
         (CHUNKED, "closed within a body of chunks", ""),
         (
@@ -111,6 +120,28 @@ async def test_silence_is_a_failure_that_says_how_far_the_call_came() -> None:
         port = closed.getsockname()[1]
     outcome = await call(target(port), TIMEOUT_S, time.monotonic)
     assert outcome.problem == "connection refused"
+
+
+async def test_a_body_of_chunks_without_end_is_named() -> None:
+    async def events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"5\r\ndata\n\r\n")
+        await reader.read()
+
+    assert (await called(events, 1)).problem == "no end of the answer within 1 s"
+
+
+async def test_the_request_names_a_port_that_is_not_the_default() -> None:
+    asked = b""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with serving(serve) as port:
+        await call(target(port), TIMEOUT_S, time.monotonic)
+    assert f"\r\nHost: 127.0.0.1:{port}\r\n".encode() in asked
 
 
 async def test_a_body_without_length_or_end_does_not_make_an_answer_late() -> None:
@@ -169,6 +200,11 @@ async def held(server: Server, scheme: str = "http") -> tuple[bool, str]:
 async def test_an_announced_end_breaks_nothing() -> None:
     assert await held(answering(OK + b"Connection: close\r\n\r\n" + BODY)) == (True, "")
     assert await held(answering(b"HTTP/1.1 200 OK\r\n\r\n")) == (True, "")
+
+
+async def test_an_answer_without_a_body_leaves_a_connection_open() -> None:
+    answer = b"HTTP/1.1 204 No Content\r\n\r\n"
+    assert await held(answering(answer)) == (True, "closed without an answer")
 
 
 async def test_a_body_of_chunks_leaves_a_connection_open() -> None:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from functools import cache
 
 from fairlead.errors import plain
-from fairlead.net.address import bracketed
+from fairlead.net.address import bracketed, join_host_port
 from fairlead.reach.identity import identity_of
 from fairlead.reach.record import Outcome
-from fairlead.reach.targets import Target
+from fairlead.reach.targets import DEFAULT_PORTS, Target
 
 MAX_ANSWER_BYTES = 1 << 14
 """The part of an answer that is read, in bytes."""
@@ -46,7 +46,7 @@ async def call(target: Target, timeout_s: float, now: Callable[[], float]) -> Ou
     """Call the target once, on a new connection."""
     begun_s = now()
     writer: asyncio.StreamWriter | None = None
-    own = ""
+    own, head = "", b""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await _connect(target)
@@ -54,10 +54,14 @@ async def call(target: Target, timeout_s: float, now: Callable[[], float]) -> Ou
             if target.scheme == "tcp":
                 return Outcome(begun_s, now() - begun_s, own=own)
             writer.write(_request(target, "close"))
-            head, body = await _receive(reader)
+            head = await _head(reader)
+            body = await _body(reader, head, MAX_ANSWER_BYTES) if _ends_itself(head) else None
             latency_s = now() - begun_s
+        if body is None:
+            body = await _rest(reader)
     except TimeoutError:
         step = "no answer on the connection" if writer else "no connection"
+        step = "no end of the answer" if head else step
         return Outcome(begun_s, now() - begun_s, f"{step} within {timeout_s:g} s", own=own)
     except (OSError, EOFError, ValueError, _NotAnswered) as problem:
         return Outcome(begun_s, now() - begun_s, _describe(problem), own=own)
@@ -122,31 +126,48 @@ async def _exchange(
     target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> bytes:
     writer.write(_request(target, "keep-alive"))
-    head, _ = await _receive(reader, whole=True)
+    head = await _head(reader)
     if _status(head) >= 500:
         raise _NotAnswered(f"answered {_status(head)}")
-    ends_itself = _LENGTH.search(head) or _CHUNKED.search(head)
-    return head if ends_itself else b"connection: close\r\n"
+    if not _ends_itself(head):
+        return b"connection: close\r\n"
+    await _body(reader, head)
+    return head
 
 
-async def _receive(reader: asyncio.StreamReader, *, whole: bool = False) -> tuple[bytes, bytes]:
-    """Return the head of an answer and the beginning of its body, which says who answered.
+def _ends_itself(head: bytes) -> bool:
+    """Return whether the body of an answer ends otherwise than with the connection."""
+    return bool(_has_no_body(head) or _LENGTH.search(head) or _CHUNKED.search(head))
 
-    A body whose length is announced is waited for, because a path that loses large packets shows
-    only there; with `whole` of any length. A body of chunks is read to its end. Another body ends
-    with the connection."""
-    head = await _head(reader)
+
+def _has_no_body(head: bytes) -> bool:
+    return _status(head) in (204, 304)
+
+
+async def _body(reader: asyncio.StreamReader, head: bytes, limit: int | None = None) -> bytes:
+    """Return the beginning of a body that ends itself, which says who answered.
+
+    It is waited for, because a path that loses large packets shows only there; of a long one
+    `limit` bytes."""
+    if _has_no_body(head):
+        return b""
     if _CHUNKED.search(head):
-        return head, await _chunks(reader)
+        return await _chunks(reader, limit)
     found = _LENGTH.search(head)
-    if found is None:
-        return head, b"" if whole else await _rest(reader)
+    assert found
     length = int(found[1])
-    return head, await _part(reader, length if whole else min(length, MAX_ANSWER_BYTES), length)
+    return await _part(reader, length if limit is None else min(length, limit), length)
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return the head with its last line. A server that speaks another protocol is not waited
+    """Return the head of the final answer: informational ones (1xx) may precede it."""
+    while _status(head := await _any_head(reader)) < 200:
+        pass
+    return head
+
+
+async def _any_head(reader: asyncio.StreamReader) -> bytes:
+    """Return a head with its last line. A server that speaks another protocol is not waited
     for."""
     head = b""
     try:
@@ -174,11 +195,12 @@ async def _part(reader: asyncio.StreamReader, size: int, of: int) -> bytes:
     return kept
 
 
-async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    """Read a body of chunks (RFC 9112, section 7.1), and return the beginning."""
-    kept = b""
-    while True:
-        line = await reader.readline()
+async def _chunks(reader: asyncio.StreamReader, limit: int | None) -> bytes:
+    """Read a body of chunks (RFC 9112, section 7.1) to its end or until more than `limit` bytes
+    have arrived, and return the beginning."""
+    kept, arrived = b"", 0
+    while limit is None or arrived <= limit:
+        line = await _line(reader)
         if not (found := _CHUNK.match(line)):
             raise (
                 EOFError("closed within a body of chunks")
@@ -188,11 +210,22 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
                 )
             )
         if not (size := int(found[0], 16)):
-            while (await reader.readline()).strip():
+            while (await _line(reader)).strip():
                 pass
-            return kept
-        kept += (await _part(reader, size, size))[: MAX_ANSWER_BYTES - len(kept)]
-        await reader.readline()
+            break
+        part = size if limit is None else min(size, limit + 1 - arrived)
+        kept += (await _part(reader, part, size))[: MAX_ANSWER_BYTES - len(kept)]
+        arrived += part
+        if part == size:
+            await _line(reader)
+    return kept
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError:
+        raise _NotAnswered("answered with a body whose chunks have a line without end") from None
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
@@ -214,8 +247,11 @@ def _status(head: bytes) -> int:
 
 
 def _request(target: Target, connection: str) -> bytes:
+    host = bracketed(target.host)
+    if target.port != DEFAULT_PORTS[target.scheme]:
+        host = join_host_port(target.host, target.port)
     return (
-        f"GET {target.path} HTTP/1.1\r\nHost: {bracketed(target.host)}\r\n"
+        f"GET {target.path} HTTP/1.1\r\nHost: {host}\r\n"
         f"User-Agent: fairlead-probe\r\nConnection: {connection}\r\n\r\n"
     ).encode("latin-1")
 
