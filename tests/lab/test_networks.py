@@ -66,5 +66,5 @@ async def test_the_configuration_has_a_tunnel_to_nodes_of_other_networks(site: S
     assert said["gateway"]["attach"] == "tc"
     assert said["tunnel"] == {
         "kind": "vxlan",
-        "gateways": ["192.0.2.21", "2001:db8:1::15", "198.18.0.22", "2001:db8:3::16"],
+        "gateways": ["192.0.2.21/32", "2001:db8:1::15/128", "198.18.0.22/32", "2001:db8:3::16/128"],
     }
