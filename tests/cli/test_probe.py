@@ -140,6 +140,7 @@ async def test_ctrl_c_shows_the_results() -> None:
         (("udp://192.0.2.1:53",), "cannot call udp"),
         (("192.0.2.1:80", "-n", "shop"), "belong to --services"),
         (("192.0.2.1:80", "--interval", "0"), "0.0 is not in the range"),
+        (("192.0.2.1:80", "--interval", "nan"), "are numbers of seconds"),
         (("192.0.2.1:80", "--listen", "foo"), "--listen foo: not [ADDRESS]:PORT"),
         (("192.0.2.1:80", "--listen", "192.0.2.1:9450"), "cannot listen on 192.0.2.1:9450"),
         (("--services", "--kubeconfig", "/nonexistent/config"), "/nonexistent/config"),
@@ -151,6 +152,45 @@ async def test_what_cannot_be_probed_is_said(arguments: tuple[str, ...], said: s
     assert output == ""
     assert said in errors
     assert "Traceback" not in errors
+
+
+async def test_a_lack_of_file_descriptors_is_not_a_failure_of_the_target() -> None:
+    async with serving() as port:
+        command = f"ulimit -n 20; exec {sys.executable} -m fairlead probe -o json --duration 2"
+        targets = " ".join(f"http://127.0.0.1:{port}/{number}" for number in range(60))
+        child = await asyncio.create_subprocess_exec(
+            *("sh", "-c", f"{command} --timeout=20 --interval=0.5 {targets}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, output, errors = await ended(child)
+    reports = [json.loads(line) for line in output.splitlines()]
+    assert not any(each["event"] == "gap-begun" for each in reports if "event" in each)
+    assert sum(each["unknown"] for each in reports if "event" not in each)
+    assert "no resources for them (too many open files)" in errors
+    assert "Traceback" not in errors
+
+
+async def test_a_closed_output_ends_the_probe() -> None:
+    child = await asyncio.create_subprocess_exec(
+        *(
+            "sh",
+            "-c",
+            f"{sys.executable} -m fairlead probe --interval 0.1 {{}} | head -1".format(
+                f"127.0.0.1:{closed_port()} 127.0.0.2:{closed_port()}"
+            ),
+        ),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, output, errors = await ended(child)
+    assert "connection refused" in output
+    assert errors == ""
+
+
+async def test_no_result_is_not_a_success() -> None:
+    status, _, errors = await probed(f"127.0.0.1:{closed_port()}", "--duration=0")
+    assert (status, "no call has a result" in errors) == (2, True)
 
 
 async def test_metrics_are_served_while_it_runs() -> None:

@@ -1,9 +1,13 @@
 """`fairlead probe`: call load balancers continuously, and show what callers notice."""
 
 import asyncio
+import math
+import os
 import shutil
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -120,6 +124,8 @@ def probe(
     fairlead probe https://shop.example.com/ --duration 60 -o json
 
     Exit status: 0 every call was answered, 1 something failed, 2 it could not probe."""
+    if any(math.isnan(each) for each in (interval_s, timeout_s, duration_s or 0)):
+        raise click.UsageError("--interval, --timeout and --duration are numbers of seconds")
     if not targets and not services:
         raise click.UsageError("give at least one TARGET, or --services")
     if (namespace or kubeconfig or context) and not services:
@@ -144,6 +150,9 @@ def probe(
         raise SystemExit(COULD_NOT_PROBE) from error
     if display.finish():
         raise SystemExit(FAULT)
+    if display.knows_nothing():
+        click.echo("fairlead: no call has a result; let the probe run for longer", err=True)
+        raise SystemExit(COULD_NOT_PROBE)
 
 
 async def _probe(
@@ -230,7 +239,12 @@ class _Display:
     def __init__(self, monitor: "Monitor", output: str) -> None:
         self._monitor = monitor
         monitor.tell = self.tell
+        # They are imported now, because later there may be no file descriptor left.
+        import fairlead.cli.output
+        import fairlead.reach.report  # noqa: F401
+
         self._json = output == "json"
+        self._ended = False
         self._live = not self._json and sys.stdout.isatty()
         self._drawn = 0
         self._offset_s = time.time() - time.monotonic()
@@ -261,30 +275,40 @@ class _Display:
                 size = shutil.get_terminal_size((100, 24))
                 lines = [each[: size.columns - 1] for each in self._table(size.lines - 2)]
                 self.clear()
-                click.echo("\n".join(lines))
+                self._say("\n".join(lines))
                 self._drawn = len(lines)
 
     def clear(self) -> None:
         """Remove the table from the terminal."""
         if self._drawn:
-            click.echo(f"\x1b[{self._drawn}F\x1b[J", nl=False)
+            self._say(f"\x1b[{self._drawn}F\x1b[J", nl=False)
             self._drawn = 0
 
     def finish(self) -> bool:
         """Show the results. Return whether something failed."""
         from fairlead.reach.report import is_fault, report
 
+        self._ended = True
         monitor = self._monitor
         monitor.stretch()
         everything = monitor.records | monitor.left
         if self._json:
             for target, record in sorted(everything.items()):
-                click.echo(msgspec.json.encode(report(target, record, self.at)).decode())
+                self._say(msgspec.json.encode(report(target, record, self.at)).decode())
         else:
-            click.echo("\n".join(self._table(None)))
+            self._say("\n".join(self._table(None)))
             for line in self._gaps():
-                click.echo(line)
-        unknown = sum(record.unknown for record in everything.values())
+                self._say(line)
+        lacks = Counter[str]()
+        for record in everything.values():
+            lacks.update(record.lacks)
+        for lack, count in lacks.most_common():
+            click.echo(
+                f"fairlead: {count} calls are unknown, because this host has no resources for them "
+                f"({lack}); raise its limits, or probe fewer targets",
+                err=True,
+            )
+        unknown = sum(record.unknown for record in everything.values()) - lacks.total()
         if unknown:
             click.echo(
                 f"fairlead: {unknown} calls are unknown, because this process did not run for up "
@@ -295,7 +319,21 @@ class _Display:
 
     def _print(self, line: str) -> None:
         self.clear()
-        click.echo(line)
+        self._say(line)
+
+    def _say(self, text: str, *, nl: bool = True) -> None:
+        """Write to the standard output. If nobody reads it any more, the probe ends."""
+        try:
+            click.echo(text, nl=nl)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not self._ended:
+                signal.raise_signal(signal.SIGINT)
+
+    def knows_nothing(self) -> bool:
+        """Return whether there were targets, and no call of them has a result."""
+        everything = (self._monitor.records | self._monitor.left).values()
+        return bool(everything) and not any(each.answered or each.failed for each in everything)
 
     def _table(self, limit: int | None) -> list[str]:
         """Return the lines of the table, at most `limit`: targets that are silent first, then those

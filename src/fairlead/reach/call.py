@@ -6,6 +6,7 @@ connection (TCP), or the head and the announced body of an answer (HTTP, RFC 911
 not verified, because a call finds out whether a server answers and not which one."""
 
 import asyncio
+import errno
 import re
 import socket
 import ssl
@@ -26,6 +27,8 @@ HOLD_PAUSE_S = 1.0
 HOLD_SILENCE_S = 5.0
 """An open connection whose request is not answered within this time is broken."""
 
+_OWN_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+"""Errors of a call that tell nothing about the target: this host has no resources left."""
 _HTTP = b"HTTP/1."
 _CHUNK = re.compile(rb"[0-9a-fA-F]{1,8}(?=[; \t\r\n])")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
@@ -64,7 +67,8 @@ async def call(target: Target, timeout_s: float, now: Callable[[], float]) -> Ou
         step = "no end of the answer" if head else step
         return Outcome(begun_s, now() - begun_s, f"{step} within {timeout_s:g} s", own=own)
     except (OSError, EOFError, ValueError, _NotAnswered) as problem:
-        return Outcome(begun_s, now() - begun_s, _describe(problem), own=own)
+        own_fault = isinstance(problem, OSError) and problem.errno in _OWN_FAULTS
+        return Outcome(begun_s, now() - begun_s, _describe(problem), unknown=own_fault, own=own)
     finally:
         if writer is not None:
             writer.transport.abort()

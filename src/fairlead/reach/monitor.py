@@ -102,8 +102,8 @@ class Monitor:
                 await asyncio.sleep(due_s - self.now())
 
     def _judged(self, outcome: Outcome) -> Outcome:
-        if outcome.problem and self._last_stall_s >= outcome.begun_s:
-            return Outcome(outcome.begun_s, outcome.latency_s, outcome.problem, unknown=True)
+        if outcome.problem and not outcome.unknown and self._last_stall_s >= outcome.begun_s:
+            return Outcome(outcome.begun_s, outcome.latency_s, unknown=True)
         return outcome
 
     async def _keep_open(self, target: Target, record: Record, number: int) -> None:

@@ -97,6 +97,8 @@ class Record:
         self.answered = 0
         self.failed = 0
         self.unknown = 0
+        self.lacks: Counter[str] = Counter()
+        """Unknown calls for which this host had no resources, by what it lacked."""
         self.latencies = Latencies()
         self.gaps: list[Gap] = []
         """The latest gaps, oldest first."""
@@ -144,6 +146,8 @@ class Record:
         """Count the outcome of a call that began after those of all earlier outcomes."""
         if outcome.unknown:
             self.unknown += 1
+            if outcome.problem:
+                _count(self.lacks, outcome.problem)
             return None
         if outcome.problem:
             return self._add_failure(outcome)
