@@ -96,6 +96,18 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
         ("kind: Service\n", "document 1, line 1", "apiVersion is missing or no text"),
         ("apiVersion: v1\nkind:\n", "document 1, line 1", "kind is missing or no text"),
         (f"---\n{OTHER}---\n\n- 1\n", "document 2, line 7", "this is not an object but a list"),
+        ("apiVersion: v1\nkind: service\n", "document 1, line 1", "there is no kind service in v1"),
+        ("apiVersion: v2\nkind: Service\n", "document 1, line 1", "there is no apiVersion v2"),
+        (
+            "apiVersion: v1\nkind: List\nitems: [null]\n",
+            "document 1, line 1, items[0]",
+            "this is not an object but null",
+        ),
+        (
+            "apiVersion: v1\nkind: List\nitems: [1]\n",
+            "document 1, line 1, items[0]",
+            "this is not an object but a number",
+        ),
         (f"{OTHER}---\na: [\n", "document 2, line 6", "this is not valid YAML"),
         (
             f"{NODE}---\n{NODE}",

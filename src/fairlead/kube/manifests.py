@@ -117,6 +117,9 @@ def manifests_of(
             left_out.append(document)
             continue
         resource = resources.get(document.kind)
+        if resource is None and (mistake := _mistake_of(*document.kind)):
+            left_out.append(LeftOut(document.place, mistake))
+            continue
         if resource is None:
             ignored[_name_of(*document.kind)] += 1
             continue
@@ -163,6 +166,16 @@ def _object_of(
     if new and (causes := list(check_slice(dict(read.object)))):
         raise Refused(f"{read.place}: the API server would refuse {name}: {joined(causes)}")
     return object_
+
+
+def _mistake_of(group_version: str, kind: str) -> str:
+    """Return why no API server has this kind; empty if one may have it."""
+    if "/" not in group_version and group_version != "v1":
+        return f"there is no apiVersion {group_version}; write v1, or GROUP/VERSION"
+    for each in KINDS:
+        if each.group_version == group_version and each.kind.lower() == kind.lower():
+            return f"there is no kind {kind} in {group_version}; write {each.kind}"
+    return ""
 
 
 def _name_of(group_version: str, kind: str) -> str:
@@ -246,7 +259,9 @@ def flatten(content: object, place: str) -> Iterator[Document | LeftOut]:
 
     The items of a typed list (`ServiceList`) may omit apiVersion and kind."""
     if not isinstance(content, dict):
-        what = "a list" if isinstance(content, list) else f"the text {str(content)[:40]!r}"
+        what = f"the text {content[:40]!r}" if isinstance(content, str) else "a number or boolean"
+        if content is None or isinstance(content, list):
+            what = "null" if content is None else "a list"
         yield LeftOut(place, f"this is not an object but {what}")
         return
     for field in ("apiVersion", "kind"):
