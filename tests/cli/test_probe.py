@@ -171,6 +171,22 @@ async def test_a_lack_of_file_descriptors_is_not_a_failure_of_the_target() -> No
     assert "Traceback" not in errors
 
 
+async def test_all_file_descriptors_that_the_host_permits_are_used() -> None:
+    async with serving() as port:
+        command = f"ulimit -S -n 20; exec {sys.executable} -m fairlead probe -o json --duration 2"
+        targets = " ".join(f"http://127.0.0.1:{port}/{number}" for number in range(60))
+        child = await asyncio.create_subprocess_exec(
+            *("sh", "-c", f"{command} --timeout=20 --interval=0.5 {targets}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, output, errors = await ended(child)
+    reports = [json.loads(line) for line in output.splitlines()]
+    assert len(reports) == 60
+    assert all(each["answered"] for each in reports)
+    assert "no resources" not in errors
+
+
 async def test_a_closed_output_ends_the_probe() -> None:
     child = await asyncio.create_subprocess_exec(
         *(

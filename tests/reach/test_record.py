@@ -52,6 +52,15 @@ def test_a_gap_that_is_not_over_reaches_to_the_present() -> None:
     assert "silent now" in row(TARGET, record)[1]
 
 
+def test_a_gap_ends_when_its_target_is_not_called_any_more() -> None:
+    record = recorded(".xx")
+    record.leave(1.0)
+    assert record.gap is None
+    assert round(record.gap_total_s, 3) == round(record.longest_gap_s, 3) == 0.9
+    assert record.add(Outcome(50.0, 0.001)) is None, "the time without calls is no gap"
+    assert round(record.longest_gap_s, 3) == 0.9
+
+
 def test_events_tell_the_beginning_and_the_end_of_a_gap_once() -> None:
     record = Record()
     told = []

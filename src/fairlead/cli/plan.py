@@ -234,5 +234,5 @@ def _rows(address: str, listener: Listener, *, members_known: bool) -> list[tupl
         )
         rows.append((first, listener.policy, member.node, str(member.weight), share, member.state))
         first = ""
-    nobody = "(no pod on any node)" if members_known else "(known later)"
+    nobody = "(no node)" if members_known else "(known later)"
     return rows or [(first, listener.policy, nobody, "-", "-", "-")]

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -134,6 +135,7 @@ def probe(
     from fairlead.reach.monitor import Monitor
     from fairlead.reach.targets import parse
 
+    _use_all_descriptors()
     monitor = Monitor(interval_s=interval_s, timeout_s=timeout_s, held=held)
     display = _Display(monitor, output)
     try:
@@ -153,6 +155,13 @@ def probe(
     if display.knows_nothing():
         click.echo("fairlead: no call has a result; let the probe run for longer", err=True)
         raise SystemExit(COULD_NOT_PROBE)
+
+
+def _use_all_descriptors() -> None:
+    """Each call and each open connection takes a file descriptor, and shells permit 1,024 although
+    the process may have more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _probe(

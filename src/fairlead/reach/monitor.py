@@ -60,7 +60,7 @@ class Monitor:
             if task := self._tasks.pop(target, None):
                 task.cancel()
             record = self.records.pop(target)
-            record.stretch(self.now())
+            record.leave(self.now())
             self.left[target] = record
             while len(self.left) > KEPT_LEFT:
                 del self.left[next(iter(self.left))]

@@ -176,6 +176,17 @@ class Record:
         if gap := self.gap:
             gap.length_s = max(0.0, now_s - gap.begun_s)
 
+    def leave(self, now_s: float) -> None:
+        """End a gap that is not over, because nobody calls the target any more."""
+        if gap := self.gap:
+            self._finish(gap, now_s)
+
+    def _finish(self, gap: Gap, now_s: float) -> None:
+        self.stretch(now_s)
+        gap.over = True
+        self.gap_total_s += gap.length_s
+        self._longest_over_s = max(self._longest_over_s, gap.length_s)
+
     def _add_failure(self, outcome: Outcome) -> Event | None:
         self.failed += 1
         _count(self.problems, outcome.problem)
@@ -193,10 +204,7 @@ class Record:
         gap = self.gap
         if gap is None:
             return None
-        self.stretch(now_s)
-        gap.over = True
-        self.gap_total_s += gap.length_s
-        self._longest_over_s = max(self._longest_over_s, gap.length_s)
+        self._finish(gap, now_s)
         failed = f"{gap.calls} calls" if gap.calls > 1 else "1 call"
         text = f"answers again after {gap.length_s:.2f} s ({failed} failed: {gap.problem})"
         return Event("gap-ended", now_s, text, gap.length_s, gap.calls)
