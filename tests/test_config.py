@@ -42,6 +42,8 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
     [
         ("pools: [{name: a, addresses: [203.0.113.300]}]", "$.pools[0].addresses[0]"),
         ("pools: [{name: a, addresses: [127.0.0.1-127.0.0.9]}]", "not reachable from other hosts"),
+        ("pools: [{name: a, addresses: [main]}]", "'main' is not a range of addresses"),
+        ("pools: [{name: a, addresses: [192.0.2.0/33]}]", "is not a prefix length of IPv4"),
         (
             "pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]",
             "is not a range from a lower to a higher",

@@ -578,11 +578,16 @@ def parse_range(text: str) -> tuple[int, int, int]:
         raise ValueError(f"{text[:MAX_RANGE_LENGTH]!r}... is too long for a range of addresses")
     first_text, dash, last_text = text.partition("-")
     if "/" in text:
+        if problem := cidr_problem(text):
+            raise ValueError(problem[0])
         network = ipaddress.ip_network(text)
         first, last = network.network_address, network.broadcast_address
     else:
-        first = ipaddress.ip_address(first_text.strip())
-        last = ipaddress.ip_address(last_text.strip()) if dash else first
+        try:
+            first = ipaddress.ip_address(first_text.strip())
+            last = ipaddress.ip_address(last_text.strip()) if dash else first
+        except ValueError:
+            raise ValueError(f"{text!r} is not a range of addresses") from None
     if first.version != last.version or int(last) < int(first):
         raise ValueError(f"{text!r} is not a range from a lower to a higher address of one family")
     if any(
