@@ -142,7 +142,8 @@ def test_a_dead_api_server_is_not_healthy(cluster: Cluster) -> None:
     assert (status, output) == (2, "")
     assert "GET http" in errors
     assert errors.endswith(
-        "failed: Connection refused; does the API server of the kubeconfig run at this address?\n"
+        "failed: Connection refused; check that an API server runs at this address, and that "
+        "this host can reach it\n"
     )
 
 
