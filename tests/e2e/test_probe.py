@@ -36,6 +36,7 @@ async def test_a_dead_node_is_one_gap_and_silence_before_it_is_none() -> None:
         web = Web(site)
         await web.create()
         await web.place(("node1", "node2", "node2"))
+        pods = set(await web.pods())
         target = f"{web.address}:80"
         options = [f"--held={HELD}", "--interval=0.05", "--timeout=1", "-o", "json"]
         child = start(site, target, *options)
@@ -53,7 +54,7 @@ async def test_a_dead_node_is_one_gap_and_silence_before_it_is_none() -> None:
     assert report["answered"] > QUIET_S / 0.05 * 0.9
     assert report["gap_count"] == len(gaps)
     assert set(report["clients"]) == set(report["own_addresses"])
-    assert set(report["pods"]) == {"web-1", "web-2", "web-3"}
+    assert set(report["pods"]) == pods
     # Half of the open connections or more were those of the dead node.
     assert 0 < sum(report["broken"].values()) < HELD
     first = min(report["gaps"], key=lambda gap: gap["begun"])
