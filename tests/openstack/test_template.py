@@ -1,6 +1,7 @@
 """Databases of OpenStack's services start from complete data only."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,9 @@ def test_data_of_a_server_that_was_killed_are_refused(tmp_path: Path) -> None:
     database, processes = Database(tmp_path), Processes(tmp_path)
     database.copy(places.template())
     database.start(processes)
+    # The server creates this file after its socket, on a busy machine long after it.
+    while not (database.data / PID_FILE).exists():
+        time.sleep(0.01)
     processes.end()
     with pytest.raises(Unavailable, match="not shut down cleanly"):
         template.check(database.data)
