@@ -1,21 +1,30 @@
 """`fairlead status --cluster`: the running controllers, gateways and nodes, read from the
 Kubernetes API."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import click
+import msgspec
 
 from fairlead.cli.cluster import read_configuration
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, draw, show
 from fairlead.config import Config, load
 from fairlead.errors import Refused
+from fairlead.kube.answers import RefusedByServer
 from fairlead.kube.auth import find_access
 from fairlead.kube.client import Client
 from fairlead.kube.instances import Instance, observe
+from fairlead.kube.networks import read_address
+from fairlead.kube.objects import SERVICES, Service
+from fairlead.net.address import pack_address
+from fairlead.plan.addresses import held_by
+from fairlead.plan.announce import claim_note
 from fairlead.plan.classes import CLASSES
+from fairlead.plan.gateways import Gateways
 
 HEADER = (
     "ROLE",
@@ -49,13 +58,43 @@ async def _observe(
             with suppress(Refused):
                 config = await read_configuration(client)
         click.echo("waiting until each process has renewed its Lease ...", err=True)
-        instances = await observe(client, config.presence.namespace)
+        instances = await read(client, config.presence.namespace)
     if not instances:
         click.echo(
             f"no process of Fairlead has announced itself in namespace {config.presence.namespace}",
             err=True,
         )
     return instances
+
+
+async def read(client: Client, namespace: str) -> list[Instance]:
+    """Return the instances, with the Services of the addresses that they announce."""
+    instances = await observe(client, namespace)
+    if not any(each.announced for each in instances):
+        return instances
+    try:
+        return named(instances, await client.list(SERVICES))
+    except RefusedByServer as problem:
+        click.echo(f"the Services of announced addresses are not shown: {problem}", err=True)
+        return instances
+
+
+def named(instances: Iterable[Instance], services: Iterable[Service]) -> list[Instance]:
+    """Return the instances, each announced address with the Services whose status shows it."""
+    users: Mapping[str, set[str]] = defaultdict(set)
+    for service in services:
+        for address in held_by(service):
+            users[address].add(str(service.key))
+    return [
+        msgspec.structs.replace(
+            instance,
+            announced=tuple(
+                msgspec.structs.replace(each, services=tuple(sorted(users.get(each.address, ()))))
+                for each in instance.announced
+            ),
+        )
+        for instance in instances
+    ]
 
 
 def _tables(instances: Sequence[Instance]) -> None:
@@ -82,24 +121,59 @@ def _tables(instances: Sequence[Instance]) -> None:
 
 def _announced(instances: Sequence[Instance]) -> None:
     """Print which gateway announces which address on which interface, and since when."""
-    rows = sorted(
-        (address.address, each.name, address.interface, address.since)
-        for each in instances
-        for address in each.announced
-    )
-    if rows:
+    found = [(each, address) for each in instances for address in each.announced]
+    found.sort(key=lambda pair: (_place(pair[1].address), pair[0].name))
+    if found:
         click.echo()
-        draw(("ANNOUNCED", "GATEWAY", "INTERFACE", "SINCE"), rows)
+        draw(
+            ("ANNOUNCED", "SERVICE", "GATEWAY", "INTERFACE", "SINCE"),
+            [
+                (
+                    address.address,
+                    ", ".join(address.services) or "-",
+                    each.name,
+                    address.interface,
+                    address.since,
+                )
+                for each, address in found
+            ],
+        )
     for each in instances:
         if each.announces:
             networks = ", ".join(f"{link.network} on {link.interface}" for link in each.announces)
             count = each.announced_count
-            click.echo(f"gateway {each.name}: announces {count} addresses, of {networks}")
+            noun = "address" if count == 1 else "addresses"
+            click.echo(f"gateway {each.name}: announces {count} {noun}, of {networks}")
         if (more := each.announced_count - len(each.announced)) > 0:
             click.echo(
-                f"gateway {each.name}: {more} more addresses: `fairlead status` on its host lists "
-                "them"
+                f"gateway {each.name}: and {more} more addresses: `fairlead status` on its host "
+                "lists them"
             )
+    _used_twice(instances)
+
+
+def _used_twice(instances: Sequence[Instance]) -> None:
+    """Print which addresses two gateways announce, and which another station uses too."""
+    owners: Mapping[str, list[str]] = defaultdict(list)
+    for each in instances:
+        for announced in each.announced:
+            owners[announced.address].append(each.name)
+    for address in sorted(owners, key=_place):
+        if len(names := owners[address]) > 1:
+            click.echo(
+                f"{address} is announced by gateways {', '.join(names)}: this is normal for a "
+                "moment while the address moves"
+            )
+    gateways = Gateways(announcers={each.name: each.announces for each in instances})
+    for each in instances:
+        for claim in each.claimed:
+            click.echo(str(claim_note(claim, each.name, gateways)))
+
+
+def _place(address: str) -> tuple[bool, bytes]:
+    """Return the place of an address in a sorted list. A record may contain any text."""
+    known = read_address(address)
+    return (False, pack_address(known)) if known is not None else (True, address.encode())
 
 
 def _row(each: Instance) -> tuple[str, ...]:

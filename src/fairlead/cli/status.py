@@ -76,9 +76,9 @@ def status(
     exec gw1 -- fairlead status
 
     With --cluster it shows the controllers, gateways and nodes of the cluster, which controller
-    leads, and which Services each of them cannot serve. The command waits until every process has
-    renewed its Lease or is found to be gone: with the default configuration 10 s, or 30 s if a
-    process is gone."""
+    leads, which Services each of them cannot serve, and which gateway announces which address. The
+    command waits until every process has renewed its Lease or is found to be gone: with the default
+    configuration 10 s, or 30 s if a process is gone."""
     if cluster:
         if addresses:
             raise click.UsageError(

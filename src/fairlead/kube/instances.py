@@ -24,6 +24,7 @@ from fairlead.kube.presence import (
     COMPONENT_LABEL,
     SELECTOR,
     Announced,
+    Claimed,
     NotServed,
     OnLink,
     Presence,
@@ -37,6 +38,13 @@ RENEW_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 UNREADABLE = Presence("", "", "", "")
 
 InstanceState = Literal["leads", "stands by", "ready", "not ready", "gone"]
+
+
+class AnnouncedFor(Announced, frozen=True):
+    """An announced address, and the Services whose status shows it (`namespace/name`). `observe`
+    does not read Services, so a caller that does fills them in."""
+
+    services: tuple[str, ...] = ()
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -59,7 +67,8 @@ class Instance(msgspec.Struct, frozen=True):
     interfaces: tuple[str, ...]
     announces: tuple[OnLink, ...]
     announced_count: int
-    announced: tuple[Announced, ...]
+    announced: tuple[AnnouncedFor, ...]
+    claimed: tuple[Claimed, ...]
     served: int
     not_served_count: int
     not_served: tuple[NotServed, ...]
@@ -137,7 +146,10 @@ def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) 
         interfaces=record.interfaces,
         announces=record.announces,
         announced_count=record.announced_count,
-        announced=record.announced,
+        announced=tuple(
+            AnnouncedFor(each.address, each.interface, each.since) for each in record.announced
+        ),
+        claimed=record.claimed,
         served=record.served,
         not_served_count=record.not_served_count,
         not_served=record.not_served,
