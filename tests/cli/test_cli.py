@@ -143,6 +143,16 @@ def test_plan_as_table() -> None:
     assert "default/database: ignored, its class is example.com/other" in lines
 
 
+def test_plan_says_what_a_port_without_a_node_means() -> None:
+    manifests = EXAMPLE.read_text()
+    meaning = "(no node): no node can serve this port now, so its connections fail"
+    assert meaning not in fairlead("plan", "-f", "-", stdin=manifests).stdout.splitlines()
+    empty = "\n".join(each for each in manifests.splitlines() if "nodeName" not in each)
+    lines = fairlead("plan", "-f", "-", stdin=empty).stdout.splitlines()
+    assert "(no node)" in lines[2]
+    assert meaning in lines
+
+
 OCTAVIA = """
 defaultClass: fairlead.io/octavia
 octavia: {subnetId: 7f1a5ad1-5a62-4f3c-9a53-8f2f1f8d4f0e}

@@ -27,6 +27,8 @@ EXAMPLE = Config(
     ),
 )
 
+NO_NODE = "(no node)"
+
 
 class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
     """The plan of one Service: its load balancer, or the reason why it gets none."""
@@ -204,6 +206,8 @@ def _table(planned: list[Planned], where: str) -> None:
             rows.append(("" if number else item.service, *cells))
     if rows:
         draw(("SERVICE", "LISTENER", "POLICY", "NODE", "WEIGHT", "SHARE", "STATE"), rows)
+        if any(NO_NODE in row for row in rows):
+            click.echo(f"{NO_NODE}: no node can serve this port now, so its connections fail")
     else:
         click.echo(f"no Service of type LoadBalancer{where}")
     for item in planned:
@@ -234,5 +238,5 @@ def _rows(address: str, listener: Listener, *, members_known: bool) -> list[tupl
         )
         rows.append((first, listener.policy, member.node, str(member.weight), share, member.state))
         first = ""
-    nobody = "(no node)" if members_known else "(known later)"
-    return rows or [(first, listener.policy, nobody, "-", "-", "-")]
+    placeholder = NO_NODE if members_known else "(known later)"
+    return rows or [(first, listener.policy, placeholder, "-", "-", "-")]
