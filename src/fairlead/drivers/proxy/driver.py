@@ -78,6 +78,10 @@ POLL_INTERVAL_S = 5.0
 closed."""
 CHECK_INTERVAL_S = 2.0
 """Interval at which the driver checks whether another program has changed nftables rules."""
+NOT_ANSWERING = "ProxyNotAnswering"
+HANGING_CHECKS = 2
+"""The number of checks in a row without an answer after which the worker counts as one that hangs.
+A process of the gateway that was itself stopped for a moment finds one answer late."""
 FOLLOW_PAUSE_S = 0.05
 """Pause after removed routes were added again. Removals in this time are handled together."""
 DELETE_INTERVAL_S = 60.0
@@ -141,6 +145,8 @@ class ProxyDriver(Component):
         self._gathering = False
         """Whether the next pass has all changes that wait, so that their reload can take place."""
         self._removed_s = float("-inf")
+        self._hanging = ""
+        """What is wrong with a worker that hangs; empty: it answers."""
         self._changing = asyncio.Lock()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
@@ -225,6 +231,10 @@ class ProxyDriver(Component):
         one, or if its namespace may not cause a reload now. Raise Refused for a configuration that
         HAProxy does not accept; HAProxy then continues with the previous one."""
         async with self._changing:
+            if self._hanging:
+                # Services of other classes would wait for each answer that does not come.
+                why = Outcome("unavailable", self._hanging)
+                return dict.fromkeys((change.service for change in changes), why)
             reports = [each for each in changes if isinstance(each, ReportClosed | ReportFull)]
             outcomes = await self._apply([each for each in changes if each not in reports])
             for change in reports:
@@ -305,11 +315,13 @@ class ProxyDriver(Component):
 
     async def run(self) -> None:
         """Until cancelled: read counters, delete servers without connections, restart HAProxy when
-        it dies, and restore routes and the shield when another program removes them."""
+        it dies, notice when it hangs, and restore routes and the shield when another program
+        removes them."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_routes())
             group.create_task(self._keep_shield())
             group.create_task(self._keep_running())
+            group.create_task(self._watch_worker())
 
     async def _keep_routes(self) -> None:
         with closing(localroutes.removals()) as removals:
@@ -348,12 +360,41 @@ class ProxyDriver(Component):
                     await (self.haproxy.exited() if self._specs else asyncio.sleep(POLL_INTERVAL_S))
             async with self._changing:
                 if self._specs and not await self.haproxy.running():
-                    await self._restart()
-                else:
+                    # A master that does not answer has a worker that still serves.
+                    if not self.haproxy.alive():
+                        await self._restart()
+                elif not self._hanging:
                     await self._poll()
                     if self._now_s() >= self._removed_s + DELETE_INTERVAL_S:
                         await self._remove_servers()
             await asyncio.sleep(0.1)
+
+    async def _watch_worker(self) -> None:
+        """Find out whether the worker answers. Its end does not show this, and the kernel goes on
+        accepting connections for a process that is stopped."""
+        missed = 0
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            hangs = bool(self._specs) and await self.haproxy.hangs()
+            missed = missed + 1 if hangs else 0
+            if self._hanging and not hangs:
+                log.info("HAProxy answers again")
+                self._hanging = ""
+            elif not self._hanging and missed == HANGING_CHECKS:
+                self._hanging = (
+                    f"HAProxy's worker (process {await self._current_worker()}) does not answer: "
+                    "no Service of class fairlead.io/proxy is served"
+                )
+                log.error(self._hanging)
+
+    def findings(self) -> Sequence[Finding]:
+        if not (hanging := self._hanging):
+            return ()
+        remedy = (
+            "see whether the process is stopped (state T in `ps`): continue it with `kill -CONT`, "
+            "or end it with `kill -KILL`, and the gateway starts HAProxy again"
+        )
+        return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"),)
 
     async def _restart(self) -> None:
         log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))

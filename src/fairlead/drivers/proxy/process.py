@@ -34,6 +34,8 @@ POLL_S = 0.02
 """Interval at which the process is polled during a start, a reload or an end."""
 TIMEOUT_S = 20.0
 """Time-out of a start, a reload or an end."""
+HANG_S = 3.0
+"""How long a worker may take to answer before it counts as one that hangs."""
 _FIXES = {
     "Address already in use": "stop the process that listens on the address",
     "Permission denied": "give the gateway CAP_NET_BIND_SERVICE",
@@ -101,6 +103,18 @@ class Haproxy:
         """Whether a master process exists, even if it does not answer."""
         return self._live_master() is not None
 
+    async def hangs(self) -> bool:
+        """Whether the current worker exists and does not answer: it is stopped, or blocked. One
+        that has ended does not hang."""
+        try:
+            async with asyncio.timeout(HANG_S):
+                await runtime.query(self.worker, "show version", 2 * HANG_S)
+        except TimeoutError:
+            return True
+        except Unavailable:
+            pass
+        return False
+
     async def runs(self, text: str) -> bool:
         """Whether the current worker runs with this configuration."""
         with suppress(Unavailable):
@@ -117,7 +131,8 @@ class Haproxy:
     async def run(self, text: str) -> None:
         """Run HAProxy with this configuration: start it, or reload it if it runs. Raise Refused for
         a configuration that HAProxy does not accept or cannot put into effect, and Unavailable if
-        it does not start in time. After an error, a HAProxy that ran before continues."""
+        it does not start in time, or its master does not answer. After an error, a HAProxy that ran
+        before continues."""
         self.make_folder()
         candidate = self.folder / "candidate.cfg"
         candidate.write_text(text)
@@ -126,7 +141,17 @@ class Haproxy:
         before = self.text()
         candidate.replace(self._text)
         try:
-            await (self._reload(text) if await self.running() else self._start())
+            if await self.running():
+                await self._reload(text)
+            elif (master := self._live_master()) is not None:
+                # Its worker still serves. A second HAProxy would share the ports with it, and
+                # nobody could reload the first one any more.
+                raise Unavailable(
+                    f"HAProxy's master (process {master}) does not answer, so that "
+                    "it cannot be reloaded"
+                )
+            else:
+                await self._start()
         except Refused:
             if before:
                 self._text.write_text(before)

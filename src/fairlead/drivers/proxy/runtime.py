@@ -52,10 +52,11 @@ class ServerState(NamedTuple):
     out: bool
 
 
-async def query(path: Path | str, command: str, timeout_s: float = ANSWER_S) -> str:
-    """Send a command and return the answer. Raise Unavailable if no answer comes."""
+async def query(path: Path | str, command: str, timeout_s: float | None = None) -> str:
+    """Send a command and return the answer. Raise Unavailable if no answer comes in this time, by
+    default `ANSWER_S`."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(ANSWER_S if timeout_s is None else timeout_s):
             reader, writer = await asyncio.open_unix_connection(str(path))
             try:
                 writer.write(command.encode() + b"\n")

@@ -1,0 +1,104 @@
+"""A HAProxy that exists and does not answer: the gateway is not ready, and starts no second one."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.drivers.proxy.site import (
+    WEB,
+    balancer,
+    new_answers,
+    nodes,
+    opened,
+    reconcile,
+    remaining,
+    until,
+)
+
+from fairlead.drivers.proxy import ProxyDriver, driver, process, runtime
+from fairlead.errors import Unavailable
+from fairlead.model import ProxySettings
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HANG_S", 0.5)
+    monkeypatch.setattr(driver, "CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(driver, "POLL_INTERVAL_S", 0.1)
+    monkeypatch.setattr(runtime, "ANSWER_S", 0.5)
+
+
+@asynccontextmanager
+async def running(made: ProxyDriver) -> AsyncIterator[None]:
+    task = asyncio.create_task(made.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def pid_of_worker(made: ProxyDriver) -> int:
+    (found,), _ = await runtime.workers(made.haproxy.master)
+    return found.pid
+
+
+async def test_a_gateway_is_not_ready_while_the_worker_of_haproxy_is_stopped(folder: Path) -> None:
+    async with nodes("node1", "node2"), opened(folder) as made, running(made):
+        first, both = balancer({"node1": 1}), balancer({"node1": 1, "node2": 1})
+        await reconcile(made, first)
+        assert made.findings() == ()
+        worker = await pid_of_worker(made)
+        os.kill(worker, signal.SIGSTOP)
+
+        async def is_noticed() -> bool:
+            return bool(made.findings())
+
+        await until(is_noticed)
+        (finding,) = made.findings()
+        assert (finding.code, finding.blocks) == (driver.NOT_ANSWERING, "Ready")
+        assert f"process {worker}" in finding.message
+        outcomes = await made.apply(made.diff(made.render({WEB: both}), await made.read([WEB])))
+        assert outcomes[WEB].state == "unavailable"
+        assert await remaining(made, first) == (), "an audit knows no more than what was set"
+
+        os.kill(worker, signal.SIGCONT)
+
+        async def is_over() -> bool:
+            return not made.findings()
+
+        await until(is_over)
+        await reconcile(made, both)
+        assert {node for node, *_ in await new_answers(4)} == {"node1", "node2"}
+        assert await pid_of_worker(made) == worker
+        assert made.counters.unexpected_exits() == 0
+
+
+async def test_a_stopped_master_of_haproxy_gets_no_second_one_beside_it(folder: Path) -> None:
+    async with nodes("node1"), opened(folder) as made:
+        first = balancer({"node1": 1})
+        await reconcile(made, first)
+        master = made.haproxy.master_pid()
+        assert master is not None
+        os.kill(master, signal.SIGSTOP)
+        try:
+            changed = made.render(
+                {WEB: balancer({"node1": 1}, settings=ProxySettings(client_ms=9))}
+            )
+            with pytest.raises(Unavailable, match=f"process {master}"):
+                await made.apply(made.diff(changed, await made.read([WEB])))
+            async with running(made):
+                await asyncio.sleep(1)
+                assert await new_answers() == [["node1", "-", "x"]]
+            assert made.haproxy.master_pid() == master
+            assert made.counters.unexpected_exits() == 0
+        finally:
+            os.kill(master, signal.SIGCONT)
+        await reconcile(made, balancer({"node1": 1}, settings=ProxySettings(client_ms=9)))
+        assert await new_answers() == [["node1", "-", "x"]]
