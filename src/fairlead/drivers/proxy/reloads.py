@@ -12,25 +12,27 @@ namespaces that caused it.
 
 The share of one namespace does not limit what many namespaces do together. So when more than half
 of the old workers that there may be have connections of others, the time between two reloads grows
-with their number, up to `MAX_PAUSE_S`, when each reload ends one of them. All changes that wait
+with their number, up to `MAX_WAIT_S`, when each reload ends one of them. All changes that wait
 share the next reload. So connections have time to end, whoever changes how much
 (`tests/drivers/proxy/test_reloads.py`).
 
-Nobody shall pay for what one other namespace does, by keeping connections in all old workers, or by
-causing most of them. So for a namespace that has room in its share, this time is counted twice, and
-the longer one applies: with all old workers, up to `MAX_WAIT_S`; and up to `MAX_PAUSE_S` without
-those that one namespace alone caused or alone has connections in, for the namespace for which they
-are most. A namespace that has used up its share changes often: it waits for up to `MAX_PAUSE_S`
-after the last reload that it caused, for connections in all old workers.
+A namespace that changes often waits for longer, one that changes rarely does not, whatever the
+others do together: for a namespace that has caused a reload within `MAX_PAUSE_S`, the time between
+two reloads grows up to `MAX_PAUSE_S`. Nobody shall pay for what one other namespace does, by
+keeping connections in all old workers, or by causing most of them. So this longer time counts
+without the old workers that one namespace alone caused or alone has connections in, for the
+namespace for which they are most. A namespace that has used up its share waits for up to
+`MAX_PAUSE_S` after the last reload that it caused, for connections in all old workers.
 
 Connections of a namespace that only keeps them count in half of the old workers at most that
 namespaces with connections in fewer of them leave. In the other old workers they end first.
 
-Invariants, whatever one namespace does: a change of another namespace waits for `MAX_WAIT_S` at
-most because of it, if that one has caused no reload for `MAX_PAUSE_S`, and never for longer than
-`MAX_PAUSE_S`; reloads that it causes alone end connections of others only when all old workers have
-some and, once its share is used up, not more often than once in `MAX_PAUSE_S`. `to_record` and
-`restore` carry what is known over a restart of the process, which HAProxy outlives."""
+Invariants: a change of a namespace that has caused no reload for `MAX_PAUSE_S` waits for
+`MAX_WAIT_S` at most because of others, whatever they do, and no change waits for longer than
+`MAX_PAUSE_S` because of them. Whatever one namespace does, reloads that it causes alone end
+connections of others only when all old workers have some and, once its share is used up, not more
+often than once in `MAX_PAUSE_S`. `to_record` and `restore` carry what is known over a restart of
+the process, which HAProxy outlives."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -47,10 +49,10 @@ SHARE = 0.5
 """The fraction of old workers that may count for one namespace, of those that others leave; and the
 fraction in which its connections count."""
 MAX_WAIT_S = 60.0
-"""How long a change at most waits because of what one other namespace does, and how long a
-namespace at most waits for the end of connections in old workers that count for it."""
+"""The time between two reloads when the limit is reached by workers with connections of others; and
+how long a namespace at most waits for the end of connections in old workers that count for it."""
 MAX_PAUSE_S = 300.0
-"""The time between two reloads when the limit is reached by workers with connections of others."""
+"""The time between two such reloads that one namespace causes."""
 
 
 class OldWorker(NamedTuple):
@@ -169,15 +171,15 @@ class Reloads:
                 of_one.update(
                     {name for names in (holders, causes) if len(names) == 1 for name in names}
                 )
-        without_one = at_stake - max(of_one.values(), default=0)
-        pause_s = max(
-            MAX_WAIT_S * self._above_half(at_stake), MAX_PAUSE_S * self._above_half(without_one)
-        )
+        pause_s = min(MAX_PAUSE_S * self._above_half(at_stake), MAX_WAIT_S)
+        caused_s = self._caused_s.get(namespace, float("-inf"))
+        if now_s - caused_s < MAX_PAUSE_S:
+            without_one = at_stake - max(of_one.values(), default=0)
+            pause_s = max(pause_s, MAX_PAUSE_S * self._above_half(without_one))
         if self._has_share(namespace, old):
             self._full_s.pop(namespace, None)
             return now_s - self._last_s >= pause_s
         full_s = self._full_s.setdefault(namespace, now_s)
-        caused_s = self._caused_s.get(namespace, float("-inf"))
         return (
             now_s - self._last_s >= pause_s
             and now_s - full_s >= MAX_WAIT_S
