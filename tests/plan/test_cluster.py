@@ -312,3 +312,4 @@ def test_the_controller_reports_addresses_that_nobody_announces_only_if_gateways
             state.update_gateways(msgspec.structs.replace(served, claimed=claimed))
             assert dirty._keys == {A}
         assert codes(announcing) == [*more, *before]
+        assert codes(CONFIG) == [*more, *before]

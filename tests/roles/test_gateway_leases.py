@@ -35,6 +35,7 @@ def lease(
     announces: tuple[OnLink, ...] = (),
     announced: int = 0,
     claimed: tuple[Claimed, ...] = (),
+    macs: tuple[str, ...] = (),
 ) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
@@ -49,6 +50,7 @@ def lease(
         announces=announces,
         announced_count=announced,
         claimed=claimed,
+        macs=macs,
     )
     metadata = ObjectMeta(
         name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
@@ -335,6 +337,19 @@ def test_an_address_that_another_station_uses_is_known_while_its_gateway_is_aliv
     assert silences.value().claimed == {"192.0.2.224": ("gw1", claims[0])}
     pass_time(silences, DURATION_S + 1)
     assert silences.value().claimed == {}
+
+
+def test_another_gateway_that_accepts_an_address_too_is_no_foreign_station() -> None:
+    """Where addresses are announced, it must not answer for the address of another one."""
+    silences = GatewayLeases(MOST_S)
+    foreign = Claimed("192.0.2.224", "eth0", "02:00:00:00:00:99")
+    claims = (foreign, Claimed("192.0.2.225", "eth0", "02:00:00:00:00:02"))
+    other = lease("gw2", macs=("02:00:00:00:00:02",))
+    silences.update(lease("gw1", claimed=claims) | other, first=False)
+    assert silences.value().claimed == {"192.0.2.224": ("gw1", foreign)}
+    links = (OnLink("eth0", "192.0.2.0/24"),)
+    silences.update(lease("gw1", claimed=claims, announces=links), first=False)
+    assert len(silences.value().claimed) == 2
 
 
 def test_a_lease_from_before_the_start_does_not_prove_that_its_gateway_is_alive() -> None:

@@ -80,8 +80,8 @@ class Announced(Fields, frozen=True):
 
 
 class Claimed(Fields, frozen=True):
-    """An address that the instance announces on this interface, and that another station, which has
-    this MAC address, also uses."""
+    """An address that the instance announces on this interface, or accepts, and that another
+    station there, which has this MAC address, also uses."""
 
     address: str
     interface: str
@@ -105,6 +105,8 @@ class Presence(Fields, frozen=True):
     interfaces: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     """For a gateway: the addresses that it needs itself, its own and those of its next hops."""
+    macs: tuple[str, ...] = ()
+    """For a gateway: the MAC addresses with which it answers for its addresses."""
     announces: tuple[OnLink, ...] = ()
     """For a gateway that announces addresses: the networks that are on the links of its
     interfaces."""
@@ -113,7 +115,8 @@ class Presence(Fields, frozen=True):
     announced: tuple[Announced, ...] = ()
     """The first of these addresses."""
     claimed: tuple[Claimed, ...] = ()
-    """The first of its addresses that other stations use."""
+    """The first of its addresses that other stations use. A gateway that announces none: those that
+    it accepts."""
     served: int = 0
     """The number of Services that it serves."""
     not_served_count: int = 0

@@ -118,6 +118,18 @@ def networks() -> Sequence[Network]:
         return [Network(names[index], network) for index, network in found if index in names]
 
 
+def macs() -> Sequence[str]:
+    """Return the MAC addresses of the devices that are on a network, sorted. Link-local networks do
+    not count: each device of a pod has one. Raise Unavailable."""
+    present = links()
+    found = {
+        present[each.interface].mac
+        for each in networks()
+        if each.interface in present and not each.network.is_link_local
+    }
+    return sorted(found - {"", "00:00:00:00:00:00"})
+
+
 def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
     """Yield the index of the device of each default route in the main table."""
     for body in kernel.exchange(

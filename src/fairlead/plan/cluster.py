@@ -28,7 +28,7 @@ from fairlead.plan.announce import announce_notes
 from fairlead.plan.balancer import PORT_CONFLICT, Unconfirmed, plan_load_balancer, plan_unconfirmed
 from fairlead.plan.classes import ServiceClass, addresses_of, refusal_of, service_class_of
 from fairlead.plan.conflicts import of_shown
-from fairlead.plan.gateways import gateway_notes
+from fairlead.plan.gateways import conflict_notes, gateway_notes
 from fairlead.plan.keeping import NOT_KEPT, exceeded, limits_of
 from fairlead.plan.ledger import Ledger
 from fairlead.plan.node import plan_node_service
@@ -118,8 +118,12 @@ def _balancer(
         notes = (*notes, _port_conflict(result.rivals))
     if class_.served_by == "gateways":
         notes = (*gateway_notes(cluster.gateways, service.key), *notes)
-        if config.announce.l2 is not None and cluster.gateways is not None:
-            found = announce_notes(balancer.addresses, cluster.gateways, cluster.nodes)
+        if (gateways := cluster.gateways) is not None:
+            found = (
+                announce_notes(balancer.addresses, gateways, cluster.nodes)
+                if config.announce.l2 is not None
+                else conflict_notes(balancer.addresses, gateways)
+            )
             notes = (*found, *notes)
     notes = about(f"Service {service.key}", (*notes, *balancer.notes))
     return msgspec.structs.replace(balancer, notes=notes, grants=_served(balancer, result.grants))

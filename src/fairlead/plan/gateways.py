@@ -6,7 +6,7 @@ serves it. While at least one does, clients can connect, and the Finding about t
 reason and the message of Ready: the connections that routers send to those are lost. Pure.
 Invariant: a Finding does not change while its cause lasts, so it names no time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -33,7 +33,7 @@ class Gateways(msgspec.Struct, frozen=True):
     Leases. `announcers`: the live gateways that can announce addresses, with the networks on their
     links. `unproved`: the live gateways that have not renewed their Leases since this process began
     to watch: they may have been gone for long. `claimed`: the addresses that another station uses
-    too, each with the gateway that announces it."""
+    too, each with the gateway that announces it, or accepts it if none is announced."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
@@ -69,6 +69,23 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, 
         )
         return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
     return (*_not_served(gateways, key), *_gone(gateways))
+
+
+def conflict_notes(addresses: Iterable[str], gateways: Gateways) -> Sequence[Finding]:
+    """Return which of these addresses of a Service, that no gateway announces, another station
+    has."""
+    return [
+        Finding(
+            CLAIMED,
+            f"{address} is accepted by gateway {gateway}, and a station that is no gateway "
+            f"({each.mac}) answers for it on the network of its {each.interface}",
+            "error",
+            remedy="give that station another address, or exclude the address from the pool",
+        )
+        for address in addresses
+        if address in gateways.claimed
+        for gateway, each in (gateways.claimed[address],)
+    ]
 
 
 def _gone(gateways: Gateways) -> Iterator[Finding]:

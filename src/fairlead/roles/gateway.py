@@ -180,6 +180,8 @@ def data_plane(
             drain_s=section.drain_timeout_s,
             old_workers=section.proxy_old_workers,
             belongs_to_host=state.belongs_to_host,
+            # What announces addresses also notices who else has them.
+            finds_conflicts=config.announce.l2 is None,
             shares=Shares(max_files(), section.namespace_share),
         ),
         announce_driver(config, selectors, state, name),
@@ -224,9 +226,10 @@ def components(
         name,
         interfaces=lambda: [each.name for each in direct.interfaces],
         addresses=lambda: [*own.addresses, *(announce.reserved if announce is not None else ())],
+        macs=lambda: own.macs,
         announces=lambda: announce.on_link if announce is not None else (),
         announced=lambda: announce.answered if announce is not None else {},
-        claimed=lambda: announce.claimed if announce is not None else (),
+        claimed=lambda: (announce or plane.proxy.conflicts).claimed,
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY

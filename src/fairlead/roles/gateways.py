@@ -212,6 +212,9 @@ class GatewayLeases:
         unproved = frozenset(
             each.presence.name[:MAX_REASON_LENGTH] for each in observed if not each.renewed
         )
+        own_macs = {
+            mac for each in self.gateways.values() for mac in each.presence.macs[:MAX_ADDRESSES]
+        }
         claimed = {
             address: (
                 presence.name[:MAX_REASON_LENGTH],
@@ -220,6 +223,9 @@ class GatewayLeases:
             for presence in alive
             for each in presence.claimed[:MAX_LISTED]
             if (address := read_address(each.address)) is not None
+            # The kernels of all gateways answer for an address that they accept. Only where
+            # addresses are announced must no other gateway answer.
+            and (presence.announces or each.mac not in own_macs)
         }
         return Gateways(names, refusals, problems, gone - names, announcers, unproved, claimed)
 

@@ -13,6 +13,7 @@ import structlog
 
 from fairlead.drivers import Component
 from fairlead.errors import FairleadError
+from fairlead.net import interfaces
 from fairlead.net.own_addresses import needed_addresses
 from fairlead.plan.exclusions import of_hosts
 from fairlead.state import State
@@ -39,6 +40,8 @@ class OwnAddresses(Component):
     ) -> None:
         self.addresses: Sequence[str] = ()
         """Next hops first, because a Lease has room for a limited number of addresses."""
+        self.macs: Sequence[str] = ()
+        """The MAC addresses with which the host answers for its addresses."""
         self._words = f"an address or next hop of this {role}"
         self._state = state
         self._api_servers = api_servers
@@ -57,6 +60,7 @@ class OwnAddresses(Component):
         previous addresses stay excluded."""
         try:
             needed = await asyncio.to_thread(needed_addresses, self._api_servers())
+            self.macs = await asyncio.to_thread(interfaces.macs)
         except FairleadError as error:
             log.warning("cannot read the addresses of this host", problem=str(error))
             return

@@ -67,10 +67,10 @@ CHECK_INTERVAL_S = 0.5
 
 class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
-    where packets arrive. `addresses`: the addresses that the host needs itself. `announces`: the
-    networks whose addresses it can announce. `announced`: the addresses that it announces, each
-    with the interface. `claimed`: those of them that other stations use. `warned`: the Warnings
-    that the instance has written and that still hold."""
+    where packets arrive. `addresses`: the addresses that the host needs itself. `macs`: its MAC
+    addresses. `announces`: the networks whose addresses it can announce. `announced`: the addresses
+    that it announces, each with the interface. `claimed`: addresses that other stations use too.
+    `warned`: the Warnings that the instance has written and that still hold."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class Announcer:
         *,
         interfaces: Callable[[], Sequence[str]] = tuple,
         addresses: Callable[[], Sequence[str]] = tuple,
+        macs: Callable[[], Sequence[str]] = tuple,
         announces: Callable[[], Sequence[OnLink]] = tuple,
         announced: Callable[[], Mapping[str, str]] = dict,
         claimed: Callable[[], Sequence[Claimed]] = tuple,
@@ -92,6 +93,7 @@ class Announcer:
         self._name = name
         self._interfaces = interfaces
         self._addresses = addresses
+        self._macs = macs
         self._announces = announces
         self._announced = announced
         self._claimed = claimed
@@ -220,6 +222,7 @@ class Announcer:
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
             addresses=tuple(self._addresses())[:MAX_ADDRESSES],
+            macs=tuple(self._macs())[:MAX_ADDRESSES],
             announces=tuple(self._announces())[:MAX_NETWORKS],
             announced_count=len(announced),
             announced=announced[:MAX_LISTED],

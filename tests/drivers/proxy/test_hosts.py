@@ -13,7 +13,7 @@ import pytest
 from tests.drivers.proxy.site import VIP, VIP6, balancer, new_answers, nodes, reconcile, until
 
 from fairlead.config import Config, GatewayConfig
-from fairlead.drivers.proxy import ProxyDriver, shield
+from fairlead.drivers.proxy import ProxyDriver, conflicts, shield
 from fairlead.kube.access import Access
 from fairlead.lab import namespace
 from fairlead.model import ProxySettings, ServiceKey
@@ -151,6 +151,33 @@ async def test_a_gateway_that_has_cut_itself_off_reaches_its_api_server_after_th
     for address in (API_SERVER, ROUTER, OWN):
         assert state.exclusions.host_at(address) is not None
     assert state.exclusions.host_at(VIP) is None
+
+
+async def test_a_station_that_has_the_address_of_a_service_is_noticed_if_none_is_announced(
+    network: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflicts, "INTERVAL_S", 0.1)
+    ip("-n", network, "address", "add", "192.0.2.50/24", "dev", "eth0")
+    section = msgspec.structs.replace(GatewayConfig(), proxy_path=str(folder))
+    driver = data_plane(Config(gateway=section), ("eth0",), State(())).proxy
+    async with nodes("node1"):
+        await driver.read(None)
+        addresses = ("192.0.2.50", "2001:db8:f::7")
+        await reconcile(driver, balancer({"node1": 1}, addresses=addresses))
+        task = asyncio.create_task(driver.run())
+        try:
+
+            async def is_noticed() -> bool:
+                return bool(driver.conflicts.claimed)
+
+            await until(is_noticed)
+            ((address, interface, _),) = map(msgspec.structs.astuple, driver.conflicts.claimed)
+            assert (address, interface) == ("192.0.2.50", "eth0")
+            assert [each.code for each in driver.findings()] == ["AddressConflict"]
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await driver.remove()
 
 
 async def test_routes_that_another_program_removes_are_added_again_at_once(folder: Path) -> None:

@@ -29,6 +29,7 @@ import structlog
 
 from fairlead.drivers import Component, Requeue, no_requeue
 from fairlead.drivers.proxy import members, removal, runtime, shield, spec, workers
+from fairlead.drivers.proxy.conflicts import Conflicts
 from fairlead.drivers.proxy.counters import (
     COLUMNS,
     ProxyCounters,
@@ -103,6 +104,7 @@ class ProxyDriver(Component):
     - `belongs_to_host`: whether a host of the cluster has the address: this driver never makes it
       local. The plan contains no such address, but HAProxy may still have it from an earlier
       process.
+    - `finds_conflicts`: whether other stations are looked for that have an address of a Service.
     - `reload_pause_s`: minimum time between two reloads.
     - `shares`: the shares of namespaces and Services in HAProxy's connections."""
 
@@ -116,6 +118,7 @@ class ProxyDriver(Component):
         drain_s: float = 0.0,
         old_workers: int = 0,
         belongs_to_host: Callable[[str], bool] = lambda _address: False,
+        finds_conflicts: bool = False,
         reload_pause_s: float = RELOAD_PAUSE_S,
         shares: Shares = NO_SHARES,
     ) -> None:
@@ -124,6 +127,8 @@ class ProxyDriver(Component):
         self._belongs_to_host = belongs_to_host
         self._reloads = Reloads(old_workers, PAUSES_AFTER_BURST * reload_pause_s)
         self._drains = Drains()
+        self.conflicts = Conflicts(lambda: self._local(self._specs))
+        self._finds_conflicts = finds_conflicts
         self._reload_pause_s = reload_pause_s
         self.haproxy = Haproxy(folder)
         self.counters = ProxyCounters()
@@ -322,6 +327,8 @@ class ProxyDriver(Component):
             group.create_task(self._keep_shield())
             group.create_task(self._keep_running())
             group.create_task(self._watch_worker())
+            if self._finds_conflicts:
+                group.create_task(self.conflicts.run())
 
     async def _keep_routes(self) -> None:
         with closing(localroutes.removals()) as removals:
@@ -388,13 +395,14 @@ class ProxyDriver(Component):
                 log.error(self._hanging)
 
     def findings(self) -> Sequence[Finding]:
-        if not (hanging := self._hanging):
-            return ()
-        remedy = (
-            "see whether the process is stopped (state T in `ps`): continue it with `kill -CONT`, "
-            "or end it with `kill -KILL`, and the gateway starts HAProxy again"
-        )
-        return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"),)
+        found = [*self.conflicts.findings()]
+        if hanging := self._hanging:
+            remedy = (
+                "see whether the process is stopped (state T in `ps`): continue it with `kill "
+                "-CONT`, or end it with `kill -KILL`, and the gateway starts HAProxy again"
+            )
+            found.append(Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"))
+        return found
 
     async def _restart(self) -> None:
         log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))

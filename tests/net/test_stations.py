@@ -1,0 +1,67 @@
+"""Which other stations on the links of a host have its addresses, as the kernel finds out."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.lab import namespace
+from fairlead.net import interfaces, localroutes
+from fairlead.net.stations import Station, stations_at
+
+pytestmark = pytest.mark.root
+
+OTHER = f"flt-{os.getpid()}-other"
+MAC, OWN_MAC = "02:00:00:00:00:99", "02:00:00:00:00:01"
+TAKEN, TAKEN6 = "192.0.2.50", "2001:db8:1::50"
+FREE, ELSEWHERE = "192.0.2.51", "203.0.113.7"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture(autouse=True)
+def here() -> Iterator[None]:
+    """Run each test on a link to another host."""
+    name = f"flt-{os.getpid()}-stations"
+    namespace.create(name)
+    namespace.create(OTHER)
+    try:
+        with namespace.inside(name):
+            ip("link", "set", "lo", "up")
+            # Otherwise the link-local address, which asks for neighbors, is usable after a second.
+            namespace.set_sysctls(name, {"net/ipv6/conf/default/accept_dad": 0})
+            ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", OTHER)
+            ip("link", "set", "eth0", "address", OWN_MAC)
+            ip("-n", OTHER, "link", "set", "eth0", "address", MAC)
+            for where, last in (([], "11"), (["-n", OTHER], "50")):
+                ip(*where, "address", "add", f"192.0.2.{last}/24", "dev", "eth0")
+                ip(*where, "address", "add", f"2001:db8:1::{last}/64", "dev", "eth0", "nodad")
+                ip(*where, "link", "set", "eth0", "up")
+            ip("-n", OTHER, "address", "add", f"{ELSEWHERE}/32", "dev", "eth0")
+            yield
+    finally:
+        namespace.delete(name)
+        namespace.delete(OTHER)
+
+
+async def test_a_station_that_has_an_address_of_this_host_too_is_found() -> None:
+    """Not for an address that is on no link: routers send it to this host, and to nobody else."""
+    addresses = {TAKEN, TAKEN6, FREE, ELSEWHERE}
+    await localroutes.add(addresses)
+    station = Station("eth0", MAC)
+    assert await stations_at(addresses) == {TAKEN: station, TAKEN6: station}
+    assert await stations_at({ELSEWHERE}) == {}
+    assert interfaces.macs() == [OWN_MAC]
+
+
+async def test_this_host_itself_is_no_other_station() -> None:
+    """Two of its interfaces may be on one link, and the kernel answers on both."""
+    ip("link", "add", "eth1", "type", "veth", "peer", "name", "eth2")
+    for name, address in (("eth1", "198.51.100.1/24"), ("eth2", "198.51.100.2/24")):
+        ip("address", "add", address, "dev", name)
+        ip("link", "set", name, "up")
+    await localroutes.add({"198.51.100.50"})
+    assert await stations_at({"198.51.100.50"}) == {}
