@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -25,6 +26,9 @@ DEADLINE_S = 60.0
 BODY = b'{"pod": "web-1", "peer": "127.0.0.1"}'
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 NAMESPACE = "probed"
+PROBE = (sys.executable, "-m", "fairlead", "probe")
+CHILDREN: list[asyncio.subprocess.Process] = []
+"""The processes of the present test."""
 
 
 @asynccontextmanager
@@ -59,15 +63,30 @@ def closed_port() -> int:
         return port
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+@pytest.fixture(autouse=True)
+async def children() -> AsyncIterator[None]:
+    """Ends the processes that a failed test leaves."""
+    yield
+    while CHILDREN:
+        child = CHILDREN.pop()
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
+
+
+async def run(*words: str) -> asyncio.subprocess.Process:
+    """Start a program in a process group of its own."""
     pipe = asyncio.subprocess.PIPE
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONUNBUFFERED": "1"}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fairlead", "probe", *arguments),
-        stdout=pipe,
-        stderr=pipe,
-        env=environment,
+    child = await asyncio.create_subprocess_exec(
+        *words, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
     )
+    CHILDREN.append(child)
+    return child
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await run(*PROBE, *arguments)
 
 
 async def ended(child: asyncio.subprocess.Process) -> tuple[int, str, str]:
@@ -154,51 +173,35 @@ async def test_what_cannot_be_probed_is_said(arguments: tuple[str, ...], said: s
     assert "Traceback" not in errors
 
 
-async def test_a_lack_of_file_descriptors_is_not_a_failure_of_the_target() -> None:
+async def probe_with_limit(limit: str) -> tuple[list[dict[str, Any]], str]:
+    """Probe 60 targets with this `ulimit`. Return the lines of the output, and the errors."""
     async with serving() as port:
-        command = f"ulimit -n 20; exec {sys.executable} -m fairlead probe -o json --duration 2"
         targets = " ".join(f"http://127.0.0.1:{port}/{number}" for number in range(60))
-        child = await asyncio.create_subprocess_exec(
-            *("sh", "-c", f"{command} --timeout=20 --interval=0.5 {targets}"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        options = "-o json --duration 2 --timeout 20 --interval 0.5"
+        _, output, errors = await ended(
+            await run(*("sh", "-c", f"ulimit {limit}; exec {' '.join(PROBE)} {options} {targets}"))
         )
-        _, output, errors = await ended(child)
-    reports = [json.loads(line) for line in output.splitlines()]
-    assert not any(each["event"] == "gap-begun" for each in reports if "event" in each)
-    assert sum(each["unknown"] for each in reports if "event" not in each)
+    return [json.loads(line) for line in output.splitlines()], errors
+
+
+async def test_a_lack_of_file_descriptors_is_not_a_failure_of_the_target() -> None:
+    lines, errors = await probe_with_limit("-n 20")
+    assert not any(each["event"] == "gap-begun" for each in lines if "event" in each)
+    assert sum(each["unknown"] for each in lines if "event" not in each)
     assert "no resources for them (too many open files)" in errors
     assert "Traceback" not in errors
 
 
 async def test_all_file_descriptors_that_the_host_permits_are_used() -> None:
-    async with serving() as port:
-        command = f"ulimit -S -n 20; exec {sys.executable} -m fairlead probe -o json --duration 2"
-        targets = " ".join(f"http://127.0.0.1:{port}/{number}" for number in range(60))
-        child = await asyncio.create_subprocess_exec(
-            *("sh", "-c", f"{command} --timeout=20 --interval=0.5 {targets}"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, output, errors = await ended(child)
-    reports = [json.loads(line) for line in output.splitlines()]
-    assert len(reports) == 60
-    assert all(each["answered"] for each in reports)
+    lines, errors = await probe_with_limit("-S -n 20")
+    assert len(lines) == 60
+    assert all(each["answered"] for each in lines)
     assert "no resources" not in errors
 
 
 async def test_a_closed_output_ends_the_probe() -> None:
-    child = await asyncio.create_subprocess_exec(
-        *(
-            "sh",
-            "-c",
-            f"{sys.executable} -m fairlead probe --interval 0.1 {{}} | head -1".format(
-                f"127.0.0.1:{closed_port()} 127.0.0.2:{closed_port()}"
-            ),
-        ),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    targets = f"127.0.0.1:{closed_port()} 127.0.0.2:{closed_port()}"
+    child = await run("sh", "-c", f"{' '.join(PROBE)} --interval 0.1 {targets} | head -1")
     _, output, errors = await ended(child)
     assert "connection refused" in output
     assert errors == ""

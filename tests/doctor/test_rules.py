@@ -65,6 +65,7 @@ EXCLUDED = make_node("node1", 1, {EXCLUDE_LABEL: ""})
 METALLB = make_service(
     class_="", meta={"annotations": {"metallb.io/ip-allocated-from-pool": "lan"}}
 )
+NO_POOL = Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD)
 BEFORE = "2027-01-15T06:30:00Z"
 """Half an hour before OLD."""
 RANGES: dict[str, Any] = {"load_balancer_source_ranges": ("198.51.100.0/24",)}
@@ -81,6 +82,15 @@ INSIDE_ONLY = policy(
     podSelector={"matchLabels": {"app": "web"}},
     ingress=[{"from": [{"podSelector": {}}, {"ipBlock": {"cidr": "10.244.0.0/16"}}]}],
 )
+
+
+def not_allocated(message: str) -> Facts:
+    """A Service without an address, for which MetalLB wrote an Event with this message."""
+    return healthy(
+        make_service(addresses=(), class_=""),
+        config=None,
+        events=(make_event("Service", "web", "AllocationFailed", message),),
+    )
 
 
 TAKES_TURNS = {
@@ -140,18 +150,14 @@ FAULTS: dict[str, tuple[str, Facts]] = {
                 addresses=(),
                 class_="",
                 load_balancer_ip="192.0.2.77",
-                conditions=(Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD),),
+                conditions=(NO_POOL,),
             ),
             config=None,
         ),
     ),
     "PoolExhausted, of MetalLB 0.16": (
         WEB,
-        healthy(
-            make_service(addresses=(), class_=""),
-            config=None,
-            events=(make_event("Service", "web", "AllocationFailed", "no suitable pool for IPv4"),),
-        ),
+        not_allocated("no suitable pool for IPv4"),
     ),
     "PoolExhausted, of Cilium": (
         WEB,
@@ -241,11 +247,7 @@ FAULTS: dict[str, tuple[str, Facts]] = {
     "PoolExhausted": ("pool public", healthy(make_service(addresses=()), *FULL)),
     "PoolExhausted, of MetalLB": (
         WEB,
-        healthy(
-            make_service(addresses=(), class_=""),
-            config=None,
-            events=(make_event("Service", "web", "AllocationFailed", "no available IPs"),),
-        ),
+        not_allocated("no available IPs"),
     ),
     "ExcludedNode": (WEB, healthy(pods=(make_pod(),), nodes=(EXCLUDED,))),
     "ExcludedNode, all nodes": (
@@ -269,7 +271,7 @@ FAULTS: dict[str, tuple[str, Facts]] = {
                 class_="",
                 ip_families=("IPv4", "IPv6"),
                 ip_family_policy="RequireDualStack",
-                conditions=(Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD),),
+                conditions=(NO_POOL,),
             ),
             config=None,
         ),
@@ -531,7 +533,7 @@ NEAR_MISSES: dict[str, Facts] = {
             class_="",
             ip_families=("IPv4", "IPv6"),
             ip_family_policy="PreferDualStack",
-            conditions=(Condition(CILIUM_REQUEST, "False", "no_pool", "no pool", OLD),),
+            conditions=(NO_POOL,),
         ),
         config=None,
     ),

@@ -1,13 +1,21 @@
 """The findings about endpoints and their nodes: a Service is ready exactly if every listener has a
 member that gets new connections, and each finding names the cause and a remedy."""
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import makers
+from tests.plan.findings import (
+    ADDRESSES,
+    BOTH,
+    CLUSTER,
+    LOCAL,
+    MakeService,
+    MakeSlice,
+    codes_and_blocks,
+    findings,
+)
 
 from fairlead.config import Config
 from fairlead.kube.objects import (
@@ -17,37 +25,16 @@ from fairlead.kube.objects import (
     NodeSpec,
     NodeStatus,
     ObjectMeta,
-    Service,
     ServicePort,
     Taint,
 )
-from fairlead.model import DONE, Family, Finding, LoadBalancer
+from fairlead.model import DONE, Family, LoadBalancer
 from fairlead.plan.balancer import plan_load_balancer
 from fairlead.plan.classes import DIRECT, OCTAVIA
 from fairlead.plan.status import conditions_of
 from fairlead.sections import OctaviaConfig
 
-MakeService = Callable[..., Service]
-MakeSlice = Callable[..., EndpointSlice]
-ADDRESSES = ["203.0.113.10"]
-BOTH = ["203.0.113.10", "2001:db8:f::10"]
-LOCAL: dict[str, object] = {}
-CLUSTER: dict[str, object] = {"external_traffic_policy": "Cluster", "health_check_node_port": 0}
 EXCLUDE = {"node.kubernetes.io/exclude-from-external-load-balancers": ""}
-
-
-def findings(
-    service: Service,
-    slices: list[EndpointSlice],
-    nodes: dict[str, Node],
-    addresses: list[str] = ADDRESSES,
-) -> list[Finding]:
-    return list(plan_load_balancer(service, slices, nodes, addresses, DIRECT).notes)
-
-
-def codes_and_blocks(notes: list[Finding]) -> list[tuple[str, str]]:
-    assert all(note.remedy for note in notes)
-    return [(note.code, note.blocks) for note in notes]
 
 
 NO_ENDPOINTS, NO_NODES, NO_NODE_NAME = (

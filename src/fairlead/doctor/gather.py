@@ -38,7 +38,7 @@ from fairlead.doctor.objects import (
 )
 from fairlead.doctor.rights import Right, needed
 from fairlead.errors import FairleadError, Refused, Unavailable
-from fairlead.kube.answers import NoConnection, NotFound, RefusedByServer
+from fairlead.kube.answers import NotFound, RefusedByServer
 from fairlead.kube.client import Client
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
 from fairlead.kube.instances import observe
@@ -128,11 +128,6 @@ class Reader:
         scope = self._request.scope
         try:
             return await self._listed("")
-        except NoConnection as problem:
-            raise Unavailable(
-                problem.message,
-                fix=problem.fix or "does the API server of the kubeconfig run at this address?",
-            ) from problem
         except RefusedByServer as problem:
             if problem.status != FORBIDDEN:
                 raise
