@@ -97,7 +97,11 @@ def failure(error: OSError, tried: str) -> FairleadError:
     """Return the error to raise when the operation `tried` failed."""
     message = f"{tried}: {error.strerror}"
     if error.errno in (errno.EPERM, errno.EACCES):
-        return Refused(message, fix="run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")
+        return Refused(
+            message,
+            fix="run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; in a container, a "
+            "seccomp profile may forbid bpf(2)",
+        )
     if error.errno in (errno.E2BIG, errno.ENOSPC):
         return Refused(
             message, fix="the map is full: use fewer Services, or more gateways with fewer each"
