@@ -1,6 +1,7 @@
 """The commands from the view of a user: help texts, tables, JSON, and clear errors."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,12 +77,51 @@ def test_a_role_rejects_an_invalid_address_before_it_starts(role: str, listen: s
         (["status", "--address", "foo"], "'foo' is not address:port; write an address and a port"),
         (["status", "--address", "[::1"], "'[::1' is not address:port"),
         (["status", "--address", "a b:80"], "'a b:80' is not address:port"),
+        (["status", "--address", ""], "'' is not address:port"),
+        (["plan", "--config", ""], "'--config': the path is empty, as that of an unset variable"),
+        (["controller", "--kubeconfig", ""], "'--kubeconfig': the path is empty"),
+        (["ingress", "check", "192.0.2.1", "--timeout", "nan"], "nan is not a number of seconds"),
+        (["doctor", "--timeout", "inf"], "'--timeout': inf is not a number of seconds"),
+        (["doctor", "-n", "a/b"], "'a/b' is not the name of a namespace; write lower-case"),
+        (["plan", "-n", ""], "'' is not the name of a namespace"),
+        (["ingress", "nginx", "-n", "A b"], "'A b' is not the name of a namespace"),
+        (["ingress", "nginx", "--name", "a_b"], "'a_b' is not a name in Kubernetes"),
     ],
 )
 def test_options_are_checked_before_anything_is_done(arguments: list[str], words: str) -> None:
     done = fairlead(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "migrate services", "migrate pools"])
+def test_an_empty_path_is_not_the_present_folder(command: str, tmp_path: Path) -> None:
+    (tmp_path / "service.yaml").write_text(EXAMPLE.read_text())
+    done = subprocess.run(
+        (PROGRAM, *command.split(), "-f", ""),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the path after -f is empty" in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_an_output_that_cannot_be_written_is_reported(output: str, unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            (PROGRAM, "plan", "-f", EXAMPLE, "-o", output),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    *_, last = done.stderr.decode().splitlines()
+    assert last == "fairlead: the output cannot be written: No space left on device"
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize(

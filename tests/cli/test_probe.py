@@ -159,7 +159,7 @@ async def test_ctrl_c_shows_the_results() -> None:
         (("udp://192.0.2.1:53",), "cannot call udp"),
         (("192.0.2.1:80", "-n", "shop"), "belong to --services"),
         (("192.0.2.1:80", "--interval", "0"), "0.0 is not in the range"),
-        (("192.0.2.1:80", "--interval", "nan"), "are numbers of seconds"),
+        (("192.0.2.1:80", "--interval", "nan"), "nan is not a number of seconds"),
         (("192.0.2.1:80", "--listen", "foo"), "--listen foo: not [ADDRESS]:PORT"),
         (("192.0.2.1:80", "--listen", "192.0.2.1:9450"), "cannot listen on 192.0.2.1:9450"),
         (("--services", "--kubeconfig", "/nonexistent/config"), "/nonexistent/config"),
@@ -171,6 +171,19 @@ async def test_what_cannot_be_probed_is_said(arguments: tuple[str, ...], said: s
     assert output == ""
     assert said in errors
     assert "Traceback" not in errors
+
+
+async def test_without_an_api_server_there_is_one_message(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        "current-context: a\n"
+        "contexts: [{name: a, context: {cluster: a}}]\n"
+        "clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+    )
+    status, output, errors = await probed("--services", "--kubeconfig", str(kubeconfig))
+    assert (status, output) == (2, "")
+    assert errors.startswith("fairlead: GET http://127.0.0.1:1/api/v1/services failed: ")
+    assert len(errors.splitlines()) == 1
 
 
 async def probe_with_limit(limit: str) -> tuple[list[dict[str, Any]], str]:

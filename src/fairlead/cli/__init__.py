@@ -1,8 +1,10 @@
 """The command line: a module for each command, and modules that several commands share. A module is
 imported only when its command is run, so that `--help` is fast."""
 
+import errno
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -50,6 +52,9 @@ COMMANDS = {
 
 SOURCE_TREE_ONLY = frozenset({"demo", "lab"})
 """Commands that are missing in the wheel and in the image, because these do not include the lab."""
+
+UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE))
+"""The errors of a write to an output that is full, broken or closed."""
 
 PLUGIN_NAMES = {"kubectl-fairlead": "kubectl fairlead"}
 """What users enter to run a program of this name: kubectl runs it as a plugin."""
@@ -129,11 +134,23 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line. Print a FairleadError, which the user can correct, as one message, and
-    exit with status 1."""
-    from fairlead.errors import FairleadError
+    exit with status 1; so also if the output cannot be written, as on a full disk."""
+    from fairlead.errors import FairleadError, plain
 
     try:
-        cli(prog_name=PLUGIN_NAMES.get(Path(sys.argv[0]).name))
+        try:
+            cli(prog_name=PLUGIN_NAMES.get(Path(sys.argv[0]).name))
+        finally:
+            if sys.stdout is not None:  # None: it was closed before the start
+                sys.stdout.flush()
     except FairleadError as error:
         click.echo(f"fairlead: {error}", err=True)
+        raise SystemExit(1) from error
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        # The interpreter would try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            click.echo(f"fairlead: the output cannot be written: {plain(error)}", err=True)
         raise SystemExit(1) from error

@@ -9,6 +9,7 @@ import click
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import Format, output_option, show
+from fairlead.cli.parameters import NamedFile, Seconds, namespace_name
 from fairlead.config import load
 from fairlead.errors import FairleadError, Refused
 from fairlead.model import ServiceKey
@@ -28,13 +29,14 @@ EXPLAIN = "explain"
 @click.option(
     "-n",
     "--namespace",
+    callback=namespace_name,
     help="Namespace of the Services. Default: that of the context of the kubeconfig.",
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="Look at the Services everywhere.")
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
@@ -43,7 +45,7 @@ EXPLAIN = "explain"
 @click.option(
     "--observe",
     "observe_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
@@ -52,7 +54,7 @@ EXPLAIN = "explain"
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(min=0.1),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -61,12 +63,12 @@ EXPLAIN = "explain"
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
 )
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="Kubeconfig of the cluster. Default: as kubectl.",
 )
 @click.option("--context", help="Context of the kubeconfig. Default: the current context.")

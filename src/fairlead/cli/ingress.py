@@ -14,6 +14,7 @@ from urllib.parse import quote
 import click
 
 from fairlead.cli.output import Format, Group, draw, output_option, show
+from fairlead.cli.parameters import NamedFile, Seconds, namespace_name, object_name
 from fairlead.ingress.settings import (
     CHARTS,
     CONTROLLERS,
@@ -62,6 +63,7 @@ def _controller_command(controller: Controller) -> None:
         "--namespace",
         default=chart.namespace,
         show_default=True,
+        callback=namespace_name,
         help="Namespace of the controller.",
     )
     @click.option(
@@ -69,6 +71,7 @@ def _controller_command(controller: Controller) -> None:
         "release",
         default=chart.release,
         show_default=True,
+        callback=object_name,
         help="Name of its Helm release.",
     )
     @click.option(
@@ -150,7 +153,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--context", help="Context of the kubeconfig. Default: the current context."),
         click.option(
             "--kubeconfig",
-            type=click.Path(path_type=Path),
+            type=NamedFile(),
             help="Kubeconfig of the cluster. Default: as kubectl.",
         ),
         click.option(
@@ -164,6 +167,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
             "--namespace",
             default="default",
             show_default=True,
+            callback=namespace_name,
             help="Namespace of the Service.",
         ),
     ):
@@ -210,7 +214,7 @@ def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(min=0.1),
     default=3.0,
     show_default=True,
     metavar="SECONDS",

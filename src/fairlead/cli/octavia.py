@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from fairlead.cli.output import Format, Group, draw, output_option, show
+from fairlead.cli.parameters import NamedFile
 from fairlead.config import Config, load
 from fairlead.errors import Refused
 from fairlead.plan.classes import CLASSES
@@ -79,13 +80,13 @@ class Answer(msgspec.Struct, frozen=True):
 @click.option("--context", help="Context of the kubeconfig. Default: the current context.")
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="Kubeconfig of the cluster. Default: as kubectl.",
 )
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
 )
 @output_option

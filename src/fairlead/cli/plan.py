@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
+from fairlead.cli.parameters import namespace_name
 from fairlead.cli.source import Source, report_left_out, source_options
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
@@ -47,7 +48,10 @@ class Planned(msgspec.Struct, frozen=True, omit_defaults=True):
 @click.command()
 @source_options
 @click.option(
-    "-n", "--namespace", help="Show only the Services of this namespace; all are planned."
+    "-n",
+    "--namespace",
+    callback=namespace_name,
+    help="Show only the Services of this namespace; all are planned.",
 )
 @output_option
 def plan(source: Source, namespace: str | None, output: Format) -> None:

@@ -1,7 +1,6 @@
 """`fairlead probe`: call load balancers continuously, and show what callers notice."""
 
 import asyncio
-import math
 import os
 import resource
 import shutil
@@ -25,6 +24,7 @@ import click
 import msgspec
 
 from fairlead.cli.interrupt import run
+from fairlead.cli.parameters import NamedFile, Seconds, namespace_name
 from fairlead.errors import FairleadError, Refused
 
 if TYPE_CHECKING:
@@ -42,11 +42,16 @@ REDRAW_S = 1.0
 @click.option(
     "--services", is_flag=True, help="Call the Services of type LoadBalancer of a cluster."
 )
-@click.option("-n", "--namespace", help="With --services: those of one namespace.")
+@click.option(
+    "-n",
+    "--namespace",
+    callback=namespace_name,
+    help="With --services: those of one namespace.",
+)
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.01),
+    type=Seconds(min=0.01),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -55,7 +60,7 @@ REDRAW_S = 1.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.01),
+    type=Seconds(min=0.01),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -72,7 +77,7 @@ REDRAW_S = 1.0
 @click.option(
     "--duration",
     "duration_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     metavar="SECONDS",
     help="End after this time. Default: at Ctrl-C.",
 )
@@ -83,7 +88,7 @@ REDRAW_S = 1.0
 )
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="With --services: kubeconfig of the cluster. Default: as kubectl.",
 )
 @click.option("--context", help="Context of the kubeconfig. Default: the current context.")
@@ -125,8 +130,6 @@ def probe(
     fairlead probe https://shop.example.com/ --duration 60 -o json
 
     Exit status: 0 every call was answered, 1 something failed, 2 it could not probe."""
-    if any(math.isnan(each) for each in (interval_s, timeout_s, duration_s or 0)):
-        raise click.UsageError("--interval, --timeout and --duration are numbers of seconds")
     if not targets and not services:
         raise click.UsageError("give at least one TARGET, or --services")
     if (namespace or kubeconfig or context) and not services:
@@ -174,9 +177,9 @@ async def _probe(
     async with AsyncExitStack() as opened:
         if listen is not None:
             opened.enter_context(_metrics(listen, monitor))
-        work = [monitor.run(), display.run()]
-        if follow is not None:
-            work.append(await opened.enter_async_context(follow()))
+        # It fails without an API server, so nothing else is made before.
+        following = [] if follow is None else [await opened.enter_async_context(follow())]
+        work = [monitor.run(), display.run(), *following]
         opened.callback(display.clear)
         with suppress(TimeoutError):
             async with asyncio.timeout(duration_s), asyncio.TaskGroup() as group:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from fairlead.cli.parameters import absolute, host_port, not_empty
+from fairlead.cli.parameters import NamedFile, absolute, host_port, not_empty
 from fairlead.config import INTERFACE, Config, load
 from fairlead.invocation import called
 from fairlead.kube.access import Access
@@ -28,12 +28,12 @@ def _shared(command: CommandT) -> CommandT:
             click.option(
                 "--config",
                 "config_path",
-                type=click.Path(path_type=Path),
+                type=NamedFile(),
                 help="fairlead.yaml. Default: all options have their defaults.",
             ),
             click.option(
                 "--kubeconfig",
-                type=click.Path(path_type=Path),
+                type=NamedFile(),
                 help="Kubeconfig of the API server. Default: $KUBECONFIG, the pod's service "
                 "account, ~/.kube/config.",
             ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from fairlead.cli.parameters import NamedFile
 from fairlead.config import Config, load
 from fairlead.plan.classes import CLASSES
 
@@ -61,7 +62,7 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         command(Source(paths, config_path, kubeconfig, context), **others)
 
-    file = click.Path(path_type=Path)
+    file = NamedFile()
     for option in (
         click.option("--context", help="Context of the kubeconfig. Default: the current context."),
         click.option(

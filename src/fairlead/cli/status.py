@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fairlead.cli.output import Format, draw, output_option, show
-from fairlead.cli.parameters import host_port
+from fairlead.cli.parameters import NamedFile, host_port
 from fairlead.errors import Unavailable, plain
 from fairlead.model import LoadBalancer, NodeService
 from fairlead.net.address import bracketed
@@ -47,7 +47,7 @@ NOT_IN_STEP = "not in step with the cluster yet"
 )
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="With --cluster: kubeconfig of the cluster. Default: as kubectl.",
 )
 @click.option(
@@ -56,7 +56,7 @@ NOT_IN_STEP = "not in step with the cluster yet"
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=NamedFile(),
     help="With --cluster: fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the "
     "cluster.",
 )

@@ -201,6 +201,8 @@ def scan(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Iterator[D
         if str(path) == "-":
             yield from _scan_text(_standard_input(stdin), "standard input")
             continue
+        if path == "":  # Path would make the present folder of it.
+            raise Refused("the path after -f is empty", fix="name a file, a folder, or -")
         for file in files(Path(path)):
             try:
                 text = file.read_bytes().decode("utf-8", "surrogateescape")
