@@ -45,6 +45,23 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ("pools: [{name: a, addresses: [main]}]", "'main' is not a range of addresses"),
         ("pools: [{name: a, addresses: [192.0.2.0/33]}]", "is not a prefix length of IPv4"),
         (
+            "pools: [{name: a, addresses: [192.0.2.0/\u0662\u0664]}]",
+            "is not a prefix length of IPv4",
+        ),
+        ("pools: [{name: a, addresses: [192.0.2.9/24]}]", "host bits set (write 192.0.2.0/24);"),
+        (
+            "pools: [{name: a, addresses: ['::ffff:10.0.0.0/120']}]",
+            "::ffff:10.0.0.0/120 is an IPv4-mapped IPv6 address (write it as IPv4: 10.0.0.0)",
+        ),
+        (
+            "pools: [{name: a, addresses: ['::ffff:10.0.0.1-::ffff:10.0.0.9']}]",
+            "is an IPv4-mapped IPv6 address (write it as IPv4: 10.0.0.1)",
+        ),
+        (
+            "pools: [{name: a, addresses: ['2001:db8::1%eth0']}]",
+            "has a zone, which has a meaning on one host only (remove %eth0)",
+        ),
+        (
             "pools: [{name: a, addresses: [203.0.113.9-203.0.113.1]}]",
             "is not a range from a lower to a higher",
         ),
@@ -160,6 +177,9 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ),
         ("gateway: {probeIntervalS: soon}", "$.gateway.probeIntervalS"),
         ("a: [", "is not valid YAML: line 2, column 1: "),
+        ("web:\n\tlisten: x", "line 2, column 1: while scanning for the next token, found charac"),
+        ("web:\n\tlisten: x", "indent with spaces instead of tabs"),
+        ("[" * 100_000, "line 1: it is nested deeper than 200 levels; is this the right file?"),
         ("pools:\n  - name: a\n addresses: []", "line 3, column 2"),
         ("defaultClass: \x01", "is not valid YAML: character 15: control characters"),
         ("defaultClass: 2026-13-45", "month must be in 1..12; write texts in quotes"),
@@ -221,6 +241,8 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ),
         ("cluster: {serviceCIDRs: ['2001:db8::']}", "write 2001:db8::/128 for this address alone"),
         ("cluster: {serviceCIDRs: [10.96.0.0/33]}", "write a length from 0 to 32"),
+        ("cluster: {podCIDRs: ['::ffff:10.0.0.0/104']}", "IPv4-mapped IPv6 address - at $.cluster"),
+        ("web: {listen: '127.0.0.1:\u0668\u0660'}", "is not address:port - at $.web.listen"),
         ("cluster: {serviceCIDRs: [10.96.0.0/]}", "'' in 10.96.0.0/ is not a prefix length"),
         ("web: {metricsFrom: [192.0.2.7]}", "has no prefix length - at $.web.metricsFrom[0]"),
         ("node: {nodePortAddresses: [192.0.2.7]}", "no prefix length - at $.node.nodePortAdd"),

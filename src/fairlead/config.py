@@ -533,23 +533,38 @@ def _check_selectors(lists: Mapping[str, Selectors], source: str) -> None:
                 raise Refused(f"{source}: {error} - at $.{where}[{at}]", fix=INTERFACE) from error
 
 
-def cidr_problem(text: str) -> tuple[str, str] | None:
+def cidr_problem(text: str, *, alone: bool = False) -> tuple[str, str] | None:
     """Return what is wrong with a CIDR, and what to write instead; None if it is valid. An address
-    without a prefix length is not: more often than a single address, a network is meant."""
+    without a prefix length is valid only if it may stand `alone`: more often than a single address,
+    a network is meant."""
     address, slash, length = text.partition("/")
     try:
-        alone = ipaddress.ip_network(address)
+        single = ipaddress.ip_network(address)
     except ValueError:
         return f"{text!r} is not a CIDR", "write a network such as 192.0.2.0/24 or 2001:db8::/64"
+    if problem := _ambiguous(single.network_address):
+        return f"{text} {problem[0]}", problem[1]
     if not slash:
-        fix = f"write {alone} for this address alone, or the length of the whole network"
-        return f"{text} has no prefix length", fix
-    if not length.isdecimal() or int(length) > alone.max_prefixlen:
-        longest = f"write a length from 0 to {alone.max_prefixlen}"
+        fix = f"write {single} for this address alone, or the length of the whole network"
+        return None if alone else (f"{text} has no prefix length", fix)
+    if not re.fullmatch("[0-9]{1,3}", length) or int(length) > single.max_prefixlen:
+        longest = f"write a length from 0 to {single.max_prefixlen}"
         return f"{length!r} in {text} is not a prefix length of {family_of(address)}", longest
     network = ipaddress.ip_network(text, strict=False)
-    if network.network_address != alone.network_address:
+    if network.network_address != single.network_address:
         return f"{text} has host bits set", f"write {network}"
+    return None
+
+
+def _ambiguous(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[str, str] | None:
+    """Return why a text of an IPv6 address is none of the address that packets have, and what to
+    write; None if it is one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    if (mapped := address.ipv4_mapped) is not None:
+        return "is an IPv4-mapped IPv6 address", f"write it as IPv4: {mapped}"
+    if address.scope_id is not None:
+        return "has a zone, which has a meaning on one host only", f"remove %{address.scope_id}"
     return None
 
 
@@ -579,7 +594,8 @@ def parse_range(text: str) -> tuple[int, int, int]:
     first_text, dash, last_text = text.partition("-")
     if "/" in text:
         if problem := cidr_problem(text):
-            raise ValueError(problem[0])
+            message, fix = problem
+            raise ValueError(f"{message} ({fix})")
         network = ipaddress.ip_network(text)
         first, last = network.network_address, network.broadcast_address
     else:
@@ -588,6 +604,10 @@ def parse_range(text: str) -> tuple[int, int, int]:
             last = ipaddress.ip_address(last_text.strip()) if dash else first
         except ValueError:
             raise ValueError(f"{text!r} is not a range of addresses") from None
+    for each in (first, last):
+        if problem := _ambiguous(each):
+            message, fix = problem
+            raise ValueError(f"{text!r} {message} ({fix})")
     if first.version != last.version or int(last) < int(first):
         raise ValueError(f"{text!r} is not a range from a lower to a higher address of one family")
     if any(

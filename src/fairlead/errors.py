@@ -64,10 +64,7 @@ def plain(problem: BaseException) -> str:
     if verdict := getattr(problem, "verify_message", ""):  # ssl.SSLCertVerificationError
         return f"the certificate is not trusted: {_sentence(verdict)}"
     if (mark := getattr(problem, "problem_mark", None)) is not None:  # yaml.MarkedYAMLError
-        what = ", ".join(
-            filter(None, (getattr(problem, name, "") for name in ("context", "problem")))
-        )
-        return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
+        return f"line {mark.line + 1}, column {mark.column + 1}: {of_yaml(problem)}"
     if isinstance(problem, UnicodeDecodeError):
         return f"it is not text in {problem.encoding.upper()}, at byte {problem.start + 1}"
     if isinstance(problem, OSError) and "ConnectionPool(" not in str(problem):
@@ -79,6 +76,15 @@ def plain(problem: BaseException) -> str:
     if isinstance(position := getattr(problem, "position", None), int):
         said = f"character {position + 1}: {said}"
     return _sentence(str(said)) or "it failed without a message"
+
+
+def of_yaml(problem: BaseException) -> str:
+    """Return what a yaml.MarkedYAMLError says, without its place."""
+    parts = (getattr(problem, name, "") for name in ("context", "problem"))
+    said = ", ".join(filter(None, parts))
+    if said.endswith("that cannot start any token"):
+        said += " (indent with spaces instead of tabs; put texts that begin with @ in quotes)"
+    return said
 
 
 def _of_pool(text: str) -> str:

@@ -224,6 +224,8 @@ def test_objects_have_the_names_of_the_chart(release: str, names: list[str]) -> 
         (Options("nginx", "proxy"), "any client could forge its address"),
         (Options("nginx", "direct", trusted=GATEWAYS), "and none is sent"),
         (Options("nginx", "proxy", trusted=("192.0.2.1/24",)), "has host bits set"),
+        (Options("nginx", "proxy", trusted=("gateways",)), "'gateways' is not a CIDR"),
+        (Options("nginx", "proxy", trusted=("::ffff:192.0.2.0/120",)), "IPv4-mapped IPv6 address"),
         (
             Options("nginx", "direct", addresses=("192.0.2.1", "192.0.2.2")),
             "two addresses of one family",

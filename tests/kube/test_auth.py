@@ -152,6 +152,9 @@ def test_several_files_are_merged_and_the_first_value_takes_precedence(tmp_path:
         (config() | {"current-context": ""}, "--context: here, there"),
         (config() | {"current-context": "nowhere"}, "no context 'nowhere'; it has here, there"),
         (config(users=[]), "no user 'u'; it has none"),
+        (config(contexts=[]), "has no contexts: it is empty, or no kubeconfig; name another file"),
+        ({"apiVersion": "v1", "kind": "Service"}, "has no contexts"),
+        ([[]] * 2, "this is a list, not a mapping"),
         (
             config(clusters=[{"name": "c", "cluster": {"server": 3}}]),
             r"3 is not a text - at \$\.clusters\[0\]\.cluster\.server; write it in quotes",
@@ -177,11 +180,27 @@ def test_an_unreadable_kubeconfig_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="--kubeconfig"):
         find_access(tmp_path / "none")
     (tmp_path / "bad").write_text("a: [")
-    with pytest.raises(Refused, match=r"not valid YAML: line 1, column 5: .*; correct it, or"):
+    with pytest.raises(Refused, match=r"bad, line 2: this is not valid YAML: .*; correct it, or"):
         find_access(tmp_path / "bad")
     (tmp_path / "bad").write_bytes(b"a: \xff")
-    with pytest.raises(Refused, match="not valid YAML: it is not text in UTF-8, at byte 4; "):
+    with pytest.raises(Refused, match="bad, line 1: this is not valid YAML: "):
         find_access(tmp_path / "bad")
+
+
+def test_a_kubeconfig_is_read_as_kubectl_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(
+        "preferences:\nusers: [{name: u, user: {token: 2026-01-01, client-key-data: null}}]\n"
+        "clusters: [{name: c, cluster: {server: 'https://192.0.2.1'}}]\n"
+        "contexts: [{name: 22:30, context: {cluster: c, user: u, namespace: }}]\n"
+        "current-context: 22:30\n"
+    )
+    access = read_kubeconfig([path])
+    assert (access.token, access.namespace) == ("2026-01-01", "default")
+    for text in ("[" * 100_000, "a: " + "[" * 3000 + "]" * 3000):
+        path.write_text(text)
+        with pytest.raises(Refused, match="nested deeper than 200 levels"):
+            read_kubeconfig([path])
 
 
 def test_the_named_file_precedes_the_environment_and_the_home_directory(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_pools_of_older_versions_are_translated_without_their_announcement() -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("address-pools: [", "ConfigMap config: this is not valid YAML"),
+        ("address-pools: [", "ConfigMap config, line 2: this is not valid YAML"),
+        ("address-pools: " + "[" * 100_000, "ConfigMap config, line 1: it is nested deeper than"),
         ("address-pools: x", "ConfigMap config: address-pools is not a list"),
         ("address-pools: [{addresses: [192.0.2.0/28]}]", "(without a name)"),
         ("address-pools: [3]", "a pool of ConfigMap config (without a name)"),

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from fairlead.config import cidr_problem
 from fairlead.errors import Refused
 
 Controller = Literal["nginx", "haproxy", "traefik"]
@@ -212,15 +213,11 @@ def _trusted(ranges: Sequence[str], header: Header) -> tuple[str, ...]:
             "address",
             fix=fix,
         )
-    networks: list[IPv4Network | IPv6Network] = []
     for text in ranges:
-        try:
-            networks.append(ip_network(text.strip()))
-        except ValueError as problem:
-            raise Refused(
-                f"--trusted {text}: {problem}", fix="write a range as 192.0.2.0/24, or one address"
-            ) from None
-    return tuple(map(str, networks))
+        # An address alone is the network of this address.
+        if problem := cidr_problem(text.strip(), alone=True):
+            raise Refused(f"--trusted {text}: {problem[0]}", fix=problem[1])
+    return tuple(str(ip_network(text.strip())) for text in ranges)
 
 
 def _addresses(texts: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from fairlead.errors import plain
+from fairlead.errors import of_yaml, plain
 
 _WORDS: Final[dict[str, Any]] = {
     **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE"), True),
@@ -157,7 +157,7 @@ def _parsed(part: str, number: int, line: int) -> Content | None:
     except _Unreadable as problem:
         return Content(number, line + problem.line, problem=problem.problem)
     except yaml.MarkedYAMLError as problem:
-        why = ", ".join(filter(None, (problem.context, problem.problem)))
+        why = of_yaml(problem)
         mark = problem.problem_mark or problem.context_mark
         at = line + (mark.line if mark is not None else 0)
         return Content(number, at, problem=f"this is not valid YAML: {why}")

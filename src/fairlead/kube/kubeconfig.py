@@ -13,10 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import yaml
 
 from fairlead.errors import Refused, plain
 from fairlead.kube.access import Access, ExecPlugin, Impersonation
+from fairlead.kube.documents import read_contents
+from fairlead.kube.rules.types import without_nulls
 from fairlead.mistakes import mistake
 
 
@@ -109,6 +110,11 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
             users.setdefault(user.name, (path, user.user or User()))
         for entry in config.contexts or ():
             contexts.setdefault(entry.name, entry.context)
+    if not contexts:
+        raise Refused(
+            f"{where} has no contexts: it is empty, or no kubeconfig",
+            fix="name another file with --kubeconfig",
+        )
     if not context:
         raise Refused(
             f"{where} has no current context",
@@ -123,9 +129,18 @@ def read_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Access
 
 
 def load(path: Path) -> Kubeconfig:
-    """Read one file. Raise Refused with the path of the invalid field."""
+    """Read one file, as kubectl does. Raise Refused with the path of the invalid field."""
+    document: object = {}
     try:
-        document = yaml.safe_load(path.read_text()) or {}
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        for content in read_contents(text):
+            if content.problem:
+                raise Refused(
+                    f"kubeconfig {path}, line {content.line}: {content.problem}",
+                    fix="correct it, or name another file with --kubeconfig",
+                )
+            document = without_nulls(content.value)
+            break
         return msgspec.convert(document, Kubeconfig)
     except OSError as problem:
         raise Refused(
@@ -135,11 +150,6 @@ def load(path: Path) -> Kubeconfig:
     except msgspec.ValidationError as problem:
         message, fix = mistake(problem, Kubeconfig, document)
         raise Refused(f"kubeconfig {path}: {message}", fix=fix) from None
-    except (yaml.YAMLError, ValueError) as problem:
-        raise Refused(
-            f"kubeconfig {path} is not valid YAML: {plain(problem)}",
-            fix="correct it, or name another file with --kubeconfig",
-        ) from None
 
 
 def pick(entries: Mapping[str, Any], name: str, kind: str, where: str) -> Any:

@@ -49,7 +49,7 @@ def read_network(text: str) -> str | None:
 
     The prefix length is required, as in ParseCIDRSloppy."""
     address, slash, length = text.strip().partition("/")
-    if len(text) > MAX_LENGTH or not slash or not length.isdecimal():
+    if len(text) > MAX_LENGTH or not slash or not (length.isascii() and length.isdecimal()):
         return None
     try:
         return str(ipaddress.ip_network(f"{_decimal(address)}/{length}", strict=False))

@@ -39,6 +39,8 @@ _EVERYWHERE: Final = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
 _RECENT: Final = (
     "must not have leading 0s",
     "must not have leading 0s in IP or prefix length",
+    "must not be an IPv4-mapped IPv6 address",
+    "must not have an IPv4-mapped IPv6 address",
     "must not have bits set beyond the prefix length",
 )
 """Ends of messages about addresses that the API server refuses since 1.36 (KEP-4858)."""

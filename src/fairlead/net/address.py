@@ -5,6 +5,7 @@ In: texts that are valid addresses. Out: their family, their canonical form, the
 objects may be invalid, and are parsed by `kube.networks`."""
 
 import ipaddress
+import re
 import socket
 from functools import lru_cache
 from ipaddress import IPv6Address
@@ -59,9 +60,10 @@ def split_host_port(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     valid = bare and not any(each.isspace() or each in "[]/" for each in bare)
-    if not (valid and colon and port.isdecimal() and 0 < int(port) <= HIGHEST_PORT):
+    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
+    if not (valid and colon and 0 < number <= HIGHEST_PORT):
         raise ValueError(f"{text!r} is not address:port")
-    return bare, int(port)
+    return bare, number
 
 
 def numeric_host(text: str) -> str | None:

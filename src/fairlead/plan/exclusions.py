@@ -163,7 +163,9 @@ def span_of(text: str) -> Span | None:
     if (address := read_address(host)) is None:
         return None
     value = ip_address(address)
-    if slash and not (length.isdecimal() and int(length) <= value.max_prefixlen):
+    if slash and not (
+        length.isascii() and length.isdecimal() and int(length) <= value.max_prefixlen
+    ):
         return None
     size = 1 << (value.max_prefixlen - int(length)) if slash else 1
     first = int(value) - int(value) % size

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
-from fairlead.errors import Refused, plain
+from fairlead.errors import Refused
 from fairlead.kube.crds import GROUP_VERSION, AddressPool
+from fairlead.kube.documents import read_contents
 from fairlead.kube.networks import read_network
 from fairlead.kube.objects import ObjectKey
 from fairlead.mistakes import explain
@@ -172,10 +172,10 @@ def _pools_in(object_: Mapping[str, Any]) -> Iterator[_Pool]:
 def _pools_of_config(source: str, text: str) -> Iterator[_Pool]:
     """Yield the pools in the configuration file of MetalLB 0.12. Raise Refused if it has none that
     can be read."""
-    try:
-        pools = _mapping(yaml.load(text, yaml.CSafeLoader)).get("address-pools")
-    except yaml.YAMLError as problem:
-        raise Refused(f"{source}: this is not valid YAML: {plain(problem)}", fix=BY_HAND) from None
+    content = next(read_contents(text), None)
+    if content is not None and content.problem:
+        raise Refused(f"{source}, line {content.line}: {content.problem}", fix=BY_HAND)
+    pools = _mapping(content.value if content is not None else None).get("address-pools")
     if not isinstance(pools, list):
         raise Refused(f"{source}: address-pools is not a list", fix=BY_HAND)
     for each in map(_mapping, pools):

@@ -244,6 +244,24 @@ async def test_invalid_services_are_refused_with_the_message_of_kube_apiserver(
     assert await api.find(SERVICES, "web") is None
 
 
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ("192.0.2.1/24", "must not have bits set beyond the prefix length"),
+        ("192.0.2.0/024", "must not have leading 0s in IP or prefix length"),
+        ("::ffff:192.0.2.0/120", "must not have an IPv4-mapped IPv6 address"),
+        ("::ffff:192.0.2.9/120", "must not have an IPv4-mapped IPv6 address"),
+    ],
+)
+async def test_a_source_range_that_programs_read_differently_is_refused(
+    api: Api, make_service: Make, ranges: str, expected: str
+) -> None:
+    with pytest.raises(Failed) as refused:
+        await create(api, make_service(loadBalancerSourceRanges=[ranges]))
+    where = "spec.LoadBalancerSourceRanges[0]"
+    assert causes(refused) == [f'{where}: Invalid value: "{ranges}": {expected}']
+
+
 async def test_the_source_range_annotation_is_checked_and_the_field_has_precedence(
     api: Api, make_service: Make
 ) -> None:
@@ -392,6 +410,10 @@ async def test_one_node_port_for_two_protocols(api: Api, make_service: Make) -> 
         (
             {"ip": "192.0.2.010"},
             'ip: Invalid value: "192.0.2.010": must not have leading 0s',
+        ),
+        (
+            {"ip": "::ffff:192.0.2.1"},
+            'ip: Invalid value: "::ffff:192.0.2.1": must not be an IPv4-mapped IPv6 address',
         ),
         (
             {"hostname": "a.example", "ipMode": "VIP"},

@@ -126,8 +126,8 @@ _LEADING_ZERO: Final = re.compile(r"0+\d+")
 def address(text: str) -> list[str]:
     """Check an IP address. Leading zeros, which some programs read as octal, have a message of
     their own."""
-    if parse_address(text):
-        return []
+    if (found := parse_address(text)) is not None:
+        return ["must not be an IPv4-mapped IPv6 address"] if is_mapped(found) else []
     parts = text.split(".")
     if len(parts) == 4 and any(_LEADING_ZERO.fullmatch(part) for part in parts):
         bare = ".".join(part.lstrip("0") or "0" for part in parts)
@@ -145,10 +145,19 @@ def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
     return None if "%" in text else found
 
 
+def is_mapped(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an address is an IPv4-mapped IPv6 address, which the API refuses in new
+    values."""
+    return isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None
+
+
 def cidr(text: str) -> list[str]:
-    """Check a CIDR. Leading zeros and host bits have messages of their own."""
+    """Check a CIDR. Leading zeros, IPv4-mapped addresses and host bits have messages of their
+    own."""
     base, slash, length = text.partition("/")
-    problems = address(base)
+    parsed = parse_address(base)
+    mapped = parsed is not None and is_mapped(parsed)
+    problems = [] if mapped else address(base)
     limit = 32 if "." in base else 128
     if (
         not slash
@@ -159,6 +168,8 @@ def cidr(text: str) -> list[str]:
         return [_CIDR]
     if problems or length != str(int(length)):
         return ["must not have leading 0s in IP or prefix length"]
+    if mapped:
+        return ["must not have an IPv4-mapped IPv6 address"]
     network = ipaddress.ip_network(text, strict=False)
     return (
         []
