@@ -149,6 +149,7 @@ async def accepts_connections(site: Site) -> bool:
     return True
 
 
+@pytest.mark.soak
 async def test_clients_reach_an_api_server_while_servers_and_the_gateway_process_fail(
     site: Site, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ async def renewed(one: Trial) -> tuple[str, datetime]:
     return spec.holder_identity or "", datetime.fromisoformat(str(spec.renew_time))
 
 
+@pytest.mark.soak
 async def test_a_jump_of_the_wall_clock_does_not_affect_a_controller(tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
     async with trial(tmp_path / "trial", controller={"leaseDurationS": LEASE_S}) as one:

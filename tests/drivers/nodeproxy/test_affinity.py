@@ -110,6 +110,7 @@ def number_of(held: Mapping[ServiceKey, Spec], key: ServiceKey) -> int | None:
     return affinity_map_of(held[key])
 
 
+@pytest.mark.soak
 @pytest.mark.root
 async def test_a_flood_from_forged_sources_does_not_affect_the_affinity_of_other_services(
     site: Site, driver: NodeProxyDriver

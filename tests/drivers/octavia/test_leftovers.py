@@ -109,6 +109,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
         yield made
 
 
+@pytest.mark.soak
 async def test_load_balancers_and_listeners_of_deleted_services_are_listed_and_deleted(
     place: Place,
 ) -> None:

@@ -40,6 +40,7 @@ async def mail(site: Site) -> BalancerState:
     return tree
 
 
+@pytest.mark.soak
 async def test_two_services_share_one_load_balancer(site: Site, recorder: StoringRecorder) -> None:
     web = service(listener(80))
     await site.reconcile(web)
@@ -113,6 +114,7 @@ def of_other_namespace(id_: str, *ports: int, uid: str = "uid-other-namespace") 
     return msgspec.structs.replace(guest(id_, *ports, uid=uid), service=OTHER_NAMESPACE)
 
 
+@pytest.mark.soak
 async def test_a_service_of_another_namespace_needs_the_consent_of_the_owner(
     site: Site, recorder: StoringRecorder
 ) -> None:
