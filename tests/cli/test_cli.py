@@ -262,6 +262,13 @@ def test_plan_ignores_the_label_that_excludes_nodes_if_the_roles_do(tmp_path: Pa
     assert weights == [0, 3]
 
 
+def test_plan_reads_the_addresses_of_nodes_as_the_roles_do() -> None:
+    """The API server accepts any text as an address of a Node."""
+    manifests = EXAMPLE.read_text().replace("address: 192.0.2.21", "address: 300.1.1.1")
+    done = fairlead("plan", "-f", "-", stdin=manifests)
+    assert "default/ingress-controller: NodeAddressMissing: node node1 " in done.stdout
+
+
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_plan_as_json_and_yaml(form: str) -> None:
     done = fairlead("plan", "-f", "-", "-o", form, stdin=EXAMPLE.read_text())

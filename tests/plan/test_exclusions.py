@@ -27,6 +27,7 @@ from fairlead.plan.exclusions import (
 from fairlead.plan.keeping import KeptAddressLimits
 from fairlead.plan.pool_status import PoolState, pool_states
 from fairlead.plan.pools import read_pools
+from fairlead.plan.projection import of_node
 from fairlead.roles.controller import Planner
 from fairlead.state import State
 
@@ -116,7 +117,10 @@ class Site:
         self.state.update_services({ObjectKey(*each.key): each for each in services})
 
     def put_nodes(self, *nodes: Node) -> None:
-        self.state.update_nodes({ObjectKey("", each.metadata.name): each for each in nodes})
+        """Store what the roles store of these Nodes."""
+        self.state.update_nodes(
+            {ObjectKey("", each.metadata.name): of_node(each) for each in nodes}
+        )
 
     def delete_node(self, name: str) -> None:
         self.state.update_nodes({ObjectKey("", name): None})

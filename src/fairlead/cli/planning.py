@@ -13,7 +13,7 @@ from fairlead.kube.objects import ObjectKey
 from fairlead.model import LoadBalancer, ServiceKey
 from fairlead.plan.exclusions import of_config
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.projection import without_exclude_label
+from fairlead.plan.projection import of_labelled_node, without_exclude_label
 from fairlead.plan.services import plan_services
 from fairlead.state import State
 
@@ -39,10 +39,10 @@ def state_of(config: Config, manifests: "Manifests") -> State:
     """Return the state of a controller that has read these objects."""
     state = State(())
     state.exclude("configuration", of_config(config))
-    ignored = config.announce.ignore_exclude_label
-    nodes = (
-        [without_exclude_label(each) for each in manifests.nodes] if ignored else manifests.nodes
-    )
+    # As the roles read Nodes, so without texts that are no addresses.
+    nodes = [of_labelled_node(each) for each in manifests.nodes]
+    if config.announce.ignore_exclude_label:
+        nodes = [without_exclude_label(each) for each in nodes]
     state.update_nodes({ObjectKey("", o.metadata.name): o for o in nodes})
     state.update_services({ObjectKey(*o.key): o for o in manifests.services})
     state.update_slices(

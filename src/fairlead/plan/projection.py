@@ -82,6 +82,8 @@ def of_node(node: Node, labels: Collection[str] = (EXCLUDE_LABEL,)) -> Node:
             sys.intern(metadata.name),
             labels=_entries(metadata.labels, labels),
             deletion_timestamp=metadata.deletion_timestamp,
+            # A Node takes no address from a Service that is older (`exclusions`).
+            creation_timestamp=metadata.creation_timestamp,
         ),
         NodeSpec(
             pod_cidrs=node.spec.pod_cidrs,
