@@ -382,7 +382,8 @@ class ProxyDriver(Component):
         missed = 0
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            hangs = bool(self._specs) and await self.haproxy.hangs()
+            # Also one of an earlier process, which does not show what it serves.
+            hangs = self.haproxy.alive() and await self.haproxy.hangs()
             missed = missed + 1 if hangs else 0
             if self._hanging and not hangs:
                 log.info("HAProxy answers again")

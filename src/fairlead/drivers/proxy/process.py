@@ -221,6 +221,10 @@ class Haproxy:
         log.info("HAProxy started", pid=self.master_pid())
 
     async def _reload(self, text: str) -> None:
+        if await self.hangs():
+            # It cannot hand its listening sockets over, so that the kernel would go on passing half
+            # of the connections to it, and nothing would show that.
+            raise Unavailable("HAProxy's worker does not answer, so that it cannot be reloaded")
         before, failed = await runtime.workers(self.master)
         known = {each.pid for each in before}
         # Without the states the new worker begins as at a start: its first checks find the servers
