@@ -38,6 +38,7 @@ ANNOTATIONS = {
     "loadbalancer.openstack.org/proxy-protocol": st.just("true"),
     "note": st.text("ab ", max_size=3),
 }
+TIMES = st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"])
 TRUTHS = st.sampled_from([None, True, False])
 ENDPOINTS = st.fixed_dictionaries(
     {
@@ -68,6 +69,7 @@ def services(draw: st.DrawFn) -> Any:
         "labels": draw(st.fixed_dictionaries({}, optional=LABELS)),
         "annotations": draw(st.fixed_dictionaries({}, optional=ANNOTATIONS)),
         "deletionTimestamp": draw(st.sampled_from([None, None, "2026-01-01T00:00:00Z"])),
+        "creationTimestamp": draw(TIMES),
         "managedFields": draw(
             st.lists(
                 st.sampled_from(["fairlead-claim", "kubectl"]).map(lambda name: {"manager": name})
@@ -82,6 +84,10 @@ def services(draw: st.DrawFn) -> Any:
             "externalTrafficPolicy": draw(st.sampled_from(["Local", "Cluster"])),
             "healthCheckNodePort": draw(st.sampled_from([0, 32000])),
             "sessionAffinity": draw(st.sampled_from(["None", "ClientIP"])),
+            "externalIPs": draw(st.sampled_from([[], ["192.0.2.1", "203.0.113.2"]])),
+            "internalTrafficPolicy": draw(st.sampled_from(["Local", "Cluster"])),
+            "loadBalancerSourceRanges": draw(st.sampled_from([[], ["192.0.2.0/24"]])),
+            "allocateLoadBalancerNodePorts": draw(st.booleans()),
         },
         "status": {
             "loadBalancer": {"ingress": held},
@@ -102,8 +108,11 @@ NODE_BODIES = st.fixed_dictionaries(
         ),
         "taints": st.lists(st.sampled_from(["ToBeDeletedByClusterAutoscaler", "busy"]), max_size=2),
         "leaving": st.booleans(),
+        "created": TIMES,
+        "claimed": st.sampled_from([[], ["203.0.113.1"]]),
     }
 )
+"""`claimed`: addresses that a kubelet has written before the Node's own."""
 
 
 def objects(
@@ -120,7 +129,10 @@ def objects(
         }
         meta |= {
             key: body[key]
-            for key in ("labels", "annotations", "deletionTimestamp", "managedFields")
+            for key in (
+                *("labels", "annotations", "managedFields"),
+                *("deletionTimestamp", "creationTimestamp"),
+            )
         }
         decoded[0].append(
             msgspec.convert(
@@ -145,10 +157,16 @@ def objects(
         gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if body["leaving"] else {}
         addresses = [
             {"type": "Hostname", "address": NODES[number]},
+            *({"type": "InternalIP", "address": each} for each in body["claimed"]),
             {"type": "InternalIP", "address": f"192.0.2.{number}"},
         ]
         node = {
-            "metadata": {"name": NODES[number], "labels": body["labels"], **gone},
+            "metadata": {
+                "name": NODES[number],
+                "labels": body["labels"],
+                "creationTimestamp": body["created"],
+                **gone,
+            },
             "spec": {
                 "podCIDRs": [f"10.244.{number}.0/24"],
                 "taints": [{"key": key} for key in body["taints"]],
