@@ -141,6 +141,24 @@ def test_the_findings_name_annotations_without_effect_and_obstacles_to_the_takeo
     assert "keep-floatingip" not in text, "this annotation has an effect"
 
 
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (("bad",), "it shows 'bad', which is no address: it would get one; correct status."),
+        (("203.0.113.999",), "it shows '203.0.113.999', which is no address"),
+        (("203.0.113.20", "fe80::1%eth0"), "it shows 'fe80::1%eth0', which is no address"),
+        (("127.0.0.1",), "it shows 127.0.0.1, which no client outside of its host or link reaches"),
+        (("0.0.0.0",), "it shows 0.0.0.0, which no client"),
+    ],
+)
+def test_a_status_without_a_usable_address_is_reported(shown: tuple[str, ...], words: str) -> None:
+    one = takeover(direct(), made("a", *shown))
+    assert not one.ready
+    (finding,) = (each for each in one.findings if each.code == "AddressNotValid")
+    assert str(finding).startswith(words)
+    assert "AddressInNoPool" not in [each.code for each in one.findings]
+
+
 def test_services_of_two_namespaces_or_without_a_key_at_one_address_are_not_ready() -> None:
     key = {"metallb.universe.tf/allow-shared-ip": "one"}
     ssh, http = [{"port": 22}], [{"port": 80}]

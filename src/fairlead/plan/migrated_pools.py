@@ -164,7 +164,7 @@ def _unpooled(found: Inventory, config: Config, pools: Pools) -> tuple[list[str]
                     "because of avoidBuggyIPs; set avoidBuggyIPs of the pool to false, or request "
                     f"another address by {annotations.ADDRESSES[0]}"
                 )
-            elif _is_invalid(address):
+            elif is_unreachable(address):
                 remarks.append(
                     f"{address} of Service {service.key} cannot be in a pool: no client reaches "
                     f"it; request another address by {annotations.ADDRESSES[0]}"
@@ -174,7 +174,8 @@ def _unpooled(found: Inventory, config: Config, pools: Pools) -> tuple[list[str]
     return sorted(left), remarks
 
 
-def _is_invalid(text: str) -> bool:
+def is_unreachable(text: str) -> bool:
+    """Return whether no client on another host reaches an address, so that no pool can have it."""
     try:
         parse_range(text)
     except ValueError:

@@ -9,7 +9,7 @@ contains the address only avoids the warning that no pool has it. Invariants: pu
 ready only if the plan accepts it with the addresses that it has. Annotations follow MetalLB 0.16,
 cloud-provider-openstack 1.34, kube-vip 1.0 and Cilium 1.18."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -22,13 +22,20 @@ from fairlead.net.address import family_of
 from fairlead.plan import annotations, refusals
 from fairlead.plan.addresses import address_request_of, shown_address
 from fairlead.plan.classes import CLASSES, ServiceClass, service_class_of
-from fairlead.plan.migrated_pools import SUGGESTED, assumed_class, is_balanced, shown_addresses
+from fairlead.plan.migrated_pools import (
+    SUGGESTED,
+    assumed_class,
+    is_balanced,
+    is_unreachable,
+    shown_addresses,
+)
 from fairlead.plan.pools import Pools
 from fairlead.plan.service import CLASS_ANNOTATION
 
 NO_CLASS = "NoClass"
 OTHER_CLASS = "ClassOfAnotherController"
 NOT_IN_POOL = "AddressInNoPool"
+NOT_VALID = "AddressNotValid"
 HOSTNAME_ONLY = "HostnameOnly"
 FOREIGN_FINALIZER = "FinalizerOfAnotherController"
 NOT_ACCEPTED = "NotAccepted"
@@ -131,8 +138,14 @@ def _takeover(service: Service, pools: Pools, planned: Planned) -> Takeover:
         findings += _of_plan(service, class_, planned)
         findings += _of_cloud(service, class_, addresses, planned.config)
     findings += _request_not_read(service, addresses)
+    findings += _not_valid(service)
     for address, place in zip(addresses, places, strict=True):
-        if place is None and from_pool and pools.exclusions.find(address) is None:
+        if (
+            place is None
+            and from_pool
+            and not is_unreachable(address)
+            and pools.exclusions.find(address) is None
+        ):
             findings.append(
                 Finding(
                     NOT_IN_POOL,
@@ -140,7 +153,7 @@ def _takeover(service: Service, pools: Pools, planned: Planned) -> Takeover:
                     "contains it (see `fairlead migrate pools`)",
                 )
             )
-    if any(entry.hostname and shown_address(entry) is None for entry in ingress):
+    if any(entry.hostname and not entry.ip and shown_address(entry) is None for entry in ingress):
         whence = "of a pool" if from_pool else "of the cloud"
         findings.append(
             Finding(
@@ -295,6 +308,26 @@ def _of_cloud(
     )
     remedy = f"to keep it, serve the Service by class {SUGGESTED.name}"
     return [Finding(BY_CLOUD, message, severity="error", remedy=remedy)]
+
+
+def _not_valid(service: Service) -> Iterator[Finding]:
+    """Yield a Finding for each entry of the status that clients cannot use as an address."""
+    remedy = "correct status.loadBalancer.ingress, or export the Service from its cluster again"
+    for entry in service.status.load_balancer.ingress:
+        if entry.ip and (address := shown_address(entry)) is None:
+            yield Finding(
+                NOT_VALID,
+                f"it shows {annotations.quoted(entry.ip)}, which is no address: it would get one",
+                severity="error",
+                remedy=remedy,
+            )
+        elif entry.ip and address is not None and is_unreachable(address):
+            yield Finding(
+                NOT_VALID,
+                f"it shows {address}, which no client outside of its host or link reaches",
+                severity="error",
+                remedy=remedy,
+            )
 
 
 def _request_not_read(service: Service, addresses: Sequence[str]) -> list[Finding]:
