@@ -193,6 +193,57 @@ def test_plan_says_what_a_port_without_a_node_means() -> None:
     assert meaning in lines
 
 
+POOL = (
+    "apiVersion: fairlead.io/v1alpha1\nkind: AddressPool\nmetadata: {name: main}\n"
+    "spec: {addresses: [203.0.113.9/24]}\n---\n"
+)
+CONFIG_MAP = (
+    "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: fairlead, namespace: lb}\n"
+    "data:\n  fairlead.yaml: |\n    defaultClass: fairlead.io/proxy\n    pools:\n"
+    "    - {name: main, addresses: [203.0.113.64/28]}\n---\n"
+)
+
+
+def test_plan_names_the_pools_that_are_not_used() -> None:
+    done = fairlead("plan", "-f", "-", stdin=POOL)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "AddressPool main is not used: 203.0.113.9/24 has host bits set (write 203.0.113.0/24); "
+        "write addresses, CIDRs or FIRST-LAST in spec.addresses"
+    )
+
+
+def test_plan_uses_the_configuration_among_the_manifests(tmp_path: Path) -> None:
+    service = (
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n"
+        "spec: {type: LoadBalancer, ports: [{port: 80}]}\n"
+    )
+    done = fairlead("plan", "-f", "-", "-o", "json", stdin=CONFIG_MAP + service)
+    assert done.returncode == 0, done.stderr
+    (planned,) = json.loads(done.stdout)
+    balancer = planned["load_balancer"]
+    assert (balancer["class_name"], balancer["addresses"]) == (
+        "fairlead.io/proxy",
+        ["203.0.113.64"],
+    )
+    assert done.stderr == ""
+    wrong = CONFIG_MAP.replace("64/28", "65/28")
+    done = fairlead("plan", "-f", "-", stdin=wrong + service)
+    assert done.returncode == 1
+    assert "in ConfigMap fairlead of standard input, document 1, line 1: $.pools[0]" in done.stderr
+    own = tmp_path / "own.yaml"
+    own.write_text("defaultClass: fairlead.io/direct\n")
+    done = fairlead("plan", "-f", "-", "--config", str(own), stdin=wrong + service)
+    assert "no address pool is configured" in done.stdout
+
+
+def test_plan_leaves_out_the_addresses_of_nodes_that_the_controller_leaves_out() -> None:
+    manifests = EXAMPLE.read_text()
+    assert "192.0.2.21" in fairlead("plan", "-f", "-", "-o", "json", stdin=manifests).stdout
+    wrong = manifests.replace("192.0.2.21", "192.0.2.300")
+    assert "192.0.2.300" not in fairlead("plan", "-f", "-", "-o", "json", stdin=wrong).stdout
+
+
 OCTAVIA = """
 defaultClass: fairlead.io/octavia
 octavia: {subnetId: 7f1a5ad1-5a62-4f3c-9a53-8f2f1f8d4f0e}

@@ -37,6 +37,21 @@ kind: Node
 metadata: {name: one}
 status: {addresses: [{type: InternalIP, address: 192.0.2.10}]}
 """
+POOL = """\
+apiVersion: fairlead.io/v1alpha1
+kind: AddressPool
+metadata: {name: main}
+spec: {addresses: [203.0.113.0/24]}
+"""
+ENDPOINTS = """\
+apiVersion: v1
+kind: Endpoints
+metadata: {name: db, namespace: shop}
+subsets:
+- addresses: [{ip: 198.51.100.7, nodeName: one}, {ip: "2001:db8::7"}]
+  notReadyAddresses: [{ip: 198.51.100.8}]
+  ports: [{port: 5432}]
+"""
 OTHER = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n"
 
 
@@ -128,12 +143,69 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
         (
             SLICE.replace("addresses: [192.0.2.1], ", ""),
             "document 1, line 1",
-            "EndpointSlice: the field addresses is missing - at $.endpoints[0]; add addresses",
+            "EndpointSlice shop/web-1: endpoints[0].addresses: Required value: must contain at",
         ),
         (
             SLICE.replace("[192.0.2.1]", "[pod.example.com]"),
             "document 1, line 1",
             "the API server would refuse EndpointSlice shop/web-1: endpoints[0].addresses: Invalid",
+        ),
+        (
+            SLICE.replace("192.0.2.1]", "'::ffff:192.0.2.1']").replace("IPv4", "IPv6"),
+            "document 1, line 1",
+            "must not be an IPv4-mapped IPv6 address",
+        ),
+        (
+            SLICE.replace("nodeName: one", "nodeName: One"),
+            "document 1, line 1",
+            'endpoints[0].nodeName: Invalid value: "One": a lowercase RFC 1123 subdomain must',
+        ),
+        (
+            SLICE.replace('ports: [{name: "", ', 'ports: [{port: 1}, {name: "", '),
+            "document 1, line 1",
+            'EndpointSlice shop/web-1: ports[1].name: Duplicate value: ""',
+        ),
+        (
+            NODE.replace("name: one", "name: One"),
+            "document 1, line 1",
+            'the API server would refuse Node One: metadata.name: Invalid value: "One"',
+        ),
+        (
+            NODE.replace("status", "spec: {unschedulable: 'yes'}\nstatus"),
+            "document 1, line 1",
+            "Node one: 'yes' is not true or false - at $.spec.unschedulable; write true or false",
+        ),
+        (
+            NODE.replace("one", "one, creationTimestamp: yesterday"),
+            "document 1, line 1",
+            "'yesterday' is not a time - at $.metadata.creationTimestamp; write it as 2026-01-31T",
+        ),
+        (
+            NODE.replace(
+                "one}", "one}\nspec: {taints: [{key: a, timeAdded: 2026-02-31T00:00:00Z}]}"
+            ),
+            "document 1, line 1",
+            "'2026-02-31T00:00:00Z' is not a time - at $.spec.taints[0].timeAdded",
+        ),
+        (
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: a.b}\n",
+            "document 1, line 1",
+            'the API server would refuse Namespace a.b: metadata.name: Invalid value: "a.b"',
+        ),
+        (
+            POOL.replace("addresses", "address"),
+            "document 1, line 1",
+            "the API server would refuse AddressPool main: spec.addresses: Required value",
+        ),
+        (
+            ENDPOINTS.replace("198.51.100.7", "198.51.100.300"),
+            "document 1, line 1",
+            "the API server would refuse Endpoints shop/db: subsets[0].addresses[0].ip: Invalid",
+        ),
+        (
+            SERVICE.replace("name: web", "generateName: web-"),
+            "document 1, line 1",
+            "it has metadata.generateName and no name, which `kubectl apply` refuses; write a name",
         ),
     ],
 )
@@ -220,3 +292,95 @@ def test_documents_of_all_kinds_are_returned_unchanged() -> None:
     assert read[1].object["status"] == {
         "addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]
     }
+
+
+def test_fields_that_a_kind_does_not_have_are_named() -> None:
+    text = "---\n".join(
+        (
+            SLICE.replace("nodeName", "nodename"),
+            NODE.replace("addresses", "address"),
+            POOL.replace("spec: {", "spec: {autoassign: false, "),
+        )
+    )
+    read = read_manifests(["-"], io.StringIO(text))
+    assert [each.reason.partition(" is not a field of ")[0] for each in read.left_out] == [
+        "EndpointSlice shop/web-1: endpoints[0].nodename",
+        "Node one: status.address",
+        "AddressPool main: spec.autoassign",
+    ]
+    assert [each.reason.rpartition("; ")[2] for each in read.left_out] == [
+        "did you mean nodeName?",
+        "did you mean addresses?",
+        "did you mean autoAssign?",
+    ]
+    assert read.left_out_errors == []
+
+
+def test_an_object_of_a_server_may_be_older_than_the_rules() -> None:
+    old = SLICE.replace("name: web-1", "name: web-1, uid: a").replace("192.0.2.1]", "192.0.2.01]")
+    assert read_manifests(["-"], io.StringIO(old)).left_out == ()
+
+
+def database(more: str = "") -> str:
+    """Return a Service without a selector."""
+    ports = "ports: [{port: 5432}]"
+    return (
+        "apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop}\n"
+        f"spec: {{type: LoadBalancer, {ports}{more}}}\n---\n"
+    )
+
+
+def test_endpoints_of_a_service_without_a_selector_are_mirrored_as_by_the_control_plane() -> None:
+    read = read_manifests(["-"], io.StringIO(database() + ENDPOINTS))
+    shown = [
+        (each.service, each.address_type, each.ports and each.ports[0].port)
+        for each in read.endpoint_slices
+    ]
+    assert shown == [(("shop", "db"), "IPv4", 5432), (("shop", "db"), "IPv6", 5432)]
+    endpoints = [each for slice_ in read.endpoint_slices for each in slice_.endpoints or ()]
+    assert [(each.addresses, each.node_name, each.ready) for each in endpoints] == [
+        (("198.51.100.7",), "one", True),
+        (("198.51.100.8",), None, False),
+        (("2001:db8::7",), None, True),
+    ]
+    assert (read.left_out, read.ignored) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("service", "endpoints"),
+    [
+        ("", ENDPOINTS),
+        (database(", selector: {app: db}"), ENDPOINTS),
+        (database(), ENDPOINTS.replace("shop", "other")),
+        (
+            database(),
+            ENDPOINTS.replace(
+                "shop}", 'shop, labels: {endpointslice.kubernetes.io/skip-mirror: "true"}}'
+            ),
+        ),
+        (
+            database(),
+            ENDPOINTS.replace(
+                "shop}", "shop, annotations: {control-plane.alpha.kubernetes.io/leader: a}}"
+            ),
+        ),
+    ],
+)
+def test_other_endpoints_are_listed_as_not_read(service: str, endpoints: str) -> None:
+    read = read_manifests(["-"], io.StringIO(service + endpoints))
+    assert read.endpoint_slices == ()
+    (note,) = read.left_out
+    assert "are not read: the control plane mirrors into EndpointSlices only" in note.reason
+    assert not note.is_error
+
+
+def test_endpoints_that_a_server_has_mirrored_are_not_mirrored_again() -> None:
+    labels = (
+        "{kubernetes.io/service-name: db, "
+        "endpointslice.kubernetes.io/managed-by: endpointslicemirroring-controller.k8s.io}"
+    )
+    mirror = SLICE.replace("{kubernetes.io/service-name: web}", labels)
+    stored = ENDPOINTS.replace("name: db", "name: db, uid: a")
+    read = read_manifests(["-"], io.StringIO(f"{database()}{mirror}---\n{stored}"))
+    assert len(read.endpoint_slices) == 1
+    assert read.ignored == {"Endpoints": 1}

@@ -3,18 +3,19 @@ controller. Changes nothing."""
 
 import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 import click
 import msgspec
 
 from fairlead.cli.output import Format, Group, draw, output_option, show
-from fairlead.cli.source import Source, report_left_out, source_options
+from fairlead.cli.source import Source, report_left_out, scan_source, source_options
 from fairlead.config import Config
 from fairlead.plan.handback import Next
 
 if TYPE_CHECKING:
+    from fairlead.kube.manifests import Document, LeftOut
     from fairlead.plan.migrated_pools import Inventory, PoolsToApply
     from fairlead.plan.migration import Takeover
 
@@ -156,12 +157,11 @@ def pools_of(config: Config, found: "Inventory") -> "PoolsToApply":
 
 
 def _read(source: Source) -> tuple[Config, "Inventory"]:
-    config = source.config
     if (access := source.access()) is not None:
         from fairlead.cli.cluster import read_inventory
         from fairlead.kube.objects import CONFIGURATION
 
-        config, found = asyncio.run(read_inventory(access, config))
+        config, found = asyncio.run(read_inventory(access, source.config))
         if config is None:
             click.echo(
                 f"no --config, and no ConfigMap {CONFIGURATION}: pools of the configuration are "
@@ -169,18 +169,19 @@ def _read(source: Source) -> tuple[Config, "Inventory"]:
                 err=True,
             )
     else:
-        service_cidrs = config.cluster.service_cidrs if config is not None else ()
-        found = _read_manifests(source.paths, service_cidrs)
+        config, scanned = scan_source(source)
+        found = _inventory_of(scanned, config.cluster.service_cidrs if config is not None else ())
     return config or Config(), found
 
 
-def _read_manifests(paths: Iterable[str], service_cidrs: Sequence[str]) -> "Inventory":
-    from fairlead.kube.manifests import Document, manifests_of, scan
+def _inventory_of(
+    scanned: "Sequence[Document | LeftOut]", service_cidrs: Sequence[str]
+) -> "Inventory":
+    from fairlead.kube.manifests import Document, manifests_of
     from fairlead.kube.rules.types import without_nulls
     from fairlead.plan.metallb import concerns_pools
     from fairlead.plan.migrated_pools import Inventory
 
-    scanned = list(scan(paths))
     theirs = [
         without_nulls(each.object)
         for each in scanned

@@ -9,10 +9,10 @@ import msgspec
 
 from fairlead.cli.output import Format, draw, output_option, show
 from fairlead.cli.parameters import namespace_name
-from fairlead.cli.source import Source, report_left_out, source_options
+from fairlead.cli.source import Source, report_left_out, scan_source, source_options
 from fairlead.config import Config, PoolConfig
 from fairlead.errors import Refused
-from fairlead.model import Listener, LoadBalancer, ServiceKey
+from fairlead.model import Finding, Listener, LoadBalancer, ServiceKey
 from fairlead.net.address import join_host_port
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     adds what the server would add, and shows which Services the server would refuse. What the
     server chooses, such as node ports, is shown as known later.
 
-    The exit status is 1 if a Service is refused, by the API server or by Fairlead, or if a document
-    of the manifests cannot be read; the others are planned nevertheless. A Service that another
-    controller serves is not refused.
+    The exit status is 1 if a Service is refused, by the API server or by Fairlead, if an
+    AddressPool is not used, or if a document of the manifests cannot be read; the others are
+    planned nevertheless. A Service that another controller serves is not refused.
 
     \b
     fairlead plan -f examples/plan
@@ -85,20 +85,23 @@ def plan(source: Source, namespace: str | None, output: Format) -> None:
     show(planned, output, lambda: _table(planned, where))
     report_left_out(manifests)
     _report_ignored(manifests)
-    if any(each.refused and each.ours for each in planned) or manifests.left_out_errors:
+    problems = _unused_pools(config, manifests)
+    for problem in problems:
+        click.echo(f"{problem.subject} is not used: {problem}", err=True)
+    if any(each.refused and each.ours for each in planned) or manifests.left_out_errors or problems:
         raise SystemExit(1)
 
 
 def _read(source: Source) -> tuple[Config, "Manifests"]:
-    config = source.config
     if (access := source.access()) is not None:
         from fairlead.cli.cluster import read_cluster
 
-        return asyncio.run(read_cluster(access, config))
-    from fairlead.kube.manifests import read_manifests
+        return asyncio.run(read_cluster(access, source.config))
+    from fairlead.kube.manifests import manifests_of
 
+    config, scanned = scan_source(source)
     service_cidrs = config.cluster.service_cidrs if config is not None else ()
-    manifests = read_manifests(source.paths, service_cidrs=service_cidrs)
+    manifests = manifests_of(scanned, service_cidrs)
     if config is None:
         config = msgspec.structs.replace(EXAMPLE, pools=()) if manifests.address_pools else EXAMPLE
         whose = "addresses are examples, " if config.pools else ""
@@ -184,6 +187,14 @@ def _report_ignored(manifests: "Manifests") -> None:
     if manifests.ignored:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(manifests.ignored.items()))
         click.echo(f"not read, because other kinds play no part: {kinds}", err=True)
+
+
+def _unused_pools(config: Config, manifests: "Manifests") -> list[Finding]:
+    """Return why AddressPools are not used, except those that are being deleted."""
+    from fairlead.plan.pools import DELETED, read_pools
+
+    problems = read_pools(config.pools, manifests.address_pools).problems
+    return [each for each in problems.values() if each.code != DELETED]
 
 
 def _table(planned: list[Planned], where: str) -> None:

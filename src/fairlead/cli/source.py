@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from fairlead.cli.parameters import NamedFile
-from fairlead.config import Config, load
+from fairlead.config import Config, load, parse
 from fairlead.plan.classes import CLASSES
 
 if TYPE_CHECKING:
     from fairlead.kube.access import Access
-    from fairlead.kube.manifests import Manifests
+    from fairlead.kube.manifests import Document, LeftOut, Manifests
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -72,7 +72,8 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
             "--config",
             "config_path",
             type=file,
-            help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster.",
+            help="fairlead.yaml. Default: ConfigMap fairlead-system/fairlead of the cluster, or "
+            "ConfigMap fairlead among the manifests.",
         ),
         click.option(
             "-f",
@@ -85,6 +86,19 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     ):
         with_source = option(with_source)
     return with_source
+
+
+def scan_source(source: Source) -> "tuple[Config | None, list[Document | LeftOut]]":
+    """Return the documents of the manifests, and the configuration: the specified one, or else the
+    one in a ConfigMap of the chart among them. Raise Refused if it is invalid."""
+    from fairlead.kube.manifests import Document, configuration_of, scan
+
+    config, scanned = source.config, list(scan(source.paths))
+    for each in scanned if config is None else ():
+        if isinstance(each, Document) and (text := configuration_of(each)):
+            config = parse(text, f"in ConfigMap fairlead of {each.place}", CLASSES)
+            break
+    return config, scanned
 
 
 def report_left_out(manifests: "Manifests") -> None:

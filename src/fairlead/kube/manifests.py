@@ -19,8 +19,13 @@ import msgspec
 from fairlead.errors import Refused, plain
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 from fairlead.kube.documents import read_contents
+from fairlead.kube.mirrored import is_mirrored, mirrors
 from fairlead.kube.objects import (
+    CONFIG_MAPS,
+    CONFIGURATION,
+    CONFIGURATION_FILE,
     ENDPOINT_SLICES,
+    ENDPOINTS,
     NAMESPACES,
     NODES,
     SERVICES,
@@ -30,10 +35,9 @@ from fairlead.kube.objects import (
     Resource,
     Service,
 )
-from fairlead.kube.rules.causes import joined
-from fairlead.kube.rules.endpoints import check_slice
 from fairlead.kube.rules.types import complaint, without_nulls
 from fairlead.kube.submission import Submission, families_of_cluster, submit
+from fairlead.kube.written import refusal, remarks
 from fairlead.model import ServiceKey
 
 SUFFIXES = frozenset((".yaml", ".yml", ".json"))
@@ -88,10 +92,18 @@ class Manifests(msgspec.Struct, frozen=True):
 KINDS: Sequence[Resource[Any]] = (
     SERVICES,
     ENDPOINT_SLICES,
+    ENDPOINTS,
     NODES,
     NAMESPACES,
     ADDRESS_POOLS,
     ADDRESS_GRANTS,
+)
+
+
+NOT_MIRRORED = (
+    "these Endpoints are not read: the control plane mirrors into EndpointSlices only those of a "
+    "Service of the same name without a selector, which do not have the label "
+    "endpointslice.kubernetes.io/skip-mirror"
 )
 
 
@@ -116,6 +128,8 @@ def manifests_of(
         if isinstance(document, LeftOut):
             left_out.append(document)
             continue
+        if configuration_of(document):
+            continue
         resource = resources.get(document.kind)
         if resource is None and (mistake := _mistake_of(*document.kind)):
             left_out.append(LeftOut(document.place, mistake))
@@ -124,16 +138,25 @@ def manifests_of(
             ignored[_name_of(*document.kind)] += 1
             continue
         try:
-            found[resource.kind].append(_object_of(document, resource, seen))
+            found[resource.kind].append(_object_of(document, resource, seen, left_out))
         except Refused as problem:
             reason = str(problem).removeprefix(f"{document.place}: ")
             left_out.append(LeftOut(document.place, reason))
     nodes = tuple(found["Node"])
     written = [each.object for each in found["Service"]]
     submissions = submit(written, families_of_cluster(nodes, service_cidrs))
+    services = tuple(each.service for each in submissions if each.service is not None)
+    slices = list(found["EndpointSlice"])
+    for document in found["Endpoints"]:
+        if is_mirrored(document.object, services, found["EndpointSlice"]):
+            slices += mirrors(document.object)
+        elif document.object["metadata"].get("uid"):
+            ignored["Endpoints"] += 1
+        else:
+            left_out.append(LeftOut(document.place, NOT_MIRRORED, is_error=False))
     return Manifests(
-        services=tuple(each.service for each in submissions if each.service is not None),
-        endpoint_slices=tuple(found["EndpointSlice"]),
+        services=services,
+        endpoint_slices=tuple(slices),
         nodes=nodes,
         namespaces=tuple(found["Namespace"]),
         address_pools=tuple(found["AddressPool"]),
@@ -144,11 +167,27 @@ def manifests_of(
     )
 
 
+def configuration_of(document: Document) -> str:
+    """Return the configuration file in a ConfigMap of the chart; empty if it is another object. The
+    namespace is that of the release."""
+    if document.kind != (CONFIG_MAPS.group_version, CONFIG_MAPS.kind):
+        return ""
+    metadata, data = document.object.get("metadata"), document.object.get("data")
+    if not isinstance(metadata, dict) or metadata.get("name") != CONFIGURATION.name:
+        return ""
+    text = data.get(CONFIGURATION_FILE) if isinstance(data, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def _object_of(
-    document: Document, resource: Resource[Any], seen: dict[tuple[str, str, str], str]
+    document: Document,
+    resource: Resource[Any],
+    seen: dict[tuple[str, str, str], str],
+    left_out: list[LeftOut],
 ) -> Any:
-    """Return the object of a document, decoded as its type, but a Service as it was written. `seen`
-    are the places of the objects so far, by kind, namespace and name. Raise Refused."""
+    """Return the object of a document, decoded as its type, but Services and Endpoints as they were
+    written. `seen` are the places of the objects so far, by kind, namespace and name; fields
+    without effect are added to `left_out`. Raise Refused."""
     read = identified(document, resource)
     metadata = read.object["metadata"]
     identity = (resource.kind, metadata["namespace"], metadata["name"])
@@ -160,12 +199,13 @@ def _object_of(
     seen[identity] = read.place
     if resource is SERVICES:
         return read
-    object_ = typed(read, resource)
-    # An object with a UID comes from a server, which may have accepted more in the past.
-    new = resource is ENDPOINT_SLICES and not object_.metadata.uid
-    if new and (causes := list(check_slice(dict(read.object)))):
-        raise Refused(f"{read.place}: the API server would refuse {name}: {joined(causes)}")
-    return object_
+    if why := refusal(resource.kind, read.object):
+        raise Refused(f"{read.place}: the API server would refuse {name}: {why}")
+    left_out += [
+        LeftOut(read.place, f"{name}: {remark}", is_error=False)
+        for remark in remarks(resource.kind, read.object)
+    ]
+    return read if resource is ENDPOINTS else typed(read, resource)
 
 
 def _mistake_of(group_version: str, kind: str) -> str:
@@ -297,7 +337,12 @@ def identified(document: Document, resource: Resource[Any]) -> Document:
         if not isinstance(metadata.get(field, ""), str):
             raise Refused(f"{where}: metadata.{field} must be a string: put it in quotes")
     if not metadata.get("name"):
-        raise Refused(f"{where}: metadata.name is missing")
+        if metadata.get("generateName"):
+            raise Refused(
+                f"{where}: it has metadata.generateName and no name, which `kubectl apply` refuses",
+                fix="write a name; `kubectl create` would generate one",
+            )
+        raise Refused(f"{where}: metadata.name is missing", fix="write a name")
     namespace = (metadata.get("namespace") or "default") if resource.namespaced else ""
     return Document(document.place, object_ | {"metadata": metadata | {"namespace": namespace}})
 

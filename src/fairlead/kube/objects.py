@@ -236,6 +236,13 @@ class EndpointSlice(Fields, frozen=True):
         return ServiceKey(self.metadata.namespace, name) if name else None
 
 
+class Endpoints(Fields, frozen=True):
+    """The addresses of a Service as they were before EndpointSlices, which control planes make of
+    them. Only the control plane and `kube.mirrored` read the rest."""
+
+    metadata: ObjectMeta
+
+
 class Taint(Fields, frozen=True):
     key: str
     effect: str = ""
@@ -344,6 +351,7 @@ SERVICES = Resource("v1", "Service", "services", True, Service)
 ENDPOINT_SLICES = Resource(
     "discovery.k8s.io/v1", "EndpointSlice", "endpointslices", True, EndpointSlice
 )
+ENDPOINTS = Resource("v1", "Endpoints", "endpoints", True, Endpoints)
 NODES = Resource("v1", "Node", "nodes", False, Node)
 PODS = Resource("v1", "Pod", "pods", True, Pod)
 NAMESPACES = Resource("v1", "Namespace", "namespaces", False, Namespace)

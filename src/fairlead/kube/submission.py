@@ -8,7 +8,6 @@ neither refused nor kept silent."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +28,7 @@ from fairlead.kube.rules.defaults import set_defaults
 from fairlead.kube.rules.families import set_families
 from fairlead.kube.rules.metadata import check_metadata
 from fairlead.kube.rules.service import check_service
-from fairlead.kube.rules.types import complaint, unknown_fields, without_nulls
+from fairlead.kube.rules.types import complaint, without_effect, without_nulls, wrong_time
 from fairlead.model import Family, ServiceKey
 from fairlead.net.address import family_of
 
@@ -124,7 +123,11 @@ class _Submitting:
             msgspec.convert(service, fields.Service)
         except msgspec.ValidationError as problem:
             return Submission(key, refused=complaint(problem, service, fields.Service))
-        remarks = () if _is_stored(service) else tuple(_unknown(service))
+        if problem_with_time := wrong_time(service):
+            return Submission(key, refused=problem_with_time)
+        remarks = (
+            () if _is_stored(service) else tuple(without_effect(fields.Service, "Service", service))
+        )
         service["spec"] = service.get("spec") or {}
         before = deepcopy(service)
         set_defaults(service)
@@ -250,14 +253,6 @@ def _later(written: Object, chosen: Collection[tuple[int, str]], *, health: bool
     what += ["the healthCheckNodePort"] if health else []
     if what:
         yield f"the API server chooses {', and '.join(what)}"
-
-
-def _unknown(service: Object) -> Iterator[str]:
-    for path, name, known in unknown_fields(fields.Service, service):
-        near = get_close_matches(name, known, 1)
-        where = f"{path}.{name}" if path else name
-        hint = f"did you mean {near[0]}?" if near else "remove it"
-        yield (f"{where} is not a field of a Service and has no effect: kubectl refuses it; {hint}")
 
 
 def _is_stored(service: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
+from fairlead.config import Config
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
     AUTOSCALER_TAINT,
@@ -156,6 +157,12 @@ NODE = Projection(
 )
 TUNNEL_NODE = Projection(published_service, None, of_node)
 """For a node that only terminates tunnels, because kube-proxy is its service proxy."""
+
+
+def of_controller(config: Config) -> Projection:
+    """Return the projection of a controller with this configuration."""
+    projection = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
+    return including_excluded(projection) if config.announce.ignore_exclude_label else projection
 
 
 def including_excluded(projection: Projection) -> Projection:

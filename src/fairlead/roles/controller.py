@@ -37,7 +37,7 @@ from fairlead.plan.cluster import plan_controller
 from fairlead.plan.gateways import PARTLY_SERVED
 from fairlead.plan.keeping import limits_of
 from fairlead.plan.ledger import Ledger
-from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER, including_excluded
+from fairlead.plan.projection import CONTROLLER, of_controller
 from fairlead.plan.status import CONDITION_TYPES, PENDING, REFUSED, UNAVAILABLE
 from fairlead.reconcile import Loop, Pace, Report
 from fairlead.roles.catch_up import catch_up
@@ -126,9 +126,7 @@ async def run(
         view.watch(freshness)
         gateways = GatewayWatch(client, state, config.presence, freshness)
         announcer = Announcer(client, config.presence, view, controller_name())
-        projection = CONTROLLER if config.octavia is None else CLOUD_CONTROLLER
-        if config.announce.ignore_exclude_label:
-            projection = including_excluded(projection)
+        projection = of_controller(config)
 
         async def term() -> None:
             await catch_up(client, state, CONTROLLER.service)

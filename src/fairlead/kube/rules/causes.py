@@ -55,6 +55,11 @@ def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
     )
 
 
+def too_many(field: str, number: int, limit: int) -> Cause:
+    message = f"Too many: {number}: must have at most {limit} items"
+    return Cause("FieldValueTooMany", field, message)
+
+
 def joined(causes: Iterable[Cause]) -> str:
     """Return the errors as one text, each once."""
     texts = [str(cause) for cause in dict.fromkeys(causes)]

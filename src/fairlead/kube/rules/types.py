@@ -5,6 +5,8 @@ messages about values of the wrong type."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, get_args, get_origin
 
@@ -15,6 +17,20 @@ from fairlead.mistakes import mistake
 
 _STRINGS: Final = ("labels", "annotations", "selector", "matchLabels", "data")
 """Fields that hold a mapping of strings. In Go, null as the value of a string is the empty one."""
+
+
+_TIMES: Final = frozenset(
+    (
+        "creationTimestamp",
+        "deletionTimestamp",
+        "lastTransitionTime",
+        "lastHeartbeatTime",
+        "timeAdded",
+        "time",
+    )
+)
+"""Fields with a time, in every kind that is read."""
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def without_nulls(value: Any) -> Any:
@@ -34,6 +50,42 @@ def _strings(value: Any) -> Any:
     if not isinstance(value, dict):
         return without_nulls(value)
     return {name: "" if below is None else without_nulls(below) for name, below in value.items()}
+
+
+def wrong_time(value: Any, path: str = "$") -> str:
+    """Return what is wrong with the first time in an object that is none (RFC 3339), which the API
+    server cannot decode; empty if there is none."""
+    if isinstance(value, list):
+        return next(filter(None, (wrong_time(v, f"{path}[{i}]") for i, v in enumerate(value))), "")
+    if not isinstance(value, dict):
+        return ""
+    for name, below in value.items():
+        if name in _TIMES and isinstance(below, str) and not _is_time(below):
+            example = "write it as 2026-01-31T12:00:00Z, or remove the field"
+            return f"'{below[:40]}' is not a time - at {path}.{name}; {example}"
+        if name not in _STRINGS and (problem := wrong_time(below, f"{path}.{name}")):
+            return problem
+    return ""
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(_TIME.fullmatch(text)) and bool(datetime.fromisoformat(text))
+    except ValueError:  # a day that does not exist
+        return False
+
+
+def without_effect(of: type[Fields], kind: str, value: Any) -> Iterator[str]:
+    """Yield a sentence for each field that the kind does not have."""
+    article = "an" if kind[0] in "AEIOU" else "a"
+    for path, name, known in unknown_fields(of, value):
+        near = get_close_matches(name, known, 1)
+        where = f"{path}.{name}" if path else name
+        hint = f"did you mean {near[0]}?" if near else "remove it"
+        yield (
+            f"{where} is not a field of {article} {kind} and has no effect: kubectl refuses it; "
+            f"{hint}"
+        )
 
 
 def unknown_fields(

@@ -15,6 +15,7 @@ import msgspec
 from fairlead.errors import plain
 from fairlead.kube.rules import types
 from fairlead.kube.rules.causes import Object
+from fairlead.kube.rules.endpoints_fields import Endpoints
 from fairlead.kube.rules.fields import (
     ConfigMap,
     CustomResourceDefinition,
@@ -29,7 +30,6 @@ from fairlead.kube.rules.fields import (
 )
 from fairlead.kube.rules.types import struct_in, structs_in
 from fairlead.lab.apiserver import structural
-from fairlead.lab.apiserver.endpoints_fields import Endpoints
 from fairlead.lab.apiserver.failure import bad_request
 from fairlead.lab.apiserver.kinds import (
     CONFIG_MAPS,
