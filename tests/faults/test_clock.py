@@ -9,6 +9,7 @@ import platform
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from tests.faults.test_api_faults import requests_made, service, until_served
 from tests.faults.trial import Trial, trial
 
