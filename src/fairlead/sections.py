@@ -20,7 +20,8 @@ Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 CIDR = Annotated[
     str,
     msgspec.Meta(
-        extra_json_schema={"pattern": "/[0-9]+$"}, description="a CIDR, such as 192.0.2.0/24"
+        extra_json_schema={"pattern": "^[0-9a-fA-F.:]+/[0-9]+$"},
+        description="a CIDR, such as 192.0.2.0/24",
     ),
 ]
 AddressRange = Annotated[
