@@ -117,3 +117,75 @@ def test_a_service_that_needs_something_else_is_named(
 ) -> None:
     _, [remark] = requests([service], to)
     assert words in remark
+
+
+def test_a_service_that_is_younger_than_an_old_metallb_requests_by_the_prefix_that_it_knows() -> (
+    None
+):
+    old = served(
+        "203.0.113.6",
+        annotations={"metallb.universe.tf/ip-allocated-from-pool": "main", OLD: "203.0.113.6"},
+    )
+    [body], _ = requests(
+        [msgspec.structs.replace(old, metadata=named(old, "a")), served(*BOTH)], "metallb"
+    )
+    assert body["metadata"]["annotations"] == {OLD: ",".join(BOTH)}
+
+
+def named(service: Service, name: str) -> Any:
+    return msgspec.structs.replace(service.metadata, name=name)
+
+
+POOL = {
+    "apiVersion": "metallb.io/v1beta1",
+    "kind": "IPAddressPool",
+    "metadata": {"name": "main"},
+    "spec": {"addresses": ["203.0.113.0/29", "bad"]},
+}
+
+
+def test_an_address_that_metallb_does_not_have_is_named() -> None:
+    _, remarks = requests([served("203.0.113.7")], "metallb", [POOL])
+    assert remarks == []
+    bodies, [remark] = requests([served("203.0.113.9")], "metallb", [POOL])
+    assert "203.0.113.9 is in no pool of MetalLB, which would refuse the request" in remark
+    assert len(bodies) == 1
+    assert requests([served("203.0.113.9")], "kube-vip", [POOL])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ({}, {}, True),
+        ({"selector": {"app": "a"}}, {"selector": {"app": "b"}}, True),
+        (
+            {"externalTrafficPolicy": "Local", "selector": {"app": "a"}},
+            {"externalTrafficPolicy": "Local", "selector": {"app": "a"}},
+            True,
+        ),
+        (
+            {"externalTrafficPolicy": "Local", "selector": {"app": "a"}},
+            {"externalTrafficPolicy": "Local", "selector": {"app": "b"}},
+            False,
+        ),
+        (
+            {"externalTrafficPolicy": "Local", "selector": {"app": "a"}},
+            {"selector": {"app": "a"}},
+            False,
+        ),
+    ],
+)
+def test_services_whose_address_metallb_does_not_share_are_named(
+    one: dict[str, Any], other: dict[str, Any], shared: bool
+) -> None:
+    key = {"fairlead.io/sharing-key": "dns"}
+    first = served("203.0.113.7", annotations=key, **one)
+    second = served("203.0.113.7", annotations=key, **other)
+    second = msgspec.structs.replace(second, metadata=named(second, "z"))
+    _, remarks = requests([first, second], "metallb")
+    assert bool(remarks) is not shared
+    if not shared:
+        assert (
+            "Services shop/web and shop/z have 203.0.113.7, which MetalLB gives to both"
+            in remarks[0]
+        )

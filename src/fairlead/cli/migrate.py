@@ -115,7 +115,7 @@ def back(source: Source, to: Next) -> None:
     from fairlead.plan.handback import requests
 
     _, found = _read(source)
-    bodies, remarks = requests(found.manifests.services, to)
+    bodies, remarks = requests(found.manifests.services, to, found.of_metallb)
     for text in remarks:
         click.echo(text, err=True)
     if bodies:
