@@ -2,15 +2,14 @@
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from tests.drivers.inside import run_inside
+from tests.net.uplink import Host, host_with_uplink
 
 from fairlead.drivers.awaited_pods import AwaitedPods
 from fairlead.drivers.healthport import HealthPortDriver
-from fairlead.lab import namespace
 from fairlead.model import HealthCheck, NodeService, ServiceKey
 from fairlead.roles.health_check_server import command
 
@@ -21,24 +20,10 @@ WEB, SHOP = ServiceKey("default", "web"), ServiceKey("default", "shop")
 FIRST, SECOND, SIX = "10.244.1.2", "10.244.1.3", "2001:db8:244::2"
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", "-n", NAME, *words], check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture
-def host() -> Iterator[None]:
-    """A host that has booted: it has a default route and no pod."""
-    namespace.create(NAME)
-    try:
-        ip("link", "set", "lo", "up")
-        ip("link", "add", "eth0", "type", "veth", "peer", "name", "router")
-        for each in ("eth0", "router"):
-            ip("link", "set", each, "up")
-        ip("address", "add", "192.0.2.21/24", "dev", "eth0")
-        ip("route", "add", "default", "via", "192.0.2.1")
-        yield
-    finally:
-        namespace.delete(NAME)
+def host() -> Iterator[Host]:
+    with host_with_uplink(NAME) as made:
+        yield made
 
 
 async def count(port: int) -> tuple[int, int]:
@@ -90,16 +75,16 @@ def run_driver(
     run_inside(NAME, with_driver, deadline_s=60)
 
 
-def test_endpoints_count_once_the_host_has_a_route_to_them(host: None) -> None:
+def test_endpoints_count_once_the_host_has_a_route_to_them(host: Host) -> None:
     async def scenario(driver: HealthPortDriver) -> None:
         web = service(WEB, 32000, 2, FIRST, SECOND, SIX)
         shop = service(SHOP, 32001, 1, FIRST)
         await install(driver, web, shop)
         assert await count(32000) == await count(32001) == (503, 0)
-        ip("route", "add", FIRST, "dev", "eth0")
+        host.ip("route", "add", FIRST, "dev", "eth0")
         await until(32001, (200, 1))
         await until(32000, (200, 1))
-        ip("route", "add", SECOND, "dev", "eth0")
+        host.ip("route", "add", SECOND, "dev", "eth0")
         await until(32000, (200, 2))
         # The kubelet has reported a pod as unready, and a new one has another address.
         await install(driver, service(WEB, 32000, 1, "10.244.1.4"), shop)
@@ -111,16 +96,16 @@ def test_endpoints_count_once_the_host_has_a_route_to_them(host: None) -> None:
     run_driver(None, scenario)
 
 
-def test_a_route_to_all_pods_of_the_node_tells_nothing_so_they_count(host: None) -> None:
+def test_a_route_to_all_pods_of_the_node_tells_nothing_so_they_count(host: Host) -> None:
     async def scenario(driver: HealthPortDriver) -> None:
-        ip("route", "add", "10.244.1.0/24", "dev", "eth0")
+        host.ip("route", "add", "10.244.1.0/24", "dev", "eth0")
         await install(driver, service(WEB, 32000, 2, FIRST, SECOND))
         assert await count(32000) == (200, 2)
 
     run_driver(None, scenario)
 
 
-def test_endpoints_outside_of_the_networks_of_pods_count(host: None) -> None:
+def test_endpoints_outside_of_the_networks_of_pods_count(host: Host) -> None:
     async def scenario(driver: HealthPortDriver) -> None:
         await install(
             driver, service(WEB, 32000, 1, FIRST), service(SHOP, 32001, 1, "198.51.100.9")
@@ -131,7 +116,7 @@ def test_endpoints_outside_of_the_networks_of_pods_count(host: None) -> None:
     run_driver(AwaitedPods(["10.244.0.0/16", "2001:db8:244::/56"]), scenario)
 
 
-def test_endpoints_count_after_a_while_if_the_plugin_gives_pods_no_routes(host: None) -> None:
+def test_endpoints_count_after_a_while_if_the_plugin_gives_pods_no_routes(host: Host) -> None:
     now_s = 0.0
 
     async def scenario(driver: HealthPortDriver) -> None:
