@@ -33,6 +33,8 @@ KINDS: Mapping[str, str] = {
     "IPAddressPool": "v1beta1",
     "L2Advertisement": "v1beta1",
 }
+LABEL_OF_CONTROLLER = "control/metallb-controller"
+"""Not that of Fairlead's controller, which may run beside it."""
 ADDRESS_ANNOTATION = "metallb.universe.tf/loadBalancerIPs"
 MEMBERLIST_PORT = "7946"
 SERVED_WITHIN_S = 20.0
@@ -56,22 +58,31 @@ class Metallb:
 
     async def install(self, pool: Sequence[str]) -> None:
         """Create all objects, then start the controller and the speakers."""
+        await self.install_controller("l2", pool)
+        async with self._site.client() as client:
+            for node in self._nodes:
+                await self._create_pod(client, node)
+        await self._site.apply([_object("L2Advertisement", "l2", {"ipAddressPools": ["l2"]})])
+        for node in self._nodes:
+            self.start_speaker(node)
+
+    async def install_controller(self, name: str, pool: Sequence[str]) -> None:
+        """Create a pool of this name, and start the controller, which assigns its addresses."""
         async with self._site.client() as client:
             await self._site.apply([_crd(kind, version) for kind, version in KINDS.items()])
             meta = {"name": NAMESPACE}
             await self._site.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": meta}])
             await _until_served(client)
-            for node in self._nodes:
-                await self._create_pod(client, node)
-        await self._site.apply(
-            [
-                _object("IPAddressPool", "l2", {"addresses": list(pool)}),
-                _object("L2Advertisement", "l2", {"ipAddressPools": ["l2"]}),
-            ]
-        )
-        self._spawn("control", "controller", {}, ["--webhook-mode=disabled"])
-        for node in self._nodes:
-            self.start_speaker(node)
+        await self._site.apply([_object("IPAddressPool", name, {"addresses": list(pool)})])
+        self.start_controller()
+
+    def start_controller(self) -> Process:
+        """Start the controller."""
+        return self._spawn("control", "controller", {}, ["--webhook-mode=disabled"])
+
+    def controller(self) -> Process:
+        """Return the controller. Raise Conflict if it does not run."""
+        return process.one(self._site.name, LABEL_OF_CONTROLLER)
 
     def start_speaker(self, node: str) -> Process:
         """Start the speaker of a node."""
@@ -91,7 +102,7 @@ class Metallb:
 
     def speaker(self, node: str) -> Process:
         """Return the speaker of a node. Raise Conflict if it does not run."""
-        return process.one(self._site.name, f"{node}/speaker")
+        return process.one(self._site.name, f"{node}/metallb-speaker")
 
     def _spawn(
         self, host: str, program: str, settings: Mapping[str, str], options: Sequence[str]
@@ -103,7 +114,7 @@ class Metallb:
         }
         variables = [f"{name}={value}" for name, value in settings.items()]
         argv = ["env", *variables, str(find_program(program)), *options]
-        return self._site.spawn(host, argv, label=f"{host}/{program}")
+        return self._site.spawn(host, argv, label=f"{host}/metallb-{program}")
 
     async def _create_pod(self, client: Client, node: str) -> None:
         address = self._site.topology.host(node).addresses[0]

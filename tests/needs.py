@@ -36,7 +36,7 @@ REAL = ("real", "older-etcd")
 LABS = (
     *(f"tests/bench/test_{each}.py" for each in ("announce", "lab", "live", "nodes")),
     *(f"tests/bench/test_{each}.py" for each in ("octavia", "outages", "proxy", "scale")),
-    "tests/bench/test_tenant.py",
+    *(f"tests/bench/test_{each}.py" for each in ("migration", "tenant")),
     "tests/cli/test_lab.py",
     *(f"tests/deploy/test_{each}.py" for each in ("capabilities", "rights", "uninstall")),
     "tests/e2e/",

@@ -158,7 +158,7 @@ def cidr(text: str) -> list[str]:
     parsed = parse_address(base)
     mapped = parsed is not None and is_mapped(parsed)
     problems = [] if mapped else address(base)
-    limit = 32 if "." in base else 128
+    limit = 128 if ":" in base else 32
     if (
         not slash
         or problems == [_ADDRESS]
