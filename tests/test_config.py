@@ -224,7 +224,7 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
             "7 is out of range - at $.gateway.connectionEntries; write a number that is at least "
             "1024",
         ),
-        ("gateway: {probeIntervalS: .inf}", "infinity is out of range - at $.gateway.probeInt"),
+        ("octavia: {callsPerS: .inf}", "infinity is out of range - at $.octavia.callsPerS"),
         ("gateway: {probeIntervalS: .nan}", "nan is out of range - at $.gateway.probeIntervalS"),
         ("gateway: {pinPath: pins}", "write an absolute path"),
         ("gateway: {peerListen: 'gw1:9445'}", "no numeric address - at $.gateway.peerListen"),
@@ -243,6 +243,12 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ("cluster: {serviceCIDRs: [10.96.0.0/33]}", "write a length from 0 to 32"),
         ("cluster: {podCIDRs: ['::ffff:10.0.0.0/104']}", "IPv4-mapped IPv6 address - at $.cluster"),
         ("web: {listen: '127.0.0.1:\u0668\u0660'}", "is not address:port - at $.web.listen"),
+        (
+            "controller: {leaseDurationS: 1.0e+32}",
+            "1e+32 is out of range - at $.controller.leaseDurationS; write a number that is at "
+            "most 86400",
+        ),
+        ("gateway: {drainTimeoutS: 9999999999}", "at $.gateway.drainTimeoutS; write a number that"),
         ("cluster: {serviceCIDRs: [10.96.0.0/]}", "'' in 10.96.0.0/ is not a prefix length"),
         ("web: {metricsFrom: [192.0.2.7]}", "has no prefix length - at $.web.metricsFrom[0]"),
         ("node: {nodePortAddresses: [192.0.2.7]}", "no prefix length - at $.node.nodePortAdd"),

@@ -37,6 +37,10 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_SUFFIX_LENGTH = 253 - 40
 """A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
 
+HOUR_S, DAY_S, YEAR_S = 3600, 86_400, 31_536_000
+"""Limits of durations: longer ones are mistakes, and the longest do not fit into a Lease or a time
+of the kernel."""
+
 INTERFACE = "give the name of an interface, a pattern (eth*), a CIDR, or default-route"
 LISTEN = "write an address and a port, such as 127.0.0.1:9440, or *:9440 for all addresses"
 
@@ -136,9 +140,9 @@ class GatewayConfig(Section, frozen=True):
     pin_path: AbsolutePath = "/sys/fs/bpf/fairlead"
     """Directory on a bpffs where the data plane is pinned, so that it continues without the
     process."""
-    probe_interval_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
+    probe_interval_s: Annotated[float, msgspec.Meta(gt=0, le=HOUR_S)] = 0.1
     """The interval of the probes of each node, whatever the number of Services."""
-    probe_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 0.15
+    probe_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=HOUR_S)] = 0.15
     """The time that a node has to answer a probe. Two unanswered probes in a row mark the node as
     down: with the defaults, within 0.4 s."""
     attach: AttachKind = "auto"
@@ -147,7 +151,7 @@ class GatewayConfig(Section, frozen=True):
     forwarding: ForwardingMethod = "auto"
     """How packets are forwarded to a node. `auto`: `l2` if the node is on a link with the gateway,
     otherwise the tunnel of `tunnel.kind`, if there is one."""
-    drain_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    drain_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=YEAR_S)] = 0.0
     """How long a node keeps its connections of a Service after it stopped receiving new ones. 0:
     until the connections end. The annotation fairlead.io/drain-timeout overrides it for a Service.
     """
@@ -247,12 +251,12 @@ class ControllerConfig(Section, frozen=True):
     lease_namespace: Name = "kube-system"
     lease_name: Name = "fairlead-controller"
     """The Lease by which the controllers elect a leader."""
-    lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
+    lease_duration_s: Annotated[float, msgspec.Meta(ge=1, le=DAY_S)] = 15.0
     """How long the leader's Lease is valid without a renewal. The leader renews it every 1/7 of
     this time and steps down after 2/3 of it without success."""
     kept_addresses_per_namespace: Annotated[int, msgspec.Meta(ge=0)] = 10
     """How many addresses a namespace may keep for deleted Services (annotation keep-address)."""
-    kept_address_days: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    kept_address_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     """A kept address becomes free this many days after its Service was deleted. 0: it is kept
     without a time limit."""
 
@@ -264,7 +268,7 @@ class PresenceConfig(Section, frozen=True):
     """The namespace of these Leases. It must differ from the namespace of the leader election
     Lease, because otherwise a gateway or node could write that Lease: RBAC cannot select Leases by
     a prefix of their names."""
-    lease_duration_s: Annotated[float, msgspec.Meta(ge=1)] = 30.0
+    lease_duration_s: Annotated[float, msgspec.Meta(ge=1, le=DAY_S)] = 30.0
     """A process that has not renewed its Lease for this time counts as gone. Processes renew their
     Leases every third of this time."""
 
