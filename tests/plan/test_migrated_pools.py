@@ -132,8 +132,15 @@ def test_pools_of_older_versions_are_translated_without_their_announcement() -> 
         ("address-pools: [", "ConfigMap config, line 2: this is not valid YAML"),
         ("address-pools: " + "[" * 100_000, "ConfigMap config, line 1: it is nested deeper than"),
         ("address-pools: x", "ConfigMap config: address-pools is not a list"),
-        ("address-pools: [{addresses: [192.0.2.0/28]}]", "(without a name)"),
-        ("address-pools: [3]", "a pool of ConfigMap config (without a name)"),
+        (
+            "address-pools: [{addresses: [192.0.2.0/28]}]",
+            "a pool of ConfigMap config has no name that is a text",
+        ),
+        ("address-pools: [3]", "a pool of ConfigMap config has no name"),
+        (
+            "address-pools: [{name: My_Pool, addresses: [192.0.2.0/28]}]",
+            "pool My_Pool of ConfigMap config: an AddressPool cannot have this name",
+        ),
         (
             "address-pools: [{name: a, rack: 3, addresses: [192.0.2.0/28]}]",
             "pool a of ConfigMap config: spec.rack is not known",
@@ -162,8 +169,17 @@ def test_a_config_map_that_is_not_understood_is_refused(text: str, words: str) -
         (their_pool("a", "198.51.100.0-198.51.100.255/24"), "198.51.100.255/24"),
         (their_pool("a"), "has no spec.addresses"),
         (their_pool("a") | {"spec": None}, "has no spec.addresses"),
-        (their_pool("a") | {"metadata": []}, "(without a name) has no spec.addresses"),
-        (their_pool("a", "10.0.0.0/8") | {"metadata": {"name": ["a"]}}, "(without a name)"),
+        (their_pool("a") | {"metadata": []}, "IPAddressPool has no name that is a text"),
+        (their_pool("a", "10.0.0.0/8") | {"metadata": {"name": ["a"]}}, "has no name that is a"),
+        (
+            their_pool("A_b", "10.0.0.0/8"),
+            "IPAddressPool A_b: an AddressPool cannot have this name; write an AddressPool for it",
+        ),
+        (
+            their_pool("a", "203.0.113.0/28", kind="IpAddressPool"),
+            "there is no kind IpAddressPool of MetalLB; write IPAddressPool",
+        ),
+        (their_pool("a", "::ffff:203.0.113.0/120"), "is an IPv4-mapped IPv6 address"),
         (their_pool("a", addresses="10.0.0.0/8"), "$.spec.addresses"),
         (their_pool("a", addresses=[10]), "$.spec.addresses[0]"),
         (their_pool("a", "203.0.113.0/28", autoAssign="no"), "$.spec.autoAssign"),

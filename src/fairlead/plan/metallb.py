@@ -16,6 +16,7 @@ from fairlead.kube.crds import GROUP_VERSION, AddressPool
 from fairlead.kube.documents import read_contents
 from fairlead.kube.networks import read_network
 from fairlead.kube.objects import ObjectKey
+from fairlead.kube.rules import names
 from fairlead.mistakes import explain
 
 GROUP = "metallb.io/"
@@ -97,6 +98,10 @@ def translations(
             remarks.append(f"{kind} {name} is not translated: {BY_HAND}")
             continue
         if kind not in (IP_ADDRESS_POOL, OLD_POOL, "ConfigMap"):
+            if "pool" in kind.lower():
+                fix = f"write {IP_ADDRESS_POOL}"
+                refused.append(Refused(f"there is no kind {kind} of MetalLB", fix=fix))
+                continue
             announced[kind] = announced.get(kind, 0) + 1
         try:
             pools = list(_pools_in(object_))
@@ -126,11 +131,15 @@ def translated(source: str, name: str, spec: Mapping[str, Any]) -> TranslatedPoo
     """Return a pool of MetalLB as an AddressPool: the fields have the same names and meaning. Raise
     Refused if it has an unknown field, because that may be a restriction."""
     spec = _without_null(spec)
-    if not name or not spec.get("addresses"):
+    if not name:
+        raise Refused(f"{source} has no name that is a text", fix="correct the pool in MetalLB")
+    if names.dns_subdomain(name):
         raise Refused(
-            f"{source if name else f'{source} (without a name)'} has no spec.addresses",
-            fix="correct the pool in MetalLB",
+            f"{source}: an AddressPool cannot have this name",
+            fix="write an AddressPool for it with a name of lower-case letters, digits, - and .",
         )
+    if not spec.get("addresses"):
+        raise Refused(f"{source} has no spec.addresses", fix="correct the pool in MetalLB")
     if unknown := sorted(str(key) for key in spec.keys() - FIELDS):
         raise Refused(f"{source}: spec.{unknown[0]} is not known", fix=BY_HAND)
     body: dict[str, Any] = {

@@ -75,10 +75,10 @@ def pools_to_apply(found: Inventory, config: Config, exclusions: Exclusions) -> 
     )
     usable: list[TranslatedPool] = []
     for each in new:
-        remarks += each.remarks
         if (problem := pools.problems.get(each.name)) is not None:
             refused.append(Refused(f"{each.source}: {problem}", fix="correct the pool in MetalLB"))
         else:
+            remarks += each.remarks
             usable.append(each)
     refused += [
         Refused(f"AddressPool {pool.metadata.name} is not used: {problem}")
