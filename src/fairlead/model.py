@@ -336,11 +336,15 @@ it serves by the type of their settings."""
 
 class Announcement(Value, frozen=True):
     """The gateway that announces an address in its network, and the interface of this gateway on
-    which it does so."""
+    which it does so. `heir`: the gateway that announces it if the owner is lost; empty: none can.
+    `lost`: the gateway that would own it if it answered the gateway that plans; empty: the owner
+    would."""
 
     address: str
     owner: str
     interface: str
+    heir: str = ""
+    lost: str = ""
 
 
 class LoadBalancer(Value, frozen=True):

@@ -18,7 +18,7 @@ from fairlead.kube.crds import AddressGrant, AddressPool
 from fairlead.kube.objects import EndpointSlice, Namespace, Node, ObjectKey, Service
 from fairlead.model import ExistingLoadBalancer, ServiceKey, Verdict
 from fairlead.plan.addresses import held_by
-from fairlead.plan.announce import announcers_of, moved
+from fairlead.plan.announce import SilentLinks, announcers_of, moved
 from fairlead.plan.exclusions import (
     AFTER_ALL,
     API_SERVICE,
@@ -149,6 +149,9 @@ class State:
         self.grants: dict[str, AddressGrant] = {}
         self.gateways: Gateways | None = None
         """The gateways that are alive; None: not known yet."""
+        self.silent: SilentLinks = frozenset()
+        """The interfaces of other gateways that do not answer this gateway: it takes over what they
+        announce."""
         self.gateways_forbidden = False
         """Whether the gateways cannot become known, because the API server does not permit it."""
         self.absent: set[str] = set()
@@ -371,19 +374,35 @@ class State:
         addresses. The Services whose addresses may have another owner now are marked; if the
         gateways were not known before, all that show an address."""
         before, self.gateways = self.gateways, gateways
-        changed = set(
-            moved(
-                self._showing,
-                announcers_of(before, self.nodes) if before is not None else None,
-                announcers_of(gateways, self.nodes),
-            )
-        )
+        changed = self._moved(before, gateways, self.silent)
         old, new = before.refusals if before is not None else {}, gateways.refusals
         for key in old.keys() | new.keys():
             if old.get(key, {}).keys() != new.get(key, {}).keys():
                 changed |= _shown(self.services.get(key))
-        # What is probed does not depend on the owners.
-        self.subscribers.mark({key for each in changed for key in self._showing.get(each, ())})
+        self._mark_announced(changed)
+
+    def observe_silent(self, links: SilentLinks) -> None:
+        """Store the interfaces of other gateways that do not answer, and mark the Services whose
+        addresses have another owner now."""
+        before, self.silent = self.silent, links
+        if self.gateways is not None and before != links:
+            self._mark_announced(self._moved(self.gateways, self.gateways, before))
+
+    def _moved(self, before: Gateways | None, after: Gateways, silent: SilentLinks) -> set[str]:
+        """Return the addresses whose owner has changed. `silent`: the interfaces that did not
+        answer before."""
+        return set(
+            moved(
+                self._showing,
+                announcers_of(before, self.nodes, silent) if before is not None else None,
+                announcers_of(after, self.nodes, self.silent),
+            )
+        )
+
+    def _mark_announced(self, addresses: Collection[str]) -> None:
+        """Mark the Services that show these addresses. What is probed does not depend on the
+        owners."""
+        self.subscribers.mark({key for each in addresses for key in self._showing.get(each, ())})
 
     def update_namespaces(self, changed: Mapping[ObjectKey, Namespace | None]) -> None:
         """Store changed namespaces. Mark the Services of a namespace whose labels have changed,

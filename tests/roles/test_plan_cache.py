@@ -280,6 +280,14 @@ def test_the_plan_of_a_gateway_that_announces_names_the_owners_of_addresses() ->
             assert key in dirty
         assert owners() == [name]
     both = dict.fromkeys(("gw1", "gw2"), (OnLink("eth0", "203.0.113.0/24"),))
+    state.update_announcers(Gateways(frozenset(both), announcers=both))
+    (first,) = owners()
+    with state.subscribers.subscription() as dirty:
+        state.observe_silent(frozenset([(first, "eth0")]))
+        assert key in dirty
+    assert {*owners(), first} == {*both}, "its heir has taken over"
+    state.observe_silent(frozenset())
+    assert owners() == [first]
     other = ServiceKey("default", "b")
     sharing = Service(ServiceMeta("b", "default"), spec, status)
     state.update_services({ObjectKey(*other): sharing})

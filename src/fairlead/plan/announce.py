@@ -5,8 +5,10 @@ the owner of each address. The owner is chosen by rendezvous hashing (highest ra
 the gateways that serve its Services and have an interface in whose network it is; a gateway whose
 link has only just returned owns it only if there is no other. So all gateways
 choose the same owner without a vote, addresses are shared equally, and when a gateway is lost only
-its addresses move. Two gateways whose knowledge differs may both announce an address for a while:
-connections of class fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
+its addresses move. The heir of an address, the next gateway in this order, observes the owner
+itself (`plan.heirs`): a gateway that does not answer it owns an address only if there is no other.
+Two gateways whose knowledge differs may both announce an address for a while: connections of class
+fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -29,24 +31,31 @@ MAX_NAMED = 5
 
 
 class Link(NamedTuple):
-    """An IPv4 network that is on the link of an interface. `settles`: see `OnLink`."""
+    """An IPv4 network that is on the link of an interface. `mac`, `settles`: see `OnLink`.
+    `silent`: the gateway that plans has observed that the interface does not answer."""
 
     mask: int
     first: int
     interface: str
     settles: bool = False
+    mac: str = ""
+    silent: bool = False
 
 
+SilentLinks = frozenset[tuple[str, str]]
+"""Gateways that do not answer, each with the name of its interface."""
 Announcers = Mapping[str, Sequence[Link]]
 """Gateways by name, with the networks on the links of their interfaces, the smallest first."""
 
 
-def announcers_of(gateways: Gateways, nodes: Mapping[str, Node]) -> Announcers:
+def announcers_of(
+    gateways: Gateways, nodes: Mapping[str, Node], silent: SilentLinks = frozenset()
+) -> Announcers:
     """Return the gateways that may own addresses: the live ones that forward, except those on a
     Node that must get no traffic from outside. If no gateway forwards, the others keep their
-    addresses."""
+    addresses. `silent`: what does not answer the gateway that plans."""
     admitted = {
-        name: _links_of(links)
+        name: _links_of(links, frozenset(link for gateway, link in silent if gateway == name))
         for name, links in gateways.announcers.items()
         if name not in nodes or not excluded(nodes[name])
     }
@@ -55,8 +64,8 @@ def announcers_of(gateways: Gateways, nodes: Mapping[str, Node]) -> Announcers:
 
 
 def owner_of(address: str, announcers: Announcers) -> Announcement | None:
-    """Return the gateway that announces this IPv4 address, and its interface; None: no gateway can
-    do so."""
+    """Return the gateway that announces this IPv4 address, its interface and its heir; None: no
+    gateway can do so."""
     number, encoded = int(IPv4Address(address)), address.encode()
     able = {
         name: link
@@ -65,12 +74,19 @@ def owner_of(address: str, announcers: Announcers) -> Announcement | None:
     }
     if not able:
         return None
-    owner = max(able, key=lambda name: (not able[name].settles, _weight(encoded, name), name))
-    return Announcement(address, owner, able[owner].interface)
+    ranks = sorted(
+        able,
+        key=lambda name: (not able[name].settles, _weight(encoded, name), name),
+        reverse=True,
+    )
+    answering = [name for name in ranks if not able[name].silent] or ranks
+    owner, heir = answering[0], answering[1] if len(answering) > 1 else ""
+    lost = ranks[0] if ranks[0] != owner else ""
+    return Announcement(address, owner, able[owner].interface, heir, lost)
 
 
 def moved(addresses: Iterable[str], before: Announcers | None, after: Announcers) -> frozenset[str]:
-    """Return the addresses whose owner, or the interface of their owner, has changed. `before`:
+    """Return the addresses whose owner, its interface or its heir has changed. `before`:
     None if the gateways were not known: then all addresses."""
     if before is None:
         return frozenset(addresses)
@@ -208,6 +224,11 @@ def _weight(address: bytes, name: str) -> bytes:
     return blake2b(b"%b|%b" % (address, name.encode()), digest_size=8).digest()
 
 
+def link_at(address: str, links: tuple[OnLink, ...]) -> Link | None:
+    """Return the link on which a gateway with these links announces the IPv4 address."""
+    return _link_at(int(IPv4Address(address)), _links_of(links))
+
+
 def _link_at(address: int, links: Sequence[Link]) -> Link | None:
     """Return the smallest network that contains the address; of several, that of the first
     interface by name."""
@@ -215,9 +236,10 @@ def _link_at(address: int, links: Sequence[Link]) -> Link | None:
 
 
 @lru_cache(256)
-def _links_of(links: tuple[OnLink, ...]) -> Sequence[Link]:
-    """Return the IPv4 networks. A text that is not a network is left out: any client with the token
-    of a gateway can write it into a Lease."""
+def _links_of(links: tuple[OnLink, ...], silent: frozenset[str] = frozenset()) -> Sequence[Link]:
+    """Return the IPv4 networks, the smallest first. `silent`: the interfaces that do not answer. A
+    text that is not a network is left out: any client with the token of a gateway can write it into
+    a Lease."""
     found = []
     for each in links:
         try:
@@ -226,5 +248,6 @@ def _links_of(links: tuple[OnLink, ...]) -> Sequence[Link]:
             continue
         if isinstance(network, IPv4Network):
             first = int(network.network_address)
-            found.append(Link(int(network.netmask), first, each.interface, each.settles))
+            mask, lost = int(network.netmask), each.interface in silent
+            found.append(Link(mask, first, each.interface, each.settles, each.mac, lost))
     return sorted(found, key=lambda each: (-each.mask, each.interface))

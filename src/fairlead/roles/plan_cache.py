@@ -101,7 +101,7 @@ class PlanCache:
         state = self._state
         if self._config.announce.l2 is None or state.gateways is None:
             return None
-        return announcers_of(state.gateways, state.nodes)
+        return announcers_of(state.gateways, state.nodes, state.silent)
 
     def _announced(self, balancer: LoadBalancer, announcers: Announcers | None) -> LoadBalancer:
         """Return the plan with the owners of its addresses. They are no part of the cached plan,
