@@ -61,6 +61,7 @@ def test_a_load_balancer_is_created_and_deleted(
     assert [call.status for call in octavia_proxy.writes] == [201, 204]
 
 
+@pytest.mark.soak
 def test_a_load_balancer_whose_boot_is_held_is_pending_and_rejects_writes(
     client: Connection, octavia: Octavia
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_load_balancer_whose_boot_is_held_is_pending_and_rejects_writes(
     assert clients.wait_settled(client, made.id) == "ACTIVE"
 
 
+@pytest.mark.soak
 def test_a_failed_boot_leaves_the_load_balancer_in_error(
     client: Connection, octavia: Octavia
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_failed_boot_leaves_the_load_balancer_in_error(
     assert clients.wait_settled(client, made.id) == "ACTIVE"
 
 
+@pytest.mark.soak
 def test_a_failed_configuration_leaves_the_listener_in_error(
     client: Connection, octavia: Octavia
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_failed_configuration_leaves_the_listener_in_error(
     assert client.load_balancer.get_listener(listener.id).provisioning_status == "ACTIVE"
 
 
+@pytest.mark.soak
 def test_a_disconnect_after_the_response_does_not_undo_the_write(
     client: Connection, octavia_proxy: FaultProxy
 ) -> None:

@@ -85,6 +85,7 @@ async def test_a_change_of_several_nodes_is_one_write_for_each_pool(site: Site) 
     )
 
 
+@pytest.mark.soak
 async def test_a_change_of_one_member_writes_only_this_member(site: Site) -> None:
     one, two, three = member(1), member(2), member(3)
     await site.reconcile(service(listener(80, one, two), listener(443, one, two)))
@@ -113,6 +114,7 @@ async def test_a_change_of_one_member_writes_only_this_member(site: Site) -> Non
         } == named
 
 
+@pytest.mark.soak
 async def test_a_change_of_the_monitor_port_is_one_write_for_each_member(site: Site) -> None:
     """A write of one member contains all its settings that can change."""
     for number, checks in enumerate(
@@ -130,6 +132,7 @@ async def test_a_change_of_the_monitor_port_is_one_write_for_each_member(site: S
             ]
 
 
+@pytest.mark.soak
 async def test_the_deletion_of_a_member_that_another_user_has_deleted_succeeds(site: Site) -> None:
     """The member is deleted between the last read and the write."""
     await site.reconcile(service(listener(80, member(1), member(2))))
@@ -148,6 +151,7 @@ async def test_the_deletion_of_a_member_that_another_user_has_deleted_succeeds(s
     assert await site.remaining_steps(wanted) == []
 
 
+@pytest.mark.soak
 async def test_a_member_that_another_user_has_created_is_corrected(site: Site) -> None:
     await site.reconcile(service(listener(80, member(1))))
     tree = await site.tree()
