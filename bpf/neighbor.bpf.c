@@ -5,7 +5,8 @@
  * has not passed:
  *
  * - The host owns the address on this interface: a request for it, also a probe (RFC 5227, 2.1.1),
- *   is answered with the MAC address of the interface.
+ *   is answered with the MAC address of the interface. A probe that is sent to this host alone comes
+ *   from another gateway, which watches it, and counts as no request.
  * - Another host owns it, or this host on another interface: the request is dropped. Otherwise the
  *   host's own stack would answer too if it has the address, for example on lo, or on kube-ipvs0
  *   without strictARP, and the router would learn two MAC addresses.
@@ -159,6 +160,9 @@ static __always_inline int answer(struct __sk_buff *skb, const struct arp *reque
 				  struct interface *interface, __u64 now_ns)
 {
 	struct arp reply = *request;
+	/* A broadcast has the group bit. */
+	bool watch = !(request->ethernet.h_dest[0] & 1) &&
+		     !(request->sender[0] | request->sender[1] | request->sender[2] | request->sender[3]);
 
 	__builtin_memcpy(reply.ethernet.h_dest, request->sender_mac, ETH_ALEN);
 	__builtin_memcpy(reply.ethernet.h_source, interface->mac, ETH_ALEN);
@@ -167,10 +171,12 @@ static __always_inline int answer(struct __sk_buff *skb, const struct arp *reque
 	__builtin_memcpy(reply.sender, request->target, 4);
 	__builtin_memcpy(reply.target_mac, request->sender_mac, ETH_ALEN);
 	__builtin_memcpy(reply.target, request->sender, 4);
-	interface->last_request_ns = now_ns;
+	if (!watch)
+		interface->last_request_ns = now_ns;
 	if (bpf_skb_store_bytes(skb, 0, &reply, sizeof(reply), BPF_F_RECOMPUTE_CSUM))
 		return TC_ACT_SHOT;
-	count(ANSWERED);
+	if (!watch)
+		count(ANSWERED);
 	return bpf_redirect(skb->ifindex, 0);
 }
 

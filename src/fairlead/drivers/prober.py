@@ -10,12 +10,12 @@ ends by itself, the gateway ends too and is restarted, so that there is only one
 kernel forwards packets meanwhile."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from fairlead.drivers import Component
+from fairlead.drivers.child import child
 from fairlead.drivers.health_targets import (
     ProbeChange,
     Probes,
@@ -30,9 +30,6 @@ from fairlead.drivers.probe_protocol import ProbeReport, ProbeRequest
 from fairlead.errors import Unavailable
 from fairlead.model import LoadBalancer, Outcome, ServiceKey
 from fairlead.net.frames import read, write
-
-END_WITHIN_S = 2.0
-"""A process that does not end by itself within this time is killed."""
 
 
 class Prober(Component):
@@ -110,35 +107,23 @@ class Prober(Component):
 
     async def run(self) -> None:
         """Run the process until cancelled. Raise Unavailable if the process ends by itself."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(*self._command, stdin=theirs.fileno())
-        reader, self._stream = await asyncio.open_connection(sock=ours)
         decoder = msgspec.msgpack.Decoder(ProbeReport)
-        try:
-            while (report := await read(reader, decoder)) is not None:
-                self._up.set()
-                for each in report.changes:
-                    self._observe(each.address, each.port, each.verdict, each.services, each.routed)
-                if report.settled and report.requests == self._requests:
-                    self._settled.set()
-        finally:
-            self._stream.close()  # the process ends when its input ends
-            self._stream = None
-            await _ended(process)
-        status = "" if process.returncode is None else f", with status {process.returncode}"
-        raise Unavailable(f"the prober ended by itself{status}")
+        async with child(self._command) as running:
+            self._stream = running.writer
+            try:
+                while (report := await read(running.reader, decoder)) is not None:
+                    self._up.set()
+                    for each in report.changes:
+                        self._observe(
+                            each.address, each.port, each.verdict, each.services, each.routed
+                        )
+                    if report.settled and report.requests == self._requests:
+                        self._settled.set()
+            finally:
+                self._stream = None
+        raise Unavailable(f"the prober ended by itself{running.status}")
 
     def _note(self, change: ProbeChange) -> None:
         left = after(self._wanted.pop(change.service, None), change)
         if left.targets:
             self._wanted[change.service] = left
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(END_WITHIN_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

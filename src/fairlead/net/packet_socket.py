@@ -12,6 +12,7 @@ from typing import Self
 from fairlead.errors import FairleadError, Refused, Unavailable
 
 _MAX_FRAME = 65536
+_SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h
 
 
 class PacketSocket:
@@ -39,6 +40,14 @@ class PacketSocket:
         """The present MAC address of the interface."""
         mac: bytes = self._socket.getsockname()[4]
         return mac
+
+    def reserve(self, size: int) -> None:
+        """Let the socket keep up to this many bytes of frames that were not received yet. Without
+        CAP_NET_ADMIN, the limit of the host applies."""
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+        except PermissionError:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
     def send(self, frame: bytes) -> None:
         """Send the frame. Raise Unavailable if the interface is down or gone, or its queue is

@@ -136,6 +136,16 @@ class Router:
         """Return the MAC addresses in the answers to one request."""
         return [mac for _, mac in self.ask(arp.request(ROUTER_MAC, ASKER, address))]
 
+    def answer_watch(self, mac: bytes, address: str) -> bool:
+        """Answer the next question of a gateway that watches this MAC address. Return whether one
+        had arrived."""
+        while (frame := self._socket.receive()) is not None:
+            found = arp.parse(frame)
+            if found and (found.destination, found.target) == (mac, address):
+                self.send(arp.reply(mac, address, found.sender_mac, found.sender))
+                return True
+        return False
+
     def received(self) -> Sequence[arp.Arp]:
         """Return the announcements that have arrived."""
         frames = iter(self._socket.receive, None)
@@ -179,6 +189,9 @@ def test_only_the_owner_answers(run: Any, router: Router) -> None:
         age_s = made.last_request("eth0")
         assert age_s is not None
         assert age_s < DEADLINE_S
+        watch = arp.request(ROUTER_MAC, arp.UNSPECIFIED, VIP, to=MAC)
+        assert router.ask(watch) == [(VIP, MAC)]
+        assert made.counts() == counted, "another gateway is no client"
         await made.set({OTHERS: "eth0"}, {VIP})
         assert (router.answers(OTHERS), router.answers(VIP)) == ([MAC], [])
         await made.set({}, ())

@@ -1,0 +1,204 @@
+"""Asks other gateways for addresses that they announce, and listens to their announcements.
+
+In: the stations to ask, each with some of its addresses. Out: which stations have become silent or
+have returned, and which addresses they announce. Each question is an ARP probe (RFC 5227, 2.1.1) to
+the station alone: it changes no entry of a neighbor, and the station's program in the kernel
+(bpf/neighbor.bpf.c) answers it like the requests of clients, so the answer proves the host, the
+cable, the program and its deadline at once. `question` and `read_frame` are all that depends on
+ARP. Runs in a process of its own (`roles/neighbor_process`)."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from fairlead.drivers.announce.questions import INTERVAL_S, Questions
+from fairlead.drivers.announce.watch_protocol import (
+    Heard,
+    Observation,
+    Watch,
+    WatchReport,
+    WatchRequest,
+)
+from fairlead.errors import FairleadError, Refused
+from fairlead.net import arp
+from fairlead.net.packet_socket import PacketSocket
+
+log = structlog.get_logger()
+
+IDLE_S = 0.2
+"""The interval at which announcements are processed while no station is asked."""
+ALONE_S = 2.0
+"""For how long after a return other stations return for the same reason."""
+BUFFER_BYTES = 4 << 20
+"""The receive buffer of a socket: a gateway may announce thousands of addresses at once."""
+_COUNTERS = Path("/proc/self/net/dev")
+
+
+class Seen(NamedTuple):
+    """What a frame says: `station` has this address. `announced`: it announces it to all
+    neighbors; otherwise it answers this host."""
+
+    station: bytes
+    address: str
+    announced: bool
+
+
+def question(own: bytes, station: bytes, address: str) -> bytes:
+    """Return the frame that asks the station for the address. `own`: the MAC address of the
+    interface."""
+    return arp.request(own, arp.UNSPECIFIED, address, to=station)
+
+
+def read_frame(own: bytes, frame: bytes) -> Seen | None:
+    """Return what the frame says; None if it is neither an answer to this host nor an
+    announcement."""
+    found = arp.parse(frame)
+    if found is None or found.operation != arp.REPLY:
+        return None
+    if not found.announces and found.destination != own:
+        return None
+    return Seen(found.sender_mac, found.sender, found.announces)
+
+
+class Watcher:
+    """The watch over other gateways. `report`: called with what is observed."""
+
+    def __init__(self, report: Callable[[WatchReport], None]) -> None:
+        self._report = report
+        self._request = WatchRequest((), (), ())
+        self._questions: dict[tuple[str, str, bool], Questions] = {}
+        self._sockets: dict[str, PacketSocket] = {}
+        self._refused = ""
+        self._alone_until_s: dict[str, float] = {}
+        self._misses = self._reported_misses = 0
+        self._observed: list[Observation] = []
+        self._heard: list[Heard] = []
+
+    def change(self, request: WatchRequest) -> None:
+        """Carry the request out."""
+        self._request = request
+        wanted = {each.key: each for each in request.watches}
+        self._questions = {key: each for key, each in self._questions.items() if key in wanted}
+        for key, each in wanted.items():
+            if key in self._questions:
+                self._questions[key].replace(each.addresses)
+            else:
+                self._questions[key] = Questions(each.addresses, known=each.left)
+        for interface, mac in request.trusted:
+            if (found := self._questions.get((interface, mac, False))) is not None:
+                found.trust()
+        for name in self._sockets.keys() - {*request.interfaces}:
+            self._sockets.pop(name).close()
+
+    async def run(self) -> None:
+        """Ask and listen, until cancelled."""
+        try:
+            while True:
+                for name in self._request.interfaces:
+                    self._receive(name)
+                for each in self._request.watches:
+                    self._judge(each)
+                self._flush()
+                for each in self._request.watches:
+                    self._ask(each)
+                # From the last question, so that an interval that is late does not shorten the
+                # next one.
+                await asyncio.sleep(INTERVAL_S if self._request.watches else IDLE_S)
+        finally:
+            for opened in self._sockets.values():
+                opened.close()
+
+    def _receive(self, interface: str) -> None:
+        """Process the frames that have arrived."""
+        try:
+            link = self._open(interface)
+            while link is not None and (frame := link.receive()) is not None:
+                if (seen := read_frame(link.mac, frame)) is not None:
+                    self._process(interface, seen)
+        except FairleadError:
+            self._close(interface)
+
+    def _process(self, interface: str, seen: Seen) -> None:
+        mac = seen.station.hex(":")
+        if seen.announced:
+            if mac in self._request.stations:
+                self._heard.append(Heard(interface, mac, seen.address))
+            return
+        for left in (False, True):
+            found = self._questions.get((interface, mac, left))
+            if found is None or seen.address not in found.addresses:
+                continue
+            alone = found.silent and self._is_alone(interface, found)
+            if found.answered():
+                self._observed.append(Observation(interface, mac, left, silent=False, alone=alone))
+
+    def _is_alone(self, interface: str, returned: Questions) -> bool:
+        """Return whether this host was cut off, and not the station that returns now: nothing had
+        arrived from anybody, or several other stations were all silent."""
+        now_s = asyncio.get_running_loop().time()
+        others = [
+            each
+            for (name, _, left), each in self._questions.items()
+            if name == interface and not left
+        ]
+        if returned.unheard or (len(others) > 1 and all(each.silent for each in others)):
+            self._alone_until_s[interface] = now_s + ALONE_S
+        return now_s < self._alone_until_s.get(interface, 0.0)
+
+    def _judge(self, watch: Watch) -> None:
+        questions = self._questions[watch.key]
+        if questions.judge():
+            self._misses += 1
+            if questions.silent:
+                self._observed.append(Observation(*watch.key, silent=True))
+
+    def _ask(self, watch: Watch) -> None:
+        questions = self._questions[watch.key]
+        if (address := questions.due()) is None:
+            return
+        # A question that cannot be sent is no evidence against the station.
+        try:
+            if (link := self._open(watch.interface)) is not None:
+                station = bytes.fromhex(watch.mac.replace(":", ""))
+                link.send(question(link.mac, station, address))
+                questions.asked(received(watch.interface) if questions.silent else 0)
+        except FairleadError:
+            self._close(watch.interface)
+
+    def _flush(self) -> None:
+        if self._observed or self._heard or self._misses != self._reported_misses:
+            self._report(WatchReport(tuple(self._observed), tuple(self._heard), self._misses))
+            self._observed, self._heard = [], []
+            self._reported_misses = self._misses
+
+    def _open(self, interface: str) -> PacketSocket | None:
+        """Return the socket of the interface; None if there is no such interface now."""
+        if interface not in self._sockets:
+            try:
+                opened = PacketSocket(interface, arp.ETHERTYPE)
+            except FairleadError as error:
+                if isinstance(error, Refused) and self._refused != str(error):
+                    self._refused = str(error)
+                    log.warning("other gateways are not watched", problem=str(error))
+                return None
+            opened.reserve(BUFFER_BYTES)
+            self._sockets[interface] = opened
+        return self._sockets[interface]
+
+    def _close(self, interface: str) -> None:
+        if (opened := self._sockets.pop(interface, None)) is not None:
+            opened.close()
+
+
+def received(interface: str) -> int:
+    """Return how many frames have arrived at the interface; 0 if there is no such interface."""
+    with suppress(OSError):
+        for line in _COUNTERS.read_text().splitlines()[2:]:
+            name, _, counters = line.partition(":")
+            if name.strip() == interface:
+                return int(counters.split()[1])
+    return 0
