@@ -4,4 +4,5 @@ Each module can be read on its own. eBPF: `elf`, `btf`, `bpf`, `bpffs`, `program
 `tc`. Netlink: `netlink` (messages), `rtnetlink` and `iproute` (requests), `netlink_events`
 (events), `nfnetlink` and `nfelements` (nftables), and modules for links, routes, neighbours and
 conntrack. Load balancing: `maglev`, `transition`. Sockets: `httpport` and `httpprobe` (both ends of
-a health check), `listening`, `frames`. Neighbors: `arp` and `ndp` (frames), `packet_socket`."""
+a health check), `listening`, `frames`. Neighbors: `arp` and `ndp` (frames), `packet_socket`,
+`memberships` (multicast groups)."""

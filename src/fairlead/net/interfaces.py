@@ -145,13 +145,14 @@ def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
 
 
 def interface_addresses(kernel: RtnetlinkSocket) -> Iterator[tuple[int, IPv4Address | IPv6Address]]:
-    """Yield the addresses of all interfaces, each with the index of its interface. Raise
-    OSError."""
+    """Yield the addresses of all interfaces, each with the index of its interface, but no multicast
+    groups (see `memberships`). Raise OSError."""
     for body in kernel.exchange(_GET_ADDRESS, DUMP, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         fields = dict(attributes(body, _ADDRESS.size))
         # On a point-to-point link the first attribute is the address of the other end.
-        if own := fields.get(_ADDRESS_OWN) or fields.get(_ADDRESS_OTHER_END):
-            yield _ADDRESS.unpack_from(body)[-1], ip_address(own)
+        own = fields.get(_ADDRESS_OWN) or fields.get(_ADDRESS_OTHER_END)
+        if own and not (address := ip_address(own)).is_multicast:
+            yield _ADDRESS.unpack_from(body)[-1], address
 
 
 def _links(kernel: RtnetlinkSocket) -> Iterator[Link]:

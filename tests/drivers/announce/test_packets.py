@@ -348,7 +348,7 @@ def test_removal_leaves_what_belongs_to_others(
         monkeypatch.undo()
         await tc.detach(foreign)
         assert await remove_responder(PINS) == [
-            f"program that answers ARP requests at interface {index}",
+            f"program that answers for addresses at interface {index}",
             f"pins in {directory_of(PINS)}",
         ]
         assert (PINS / "other").exists()

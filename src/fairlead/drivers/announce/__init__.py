@@ -2,9 +2,10 @@
 
 - `driver`: keeps what this gateway announces equal to the plan.
 - `spec`: its specs and changes.
-- `responder`: answers ARP requests for owned addresses, by a program in the kernel.
+- `responder`: answers requests for owned addresses, by a program in the kernel.
+- `groups`: joins the multicast groups in which neighbors ask for IPv6 addresses.
 - `maps`: the pinned maps of the program.
-- `gratuitous`: announces owned addresses by gratuitous ARP.
+- `gratuitous`: announces owned addresses by gratuitous ARP and neighbor advertisements.
 - `schedule`: when each address is announced.
 - `metrics`: addresses and requests."""
 

@@ -1,9 +1,9 @@
-"""Announce owned addresses by gratuitous ARP, so that routers and switches learn at once where an
-address is.
+"""Announce owned addresses by gratuitous ARP and unsolicited neighbor advertisements, so that
+routers and switches learn at once where an address is.
 
-In: addresses, each with the interface on which this host owns it. Out: ARP requests and replies, at
-the times of `schedule`. The responder must answer for an address before it is announced. Follows
-RFC 5227, 2.3 and 3."""
+In: addresses, each with the interface on which this host owns it. Out: frames, at the times of
+`schedule`. The responder must answer for an address before it is announced. Follows RFC 5227, 2.3
+and 3, and RFC 4861, 7.2.6."""
 
 import asyncio
 import time
@@ -14,7 +14,8 @@ import structlog
 
 from fairlead.drivers.announce.schedule import Schedule
 from fairlead.errors import FairleadError
-from fairlead.net import arp
+from fairlead.net import arp, ndp
+from fairlead.net.address import is_ipv6
 from fairlead.net.packet_socket import PacketSocket
 
 log = structlog.get_logger()
@@ -35,7 +36,7 @@ class Gratuitous:
         self._changed = asyncio.Event()
 
     def announce(self, address: str, interface: str) -> None:
-        """Announce the IPv4 address on this interface now, and repeatedly until it is withdrawn. A
+        """Announce the address on this interface now, and repeatedly until it is withdrawn. A
         repeated call announces it again, from the beginning of the sequence."""
         self._interfaces[address] = interface
         self._schedule.start(address, time.monotonic())
@@ -71,8 +72,13 @@ class Gratuitous:
         try:
             if interface not in self._sockets:
                 self._sockets[interface] = PacketSocket(interface)
-            for frame in arp.announcement(self._sockets[interface].mac, address):
-                self._sockets[interface].send(frame)
+            opened = self._sockets[interface]
+            for frame in (
+                (ndp.announcement(opened.mac, address),)
+                if is_ipv6(address)
+                else arp.announcement(opened.mac, address)
+            ):
+                opened.send(frame)
             self._failed.pop(interface, None)
         except FairleadError as error:
             if self._failed.get(interface) != str(error):
@@ -83,5 +89,5 @@ class Gratuitous:
                     error=str(error),
                 )
             self._failed[interface] = str(error)
-            if (opened := self._sockets.pop(interface, None)) is not None:
-                opened.close()
+            if (broken := self._sockets.pop(interface, None)) is not None:
+                broken.close()

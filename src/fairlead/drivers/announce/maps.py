@@ -1,4 +1,4 @@
-"""The maps of the program that answers ARP requests, pinned so that they outlive the process.
+"""The maps of the program that answers for addresses, pinned so that they outlive the process.
 
 In: the pin path of the gateway. Out: `Maps`, with the entries that a previous process left. The
 maps of one layout are in `<pin path>/announce/layout-<digest>`, so a program never finds records of
@@ -14,7 +14,7 @@ from struct import Struct
 from typing import NamedTuple, Self
 
 from fairlead.net import bpffs
-from fairlead.net.address import MAPPED_PREFIX, pack_address
+from fairlead.net.address import pack_address, unpack_address
 from fairlead.net.bpf import Map, create_maps
 from fairlead.net.elf import ObjectFile, read_object
 from fairlead.net.program import PROGRAM_TYPE_SCHED_CLS, Program, programs_with
@@ -38,8 +38,8 @@ class Entry(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The last ARP message in which another station used an address that this host owns. `mac`: as
-    text. `age_s`: how long ago it arrived."""
+    """The last message of ARP or neighbor discovery in which another station used an address that
+    this host owns. `mac`: as text. `age_s`: how long ago it arrived."""
 
     address: str
     mac: str
@@ -92,14 +92,10 @@ class Maps:
 
     def entries(self) -> dict[str, Entry]:
         """Return all entries, by address, also those whose deadline has passed."""
-        return {
-            _address_of(key): Entry(*ENTRY.unpack(value))
-            for key, value in self._maps[_COMPLETE].items()
-        }
+        return _entries_in(self._maps[_COMPLETE])
 
     def set_entries(self, entries: Mapping[str, Entry]) -> None:
-        """Set exactly these entries, and forget claims of addresses that this host does not own.
-        Addresses are IPv4."""
+        """Set exactly these entries, and forget claims of addresses that this host does not own."""
         wanted = {pack_address(each): ENTRY.pack(*entry) for each, entry in entries.items()}
         self._maps[_COMPLETE].update_all(wanted)
         self._maps[_COMPLETE].delete_all(
@@ -132,7 +128,7 @@ class Maps:
         now = now_ns()
         found = ((key, *CLAIM.unpack(value)) for key, value in self._maps["claims"].items())
         return [
-            Claim(_address_of(key), mac.hex(":"), max(0.0, (now - seen_ns) / 1e9))
+            Claim(unpack_address(key), mac.hex(":"), max(0.0, (now - seen_ns) / 1e9))
             for key, seen_ns, mac in found
         ]
 
@@ -160,6 +156,20 @@ def users(directory: Path) -> frozenset[int]:
         return programs_with(found)
 
 
+def left_in(directory: Path) -> dict[str, Entry]:
+    """Return the entries that a previous process left."""
+    layout = _layout_of(directory, read_object(OBJECT))
+    if not (layout / _COMPLETE).exists():
+        return {}
+    with Map.open(layout / _COMPLETE) as entries:
+        return _entries_in(entries)
+
+
+def indexes_of(entries: Mapping[str, Entry]) -> dict[str, int]:
+    """Return the interface of each address, as in `Entry`."""
+    return {address: each.interface for address, each in entries.items()}
+
+
 def remove_older(directory: Path) -> None:
     """Remove the maps of other layouts, which no program uses any more."""
     present = _layout_of(directory, read_object(OBJECT))
@@ -180,6 +190,10 @@ def remove(directory: Path) -> list[str]:
     return [f"pins in {directory}"] if layouts else []
 
 
+def _entries_in(table: Map) -> dict[str, Entry]:
+    return {unpack_address(key): Entry(*ENTRY.unpack(value)) for key, value in table.items()}
+
+
 def _layouts(directory: Path) -> list[Path]:
     return sorted(each.parent for each in directory.glob(f"{_LAYOUTS}/{_COMPLETE}"))
 
@@ -187,7 +201,3 @@ def _layouts(directory: Path) -> list[Path]:
 def _layout_of(directory: Path, object_file: ObjectFile) -> Path:
     text = repr((_LAYOUT, sorted(object_file.maps.values())))
     return directory / f"layout-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _address_of(key: bytes) -> str:
-    return ".".join(map(str, key[len(MAPPED_PREFIX) :]))

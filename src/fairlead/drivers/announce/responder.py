@@ -1,10 +1,12 @@
-"""Answer ARP requests for owned addresses by a program in the kernel (bpf/neighbor.bpf.c).
+"""Answer ARP requests and neighbor solicitations for owned addresses by a program in the kernel
+(bpf/neighbor.bpf.c).
 
 In: the addresses that this host owns, each with its interface, and the addresses that other hosts
-own. Out: pinned maps, and a filter at the ingress of each interface, in front of a gateway's own
-filter. Invariants: an address is answered by no host whose process has neither run nor been
-replaced for `lifetime_s`; until then the kernel answers without a process, and a restart changes
-nothing. Filters and pins of other owners are not changed."""
+own. Out: pinned maps, a filter at the ingress of each interface, in front of a gateway's own
+filter, and memberships in the multicast groups of owned IPv6 addresses. Invariants: an address is
+answered by no host whose process has neither run nor been replaced for `lifetime_s`; until then the
+kernel answers without a process, and a restart changes nothing. Filters and pins of other owners
+are not changed."""
 
 import asyncio
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from fairlead.drivers.announce import groups
 from fairlead.drivers.announce import maps as announce_maps
 from fairlead.drivers.announce.maps import Claim, Entry, Maps, now_ns
 from fairlead.errors import FairleadError, Refused
@@ -88,7 +91,7 @@ class Responder:
     async def set(self, owned: Mapping[str, str], known: Collection[str]) -> None:
         """Answer for exactly the addresses `owned`, each on the named interface, and drop requests
         for them on other interfaces. Drop requests for `known`, the addresses that other hosts own.
-        Requests for other addresses are left to the host. All addresses are IPv4."""
+        Requests for other addresses are left to the host."""
         async with self._turn:
             self._owned, self._known = dict(owned), frozenset(known)
             self._was_set = True
@@ -115,11 +118,10 @@ class Responder:
         if not self._was_set:
             return
         deadline_ns = now_ns() + self._lifetime_ns
-        entries = {each: Entry(deadline_ns, 0) for each in self._known}
-        for address, name in self._owned.items():
-            link = self._links.get(name)
-            entries[address] = Entry(deadline_ns, link.index if link else 0)
-        self._opened.set_entries(entries)
+        indexes = dict.fromkeys(self._known, 0) | self._owned_at()
+        self._opened.set_entries(
+            {address: Entry(deadline_ns, index) for address, index in indexes.items()}
+        )
 
     async def run(self) -> None:
         """Until cancelled: follow the host's interfaces, and attach the program again if another
@@ -133,7 +135,7 @@ class Responder:
                             await self._follow()
                     except FairleadError as error:
                         log.warning(
-                            "answering ARP requests after a change of the networks failed",
+                            "answering for addresses after a change of the networks failed",
                             error=str(error),
                         )
                 # If another program keeps undoing this, leave most of the time for other work.
@@ -184,8 +186,9 @@ class Responder:
         )
 
     async def _follow(self) -> None:
-        """Bring maps and filters to the present interfaces. The maps come first: the program never
-        runs with missing entries."""
+        """Bring memberships, maps and filters to the present interfaces. The maps come before the
+        filters: the program never runs with missing entries. They come after the memberships, of
+        which a later process knows only by the entries."""
         present = interfaces.links()
         found = [present[name] for name in self._names() if name in present]
         self._links = {link.name: link for link in found if link.mac}
@@ -193,8 +196,20 @@ class Responder:
             link.index: bytes.fromhex(link.mac.replace(":", "")) for link in self._links.values()
         }
         self._opened.set_interfaces(macs)
+        before = announce_maps.indexes_of(self._opened.entries())
+        wanted = self._owned_at() if self._was_set else before
+        names = {link.index: name for name, link in present.items()}
+        groups.update(groups.groups_of(before), groups.groups_of(wanted), names)
         self.refresh()
         await self._attach(macs)
+
+    def _owned_at(self) -> dict[str, int]:
+        """Return the index of the interface of each owned address; 0 if it does not exist."""
+        links = self._links
+        return {
+            address: links[name].index if name in links else 0
+            for address, name in self._owned.items()
+        }
 
     async def _attach(self, wanted: Collection[int]) -> None:
         """Attach the program where it is missing, and detach it from all other interfaces."""
@@ -206,7 +221,7 @@ class Responder:
         }
         for index in self._attached & set(wanted) - using:
             log.warning(
-                "another process had removed the program that answers ARP requests: it is "
+                "another process had removed the program that answers for addresses: it is "
                 "attached again",
                 interface=next(each.name for each in self._links.values() if each.index == index),
             )
@@ -240,7 +255,13 @@ async def remove_responder(pin_path: Path) -> list[str]:
     try:
         await _check_owner(pin_path)
         detached = await _detach(filter_name(pin_path))
-        return [*detached, *await asyncio.to_thread(announce_maps.remove, directory)]
+        left = groups.groups_of(announce_maps.indexes_of(announce_maps.left_in(directory)))
+        groups.update(left, (), {link.index: name for name, link in interfaces.links().items()})
+        ended = [
+            f"memberships in multicast groups at interface {index}"
+            for index in sorted({index for index, _ in left})
+        ]
+        return [*detached, *ended, *await asyncio.to_thread(announce_maps.remove, directory)]
     finally:
         if lock >= 0:
             os.close(lock)
@@ -251,7 +272,7 @@ async def _detach(name: str, *, but: Collection[int] = ()) -> list[str]:
     for each in await tc.filters(name):
         if each.interface not in but or each.priority != PRIORITY:
             await tc.detach(each)
-            removed.append(f"program that answers ARP requests at interface {each.interface}")
+            removed.append(f"program that answers for addresses at interface {each.interface}")
     return removed
 
 
@@ -263,7 +284,7 @@ async def _check_owner(pin_path: Path) -> None:
             return
         if time.monotonic() > until_s:
             raise Refused(
-                "a gateway in another network namespace answers ARP requests with the maps in "
+                "a gateway in another network namespace answers for addresses with the maps in "
                 f"{directory_of(pin_path)}: nothing is removed",
                 fix="run the command in the network namespace of that gateway, or give the "
                 "--pin-path of the gateway to remove",
