@@ -4,18 +4,17 @@ In: the addresses of Services of class proxy, which are local to this host. Out:
 another station on one of its links answers. Clients on that link may reach the station instead of
 the gateway, and the gateway cannot reach it. The gateway goes on serving the address: it cannot
 tell a foreign host from another gateway, whose kernel answers for its local addresses too. The
-controller can, by the MAC addresses in the Leases of gateways (`roles.gateways`)."""
+controller can, by the MAC addresses in the Leases of gateways (`roles.gateways`), and reports it.
+The kernel keeps the first answer: a host that answers later than another gateway is not noticed."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import structlog
 
 from fairlead.errors import FairleadError
 from fairlead.kube.presence import Claimed
-from fairlead.model import Finding
 from fairlead.net.stations import stations_at
-from fairlead.plan.gateways import CLAIMED
 
 log = structlog.get_logger()
 
@@ -43,15 +42,3 @@ class Conflicts:
                 Claimed(address, each.interface, each.mac)
                 for address, each in sorted(found.items())
             )
-
-    def findings(self) -> Sequence[Finding]:
-        return [
-            Finding(
-                CLAIMED,
-                f"another station on the network of {each.interface} ({each.mac}) answers for "
-                f"{each.address}, an address of a Service of class fairlead.io/proxy",
-                remedy="if it is no gateway, give it another address, or exclude the address from "
-                "the pool",
-            )
-            for each in self.claimed
-        ]

@@ -396,14 +396,13 @@ class ProxyDriver(Component):
                 log.error(self._hanging)
 
     def findings(self) -> Sequence[Finding]:
-        found = [*self.conflicts.findings()]
-        if hanging := self._hanging:
-            remedy = (
-                "see whether the process is stopped (state T in `ps`): continue it with `kill "
-                "-CONT`, or end it with `kill -KILL`, and the gateway starts HAProxy again"
-            )
-            found.append(Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"))
-        return found
+        if not (hanging := self._hanging):
+            return ()
+        remedy = (
+            "see whether the process is stopped (state T in `ps`): continue it with `kill -CONT`, "
+            "or end it with `kill -KILL`, and the gateway starts HAProxy again"
+        )
+        return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"),)
 
     async def _restart(self) -> None:
         log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))
