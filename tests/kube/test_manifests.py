@@ -114,6 +114,16 @@ def test_a_kind_of_the_same_name_in_another_group_is_ignored() -> None:
         ("apiVersion: v1\nkind: service\n", "document 1, line 1", "there is no kind service in v1"),
         ("apiVersion: v2\nkind: Service\n", "document 1, line 1", "there is no apiVersion v2"),
         (
+            POOL.replace("v1alpha1", "v1"),
+            "document 1, line 1",
+            "there is no AddressPool of version fairlead.io/v1; write fairlead.io/v1alpha1",
+        ),
+        (
+            SLICE.replace("/v1", "/v1beta1"),
+            "document 1, line 1",
+            "there is no EndpointSlice of version discovery.k8s.io/v1beta1; write discovery.k8s.io",
+        ),
+        (
             "apiVersion: v1\nkind: List\nitems: [null]\n",
             "document 1, line 1, items[0]",
             "this is not an object but null",

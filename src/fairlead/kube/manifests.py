@@ -215,6 +215,9 @@ def _mistake_of(group_version: str, kind: str) -> str:
     for each in KINDS:
         if each.group_version == group_version and each.kind.lower() == kind.lower():
             return f"there is no kind {kind} in {group_version}; write {each.kind}"
+        same_group = each.group_version.partition("/")[0] == group_version.partition("/")[0]
+        if each.kind == kind and same_group and each.group_version != group_version:
+            return f"there is no {kind} of version {group_version}; write {each.group_version}"
     return ""
 
 
