@@ -328,7 +328,8 @@ def test_values_that_kubectl_ignores_in_silence_are_reported() -> None:
 
 def test_text_that_is_not_utf_8_concerns_only_its_document() -> None:
     text = b"a: \xff\n---\nb: 1\n".decode("utf-8", "surrogateescape")
-    assert [bool(each.problem) for each in read_contents(text)] == [True, False]
+    first, second = read_contents(text)
+    assert (second.problem, first.problem.rpartition("; ")[2]) == ("", "is it a text in UTF-8?")
 
 
 def test_a_deeply_nested_document_is_not_read() -> None:

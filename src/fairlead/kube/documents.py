@@ -162,7 +162,8 @@ def _parsed(part: str, number: int, line: int) -> Content | None:
         at = line + (mark.line if mark is not None else 0)
         return Content(number, at, problem=f"this is not valid YAML: {why}")
     except ReaderError as problem:
-        return Content(number, line, problem=f"this is not valid YAML: {problem.reason}")
+        why = f"this is not valid YAML: {problem.reason}; is it a text in UTF-8?"
+        return Content(number, line, problem=why)
     finally:
         parser.dispose()
     if value is None:
@@ -232,7 +233,9 @@ class _Reader:
         self._aliased += size
         many = self._aliased > 100 and self._count > 1000
         if many and self._aliased / self._count > _allowed_ratio(self._count):
-            raise _Unreadable(line, "document contains excessive aliasing")
+            raise _Unreadable(
+                line, "document contains excessive aliasing; write the values without aliases"
+            )
         return value
 
     def _sequence(self) -> list[Any]:
