@@ -19,7 +19,7 @@ import msgspec
 from fairlead.errors import Refused, plain
 from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressGrant, AddressPool
 from fairlead.kube.documents import read_contents
-from fairlead.kube.mirrored import is_mirrored, mirrors
+from fairlead.kube.mirrored import awaiting, is_mirrored, mirrors
 from fairlead.kube.objects import (
     CONFIG_MAPS,
     CONFIGURATION,
@@ -147,8 +147,9 @@ def manifests_of(
     submissions = submit(written, families_of_cluster(nodes, service_cidrs))
     services = tuple(each.service for each in submissions if each.service is not None)
     slices = list(found["EndpointSlice"])
+    awaited = awaiting(services, slices)
     for document in found["Endpoints"]:
-        if is_mirrored(document.object, services, found["EndpointSlice"]):
+        if is_mirrored(document.object, awaited):
             slices += mirrors(document.object)
         elif document.object["metadata"].get("uid"):
             ignored["Endpoints"] += 1

@@ -5,7 +5,7 @@ same addresses. Follows the EndpointSlice mirroring controller of Kubernetes 1.3
 a Service without a selector are mirrored, at most 1,000 addresses of each subset, and not with the
 label or the annotation that prevent it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from fairlead.kube.networks import read_address
@@ -29,23 +29,21 @@ _MAX_ADDRESSES: Final = 1000
 Object = Mapping[str, Any]
 
 
-def is_mirrored(
-    endpoints: Object, services: Iterable[Service], slices: Iterable[EndpointSlice]
-) -> bool:
-    """Return whether the control plane mirrors an Endpoints object, and has not done so already."""
+def awaiting(
+    services: Iterable[Service], slices: Iterable[EndpointSlice]
+) -> Collection[tuple[str, str]]:
+    """Return the Services whose Endpoints the control plane mirrors, and has not mirrored yet."""
+    done = {each.service for each in slices if each.metadata.labels.get(_MANAGED_BY) == _CONTROLLER}
+    return {each.key for each in services if not each.spec.selector and each.key not in done}
+
+
+def is_mirrored(endpoints: Object, awaited: Collection[tuple[str, str]]) -> bool:
+    """Return whether the control plane mirrors an Endpoints object. `awaited`: see `awaiting`."""
     metadata = endpoints["metadata"]
-    key = (metadata["namespace"], metadata["name"])
-    if (metadata.get("labels") or {}).get(_SKIP) == "true":
+    skipped = (metadata.get("labels") or {}).get(_SKIP) == "true"
+    if skipped or _LEADER in (metadata.get("annotations") or {}):
         return False
-    if _LEADER in (metadata.get("annotations") or {}):
-        return False
-    if any(each.service == key and _is_mirror(each) for each in slices):
-        return False
-    return any(each.key == key and not each.spec.selector for each in services)
-
-
-def _is_mirror(slice_: EndpointSlice) -> bool:
-    return slice_.metadata.labels.get(_MANAGED_BY) == _CONTROLLER
+    return (metadata["namespace"], metadata["name"]) in awaited
 
 
 def mirrors(endpoints: Object) -> Iterator[EndpointSlice]:
