@@ -60,6 +60,7 @@ from fairlead.role_state import ProbedNode, ProbesState
 from fairlead.roles.components import Context, Task, Until, remove_components, run_components
 from fairlead.roles.gateways import GatewayWatch
 from fairlead.roles.host import HostSettings
+from fairlead.roles.neighbor_process import command as neighbor_command
 from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.own_node import OwnNode
 from fairlead.roles.plan_cache import PlanCache
@@ -414,6 +415,8 @@ def announce_driver(
         lease_s=config.presence.lease_duration_s,
         gateways=lambda: state.gateways,
         forbidden=lambda: state.gateways_forbidden,
+        watch_command=neighbor_command(),
+        observe_silent=state.observe_silent,
     )
 
 

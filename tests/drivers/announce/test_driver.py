@@ -23,7 +23,7 @@ from tests.drivers.announce.test_packets import (  # noqa: F401
     made_site,
 )
 
-from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement, schedule
+from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement, conflicts, schedule
 from fairlead.drivers.announce import driver as driver_module
 from fairlead.drivers.announce.maps import Entry
 from fairlead.drivers.announce.responder import directory_of
@@ -31,8 +31,10 @@ from fairlead.errors import Unavailable
 from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import Announcement, LoadBalancer, ServiceKey
 from fairlead.net import arp
+from fairlead.plan.announce import SilentLinks
 from fairlead.plan.gateways import Gateways
 from fairlead.role_state import AnnounceState
+from fairlead.roles.neighbor_process import command
 from fairlead.sections import L2Config
 
 pytestmark = pytest.mark.root
@@ -44,11 +46,11 @@ GATEWAYS = Gateways(
 )
 
 
-def balancer(key: ServiceKey, **owners: str) -> LoadBalancer:
+def balancer(key: ServiceKey, *, heir: str = "", lost: str = "", **owners: str) -> LoadBalancer:
     """Return a load balancer. `owners`: the gateways of the addresses VIP and OTHERS."""
     addresses = {"vip": VIP, "others": OTHERS}
     announced = tuple(
-        Announcement(addresses[name], owner, "eth0") for name, owner in owners.items()
+        Announcement(addresses[name], owner, "eth0", heir, lost) for name, owner in owners.items()
     )
     return LoadBalancer(key, "uid", "fairlead.io/direct", (), (), announcements=announced)
 
@@ -59,6 +61,7 @@ def driver(
     gateways: Callable[[], Gateways | None] = lambda: GATEWAYS,
     forbidden: Callable[[], bool] = lambda: False,
     lease_s: float = 30.0,
+    watch: Callable[[SilentLinks], None] | None = None,
 ) -> AnnounceDriver:
     return AnnounceDriver(
         "gw1",
@@ -68,6 +71,8 @@ def driver(
         lease_s=lease_s,
         gateways=gateways,
         forbidden=forbidden,
+        watch_command=command() if watch is not None else (),
+        observe_silent=watch or (lambda _: None),
     )
 
 
@@ -320,6 +325,87 @@ def test_if_all_services_are_withheld_they_are_announced_after_a_restart(
     run(scenario)
 
 
+def test_an_address_is_left_to_a_gateway_that_takes_it_over_and_comes_back(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
+    other = b"\2\0\0\0\0\x98"
+    links = {"gw1": (OnLink("eth0", "192.0.2.0/24", MAC.hex(":")),), **GATEWAYS.announcers}
+    known = Gateways(frozenset(links), announcers=links)
+
+    async def scenario() -> None:
+        made = driver(gateways=lambda: known, watch=lambda _: None)
+        await made.open()
+        await serve(made, balancer(WEB, vip="gw1", others="gw2"))
+        running = asyncio.ensure_future(made.run())
+
+        def left() -> bool:
+            router.send(*arp.announcement(FOREIGN_MAC, VIP), *arp.announcement(other, VIP))
+            return VIP not in made.owned
+
+        await until(left)
+        assert router.answers(VIP) == []
+        assert table(made) == [(VIP, "gw2", "eth0", False), (OTHERS, "gw2", "eth0", False)]
+        await until(lambda: VIP in made.owned)
+        assert router.answers(VIP) == [MAC], "the heir has announced it, and does not answer"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
+def test_the_heir_observes_that_the_owner_is_silent(run: Any, router: Router) -> None:
+    links = {"gw1": (OnLink("eth0", "192.0.2.0/24", MAC.hex(":")),), **GATEWAYS.announcers}
+    known = Gateways(frozenset(links), announcers=links)
+    other, found = b"\2\0\0\0\0\x98", list[SilentLinks]()
+
+    async def scenario() -> None:
+        made = driver(gateways=lambda: known, watch=found.append)
+        await made.open()
+        running = asyncio.ensure_future(made.run())
+        await serve(made, balancer(WEB, others="gw2", heir="gw1"))
+        for _ in range(3):
+            await until(lambda: router.answer_watch(other, OTHERS))
+        assert {*found} == {frozenset()}
+        await until(lambda: found[-1] == {("gw2", "eth0")})
+        assert "GatewayNotAnswering" in [each.code for each in made._problems()]
+        taken = balancer(WEB, others="gw1", lost="gw2")
+        assert await serve(made, taken) == {
+            WEB: [f"{OTHERS} is announced by gateway gw1, on its interface eth0"]
+        }
+        assert router.answers(OTHERS) == [MAC]
+        assert made._succession.counts().takeovers == 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
+def test_an_address_is_defended_once_against_a_stranger(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflicts, "SETTLE_S", 0.0)
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        await serve(made, balancer(WEB, vip="gw1"))
+        heard: list[arp.Arp] = []
+        for _ in range(3):
+            router.send(*arp.announcement(FOREIGN_MAC, VIP))
+            assert router.answers(VIP) == [MAC], "it goes on answering"
+            made._look_for_conflicts()
+            heard += router.received()
+        assert made.claimed == (Claimed(VIP, "eth0", FOREIGN_MAC.hex(":")),)
+        defended = [(each.operation, each.sender_mac) for each in heard]
+        assert defended == [(arp.REQUEST, MAC), (arp.REPLY, MAC)]
+        await made.close()
+
+    run(scenario)
+
+
 def test_a_service_that_is_withheld_stays_announced(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +437,7 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "REQUEST_S", 0.0)
-    monkeypatch.setattr(driver_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(conflicts, "SETTLE_S", 0.0)
     known: list[Gateways | None] = [None]
 
     async def scenario() -> None:
@@ -360,7 +446,7 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
         await made.open()
 
         def codes() -> list[str]:
-            made.claimed = tuple(made._claims())
+            made._look_for_conflicts()
             return [each.code for each in made._problems()]
 
         assert codes() == ["GatewaysUnknown"]
@@ -378,6 +464,9 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
             (FOREIGN_MAC, "a station that is no gateway"),
             (b"\2\0\0\0\0\x98", "gateway gw2"),
         ):
+            router.send(*arp.announcement(mac, VIP))
+            router.answers(VIP)
+            assert (codes() == []) == (mac != FOREIGN_MAC), "gateways agree by announcements"
             router.send(*arp.announcement(mac, VIP))
             router.answers(VIP)
             assert codes() == ["AddressConflict"]

@@ -1,6 +1,11 @@
 """What a gateway announces, from the announcements of all Services."""
 
-from fairlead.drivers.announce.spec import Change, carried_out, diff, held, render
+from collections.abc import Mapping
+
+import msgspec
+
+from fairlead.drivers.announce.spec import Change, Held, Spec, by_address, carried_out, diff, render
+from fairlead.drivers.announce.spec import held as held_of
 from fairlead.model import Announcement, LoadBalancer, ServiceKey
 
 WEB, SHOP = ServiceKey("default", "web"), ServiceKey("default", "shop")
@@ -12,6 +17,10 @@ MINE, OTHERS = (
 
 def balancer(*announcements: Announcement) -> LoadBalancer:
     return LoadBalancer(WEB, "uid", "fairlead.io/direct", (), (), announcements=announcements)
+
+
+def held(known: Mapping[ServiceKey, Spec], gateway: str) -> Held:
+    return held_of(by_address(known), gateway)
 
 
 def test_services_without_announcements_are_left_out() -> None:
@@ -28,6 +37,11 @@ def test_changes_lead_from_the_present_to_the_desired_announcements() -> None:
         "announce 192.0.2.225 at gateway gw2 on eth0, withdraw 192.0.2.224 for default/web",
         "announce 192.0.2.224 at gateway gw1 on eth0 for default/shop",
     ]
+
+
+def test_another_heir_is_no_other_owner() -> None:
+    (change,) = diff({WEB: (msgspec.structs.replace(MINE, heir="gw3"),)}, {WEB: (MINE,)})
+    assert str(change) == "change the heir of 192.0.2.224 to gw3 for default/web"
 
 
 def test_an_address_is_held_until_its_last_service_is_removed() -> None:

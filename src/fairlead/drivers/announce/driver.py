@@ -22,18 +22,20 @@ import structlog
 
 from fairlead.drivers import Component
 from fairlead.drivers.announce import spec
+from fairlead.drivers.announce.conflicts import Conflicts
 from fairlead.drivers.announce.gratuitous import Gratuitous
 from fairlead.drivers.announce.metrics import AnnounceCollector
 from fairlead.drivers.announce.responder import Responder, directory_of, remove_responder
 from fairlead.drivers.announce.spec import Change, Held, Spec
 from fairlead.drivers.announce.steadiness import Steadiness
+from fairlead.drivers.announce.succession import Succession
 from fairlead.errors import FairleadError, Unavailable
 from fairlead.kube.presence import Claimed, OnLink
-from fairlead.model import DONE, Announcement, Finding, LoadBalancer, Outcome, ServiceKey
+from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
 from fairlead.net.interfaces import Link
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
-from fairlead.plan.announce import claim_note, macs_of
+from fairlead.plan.announce import SilentLinks, claim_note, macs_of
 from fairlead.plan.gateways import Gateways
 from fairlead.role_state import AnnouncedAddress, AnnounceState
 from fairlead.sections import L2Config
@@ -47,12 +49,8 @@ REQUEST_S = 60.0
 """How long no ARP request may arrive before a finding reports it."""
 KEEP_S = 10.0
 """The interval at which the deadlines are moved; a third of the Lease if that is shorter."""
-SETTLE_S = 10.0
-"""In the first moments of an address, claims of its former owner are no conflict."""
 POINT_TO_POINT = 31
 """Networks with this prefix length and longer have no broadcast address (RFC 3021)."""
-CLAIM_S = 600.0
-"""How long a claim of another station is reported."""
 
 
 class AnnounceDriver(Component):
@@ -64,7 +62,10 @@ class AnnounceDriver(Component):
     - `lease_s`: the duration of the Lease by which others notice that the gateway is gone.
     - `gateways`: returns the gateways that are alive; None while they are not known.
     - `forbidden`: returns whether they cannot become known, because the API server does not permit
-      it."""
+      it.
+    - `watch_command`: starts the process that watches other gateways (`roles/neighbor_process`);
+      empty: none is watched.
+    - `observe_silent`: called with the links of other gateways that do not answer."""
 
     name = "announce"
 
@@ -78,6 +79,8 @@ class AnnounceDriver(Component):
         lease_s: float,
         gateways: Callable[[], Gateways | None],
         forbidden: Callable[[], bool] = lambda: False,
+        watch_command: Sequence[str] = (),
+        observe_silent: Callable[[SilentLinks], None] = lambda _: None,
     ) -> None:
         self.withheld: Callable[[], Mapping[ServiceKey, Spec]] = dict
         """Returns the announcements of Services that do not pass the chain of drivers, because
@@ -102,9 +105,15 @@ class AnnounceDriver(Component):
         has taken its addresses over, whose plan is newer. Then it does not announce the addresses
         again, and stops answering for each that it hears another gateway announce. If the API
         server is away for all, it hears none, and goes on."""
-        self._ceded: dict[str, Announcement] = {}
-        """The addresses that another gateway has announced since this one lost the API server."""
         self._gratuitous = Gratuitous(self._is_current)
+        self._succession = Succession(
+            gateway,
+            gateways,
+            command=watch_command,
+            observe_silent=observe_silent,
+            announce=self._gratuitous.announce,
+            changed=self._renew,
+        )
         self._known: dict[ServiceKey, Spec] = {}
         self._held = Held({}, {})
         self._since_s: dict[str, float] = {}
@@ -113,6 +122,7 @@ class AnnounceDriver(Component):
         """The addresses that a previous process answered, each with the interface."""
         self.claimed: tuple[Claimed, ...] = ()
         """The addresses of this gateway that other stations use."""
+        self._conflicts = Conflicts()
         self._findings: tuple[Finding, ...] = ()
         self._turn = asyncio.Lock()
 
@@ -131,6 +141,7 @@ class AnnounceDriver(Component):
             group.create_task(self._responder.run())
             group.create_task(self._gratuitous.run())
             group.create_task(self._keep())
+            group.create_task(self._succession.run())
 
     async def close(self) -> None:
         self._gratuitous.close()
@@ -208,16 +219,20 @@ class AnnounceDriver(Component):
             if before.owned.get(address) != interface:
                 self._gratuitous.announce(address, interface)
                 self._since_s[address] = time.monotonic()
+        self._succession.owned, self._succession.interfaces = after.owned, [*self._usable]
+        self._succession.follow()
         return after.owned.keys() - answered
 
     def _all(self, known: Mapping[ServiceKey, Spec]) -> Held:
         """Return what this gateway does. It goes on answering for what a previous process left
         until it is proved that the owner is alive: the others may know that it is gone, and count
         on this gateway."""
-        owned, others = spec.held({**known, **self.withheld()}, self._gateway)
-        ceded = {name: each for name, each in self._ceded.items() if name in owned}
-        owned = {name: each for name, each in owned.items() if name not in ceded}
-        others = {**others, **ceded}
+        planned = spec.by_address({**known, **self.withheld()})
+        self._succession.planned = planned
+        owned, others = spec.held(planned, self._gateway)
+        left = {name: each for name, each in self._succession.left.items() if name in owned}
+        owned = {name: each for name, each in owned.items() if name not in left}
+        others = {**others, **left}
         gateways = self._gateways()
         kept = {
             address: self._inherited[address]
@@ -227,6 +242,15 @@ class AnnounceDriver(Component):
         return Held(
             {**owned, **kept}, {name: each for name, each in others.items() if name not in kept}
         )
+
+    async def _renew(self) -> None:
+        """Announce what this gateway has to announce now. After a failure, `_keep` tries again."""
+        try:
+            async with self._turn:
+                if self._all(self._known) != self._held:
+                    await self._hold(self._known)
+        except FairleadError as error:
+            log.warning("addresses are not taken over", error=str(error))
 
     def _notes(self, change: Change, gained: Collection[str]) -> Iterator[Finding]:
         for each in change.wanted:
@@ -250,8 +274,9 @@ class AnnounceDriver(Component):
                 self._responder.refresh()
                 self._names()
                 self._end_settling()
-                self.claimed = tuple(self._claims())
+                self._look_for_conflicts()
                 self._cede()
+                self._succession.follow()
                 self._findings = tuple(self._problems())
                 async with self._turn:
                     # At the start, what a previous process left stays as it is until the first
@@ -322,15 +347,12 @@ class AnnounceDriver(Component):
     def _cede(self) -> None:
         """Find out which addresses another gateway has taken over while this one cannot observe the
         others. A claim is newer than what this process knows if it came after the last contact."""
-        silent_s, gateways = self.silent_s(), self._gateways()
-        if silent_s < self._lease_s or gateways is None:
-            self._ceded = {}
-            return
-        macs = macs_of(gateways)
-        for claim in self._responder.claims():
-            owner, interface = macs.get(claim.mac), self._held.owned.get(claim.address)
-            if owner not in (None, self._gateway) and interface and claim.age_s < silent_s:
-                self._ceded[claim.address] = Announcement(claim.address, owner, interface)
+        silent_s = self.silent_s()
+        isolated = silent_s >= self._lease_s and self._gateways() is not None
+        self._succession.end(isolated=isolated)
+        for claim in self._responder.claims() if isolated else ():
+            if claim.age_s < silent_s:
+                self._succession.leave(claim.address, claim.mac)
 
     def _announce_again(self, usable: dict[str, Link]) -> None:
         """Announce the addresses on an interface that has another MAC address, was created again
@@ -356,7 +378,9 @@ class AnnounceDriver(Component):
         return self._findings
 
     def collectors(self) -> tuple[AnnounceCollector]:
-        return (AnnounceCollector(lambda: self.owned, self._responder.counts),)
+        return (
+            AnnounceCollector(lambda: self.owned, self._responder.counts, self._succession.counts),
+        )
 
     def _problems(self) -> Iterator[Finding]:
         if self._forbidden():
@@ -367,24 +391,19 @@ class AnnounceDriver(Component):
                 remedy="allow it to list and watch the Leases of presence.namespace",
             )
         yield from self._silent_interfaces(time.monotonic())
+        yield from self._succession.findings()
         gateways = self._gateways()
         yield from (claim_note(each, self._gateway, gateways) for each in self.claimed)
 
-    def _claims(self) -> Iterator[Claimed]:
-        """Yield the addresses of this gateway that other stations have used lately, and not only
-        in the first moments after their former owner."""
+    def _look_for_conflicts(self) -> None:
         # The ages of the claims end at the time of this call.
-        claims = sorted(self._responder.claims())
-        now_s = time.monotonic()
-        for claim in claims:
-            since_s = self._since_s.get(claim.address)
-            interface = self._held.owned.get(claim.address)
-            if (
-                since_s is not None
-                and interface is not None
-                and claim.age_s <= min(CLAIM_S, now_s - since_s - SETTLE_S)
-            ):
-                yield Claimed(claim.address, interface, claim.mac)
+        claims, now_s, gateways = self._responder.claims(), time.monotonic(), self._gateways()
+        macs = macs_of(gateways) if gateways is not None else {}
+        found = self._conflicts.look(claims, self._since_s, macs, now_s)
+        owned = self._held.owned
+        self.claimed = tuple(Claimed(each.address, owned[each.address], each.mac) for each in found)
+        for address in self._conflicts.defend(found, now_s):
+            self._gratuitous.repeat(address)
 
     def _silent_interfaces(self, now_s: float) -> Iterator[Finding]:
         first_s: dict[str, float] = {}

@@ -42,6 +42,11 @@ class Gratuitous:
         self._schedule.start(address, time.monotonic())
         self._changed.set()
 
+    def repeat(self, address: str) -> None:
+        """Announce the address once more now, without a change of the sequence."""
+        if (interface := self._interfaces.get(address)) is not None:
+            self._send(address, interface)
+
     def withdraw(self, address: str) -> None:
         """Do not announce the address any more. Nothing is sent: its next owner announces it."""
         self._interfaces.pop(address, None)

@@ -20,14 +20,17 @@ class Change(NamedTuple):
     before: Spec
 
     def __str__(self) -> str:
-        gained = [
-            f"announce {each.address} at gateway {each.owner} on {each.interface}"
+        before = {each.address: each for each in self.before}
+        parts = [
+            f"change the heir of {each.address} to {each.heir or 'none'}"
+            if _place_of(before.get(each.address)) == _place_of(each)
+            else f"announce {each.address} at gateway {each.owner} on {each.interface}"
             for each in self.wanted
-            if each not in self.before
+            if each != before.get(each.address)
         ]
         kept = {each.address for each in self.wanted}
-        lost = [f"withdraw {each.address}" for each in self.before if each.address not in kept]
-        return f"{', '.join([*gained, *lost])} for {self.service}"
+        parts += [f"withdraw {each}" for each in before if each not in kept]
+        return f"{', '.join(parts)} for {self.service}"
 
 
 class Held(NamedTuple):
@@ -60,10 +63,18 @@ def carried_out(
     return {key: each for key, each in after.items() if each}
 
 
-def held(known: Mapping[ServiceKey, Spec], gateway: str) -> Held:
-    """Return what the gateway does for these Services."""
-    announcements = {each.address: each for spec in known.values() for each in spec}
+def by_address(known: Mapping[ServiceKey, Spec]) -> Mapping[str, Announcement]:
+    """Return the announcements of these Services."""
+    return {each.address: each for spec in known.values() for each in spec}
+
+
+def held(announcements: Mapping[str, Announcement], gateway: str) -> Held:
+    """Return what the gateway does for these announcements."""
     return Held(
         {name: each.interface for name, each in announcements.items() if each.owner == gateway},
         {name: each for name, each in announcements.items() if each.owner != gateway},
     )
+
+
+def _place_of(announcement: Announcement | None) -> tuple[str, str] | None:
+    return (announcement.owner, announcement.interface) if announcement is not None else None
