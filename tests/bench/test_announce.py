@@ -7,7 +7,11 @@ from bench.announce import (
     METALLB,
     RESTARTED,
     SHORT,
+    Busy,
     Effect,
+    Kill,
+    Report,
+    kill_rows_of,
     measure,
     rows_of,
 )
@@ -46,6 +50,12 @@ def test_a_row_shows_the_median_and_the_worst_of_all_rounds() -> None:
             "MOVED": "0 of 1",
         },
     ]
+
+
+def test_a_row_shows_the_longest_gap_of_each_failure() -> None:
+    kills = tuple(Kill("a", gaps, 10) for gaps in ((200,), (40, 210), (), (300,), (20,)))
+    report = Report(kills=kills, busy=(Busy("a", 8, 60.0, 0),))
+    assert kill_rows_of(report) == [("a", "5", "200 (300)", "10 (10)", "8 for 60 s", "0")]
 
 
 @pytest.mark.root
