@@ -1,5 +1,5 @@
 """The process that watches other gateways for a gateway: `python -m
-fairlead.roles.neighbor_process`, started by `drivers/announce/watch`.
+fairlead.roles.neighbor_process`, started by `drivers/neighbors/watch`.
 
 In: the gateways to watch, on a socket that is its standard input. Out: what it observes, on the
 same socket. It asks each of them 20 times a second. As a separate process, no plan and no garbage
@@ -17,8 +17,8 @@ from contextlib import suppress
 
 import msgspec
 
-from fairlead.drivers.announce.watch_protocol import WatchReport, WatchRequest
-from fairlead.drivers.announce.watcher import Watcher
+from fairlead.drivers.neighbors.protocol import WatchReport, WatchRequest
+from fairlead.drivers.neighbors.watcher import Watcher
 from fairlead.net.frames import read, write
 from fairlead.telemetry import configure_logging
 

@@ -8,8 +8,6 @@
 - `gratuitous`: announces owned addresses by gratuitous ARP and neighbor advertisements.
 - `schedule`: when each address is announced.
 - `succession`: what it does when another gateway is lost, or takes over.
-- `watch`, `watch_protocol`, `watcher`, `questions`: the watch over other gateways: the gateway's
-  side, the messages, the process, whether a station answers.
 - `conflicts`: addresses that other stations use as well.
 - `steadiness`: which links have only just returned.
 - `metrics`: addresses and requests."""

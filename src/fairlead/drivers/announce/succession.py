@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 import structlog
 
 from fairlead.drivers.announce.metrics import WatchCounts
-from fairlead.drivers.announce.watch import NeighborWatch
-from fairlead.drivers.announce.watch_protocol import Watch, WatchReport, WatchRequest
+from fairlead.drivers.neighbors.protocol import Watch, WatchReport, WatchRequest
+from fairlead.drivers.neighbors.watch import NeighborWatch
 from fairlead.model import Announcement, Finding
 from fairlead.plan.announce import SilentLinks, macs_of
 from fairlead.plan.gateways import Gateways

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.drivers.announce.questions import INTERVAL_S, Questions
-from fairlead.drivers.announce.watch_protocol import (
+from fairlead.drivers.neighbors.protocol import (
     Heard,
     Observation,
     Watch,
     WatchReport,
     WatchRequest,
 )
+from fairlead.drivers.neighbors.questions import INTERVAL_S, Questions
 from fairlead.errors import FairleadError, Refused
 from fairlead.net import arp
 from fairlead.net.packet_socket import PacketSocket

@@ -1,6 +1,6 @@
 """When a station that is asked for its addresses counts as silent."""
 
-from fairlead.drivers.announce.questions import AGAIN, MISSES, SLOW, UNHEARD, Questions
+from fairlead.drivers.neighbors.questions import AGAIN, MISSES, SLOW, UNHEARD, Questions
 
 ADDRESSES = ("192.0.2.224", "192.0.2.225")
 

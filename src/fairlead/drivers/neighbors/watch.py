@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from fairlead.drivers.announce.watch_protocol import WatchReport, WatchRequest
 from fairlead.drivers.child import child
+from fairlead.drivers.neighbors.protocol import WatchReport, WatchRequest
 from fairlead.errors import Unavailable
 from fairlead.net.frames import read, write
 

@@ -21,15 +21,15 @@ from tests.drivers.announce.test_packets import (  # noqa: F401
     until,
 )
 
-from fairlead.drivers.announce.questions import MISSES, SLOW, UNHEARD
-from fairlead.drivers.announce.watch import NeighborWatch
-from fairlead.drivers.announce.watch_protocol import (
+from fairlead.drivers.neighbors.protocol import (
     Heard,
     Observation,
     Watch,
     WatchReport,
     WatchRequest,
 )
+from fairlead.drivers.neighbors.questions import MISSES, SLOW, UNHEARD
+from fairlead.drivers.neighbors.watch import NeighborWatch
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
 from fairlead.net import arp
