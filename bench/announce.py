@@ -2,8 +2,8 @@
 MetalLB.
 
 In: labs of three nodes with one pod each and a router without a route to the address: gateways of
-Fairlead on all nodes with their defaults, the same with a shorter Lease, the same as peers of each
-other, and kube-proxy with MetalLB in layer 2 mode. Out: for each event and lab the connections that
+Fairlead on all nodes with their defaults, the same with a shorter Lease, the same without peers,
+and kube-proxy with MetalLB in layer 2 mode. Out: for each event and lab the connections that
 failed, the longest time for which one of five callers had no answer, and the open connections that
 broke. The victim is always the node that announces the address. The events happen in all labs in
 turn, round after round, so that other load of the machine affects all alike.
@@ -42,7 +42,6 @@ from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
 from fairlead.errors import Unavailable
 from fairlead.lab import kubeproxy, namespace
-from fairlead.lab.rundir import Transport
 from fairlead.lab.site import ROLE_PORTS, Site
 from fairlead.lab.topology import LAN, ROUTER
 from fairlead.net import arp
@@ -51,7 +50,7 @@ from fairlead.net.packet_socket import PacketSocket
 NODES = ("node1", "node2", "node3")
 DEFAULT_S, SHORT_S = 30.0, 6.0
 DEFAULTS, SHORT = "Fairlead", f"Fairlead, Lease of {SHORT_S:g} s"
-PEERS = f"{SHORT}, peers"
+ALONE = f"{SHORT}, no peers"
 METALLB = "MetalLB 0.13.12"
 KILL_COLUMNS = ("SYSTEM", "KILLS", "GAP MS", "HELD BROKEN", "BUSY LOOPS", "FALSE TAKE-OVERS")
 INTERVAL_S, HELD = 0.01, 50
@@ -233,7 +232,7 @@ class WithMetallb(System):
 
 @asynccontextmanager
 async def fairlead(
-    name: str, lab: str, lease_s: float, *, peers: bool = False
+    name: str, lab: str, lease_s: float, *, peers: bool = True
 ) -> AsyncIterator[System]:
     """Build a lab with gateways on its nodes."""
     made = Site.create(
@@ -242,11 +241,12 @@ async def fairlead(
         gateways_on_nodes=True,
         announce="l2",
         apiserver="real",
-        transport=Transport(peers=peers),
     )
     async with made as site:
         configuration = yaml.safe_load(site.directory.config.read_text())
         configuration["presence"]["leaseDurationS"] = lease_s
+        if not peers:
+            del configuration["gateway"]["peers"]
         site.directory.config.write_text(yaml.safe_dump(configuration))
         for host in ("control", *NODES):
             for role in site.roles(host):
@@ -292,7 +292,7 @@ async def _settle(system: System) -> str:
 SYSTEMS: Mapping[str, Callable[[str, str], AbstractAsyncContextManager[System]]] = {
     DEFAULTS: lambda name, lab: fairlead(name, lab, DEFAULT_S),
     SHORT: lambda name, lab: fairlead(name, lab, SHORT_S),
-    PEERS: lambda name, lab: fairlead(name, lab, SHORT_S, peers=True),
+    ALONE: lambda name, lab: fairlead(name, lab, SHORT_S, peers=False),
     METALLB: metallb,
 }
 

@@ -47,6 +47,8 @@ LISTEN = "write an address and a port, such as 127.0.0.1:9440, or *:9440 for all
 RENAMED = {"gateway.way": "gateway.forwarding"}
 """Renamed options: the old name, and the new name."""
 
+PEER_LISTEN = "*:9445"
+"""Where a gateway listens for peers that find each other."""
 AttachKind = Literal["auto", "xdp", "xdp-generic", "tc"]
 ForwardingMethod = Literal["auto", "l2", "ipip", "vxlan"]
 TunnelKind = Literal["none", "ipip", "vxlan"]
@@ -177,19 +179,30 @@ class GatewayConfig(Section, frozen=True):
     """Maximum number of old HAProxy workers that are kept after reloads until their connections
     end. If there are more, a worker is stopped and its connections are closed. One namespace may
     cause half of the workers that others leave. 0: there is no limit."""
-    peers: tuple[HostPort, ...] = ()
+    peers: tuple[HostPort, ...] | Literal["auto"] = ()
     """`address:port` of the other gateways that serve the same addresses (their `peer_listen`). The
     address is numeric; an IPv6 address is in brackets. Gateways read new flow entries of slots in
     transition from their peers, so that a connection may move from one gateway to another. The list
-    may include this gateway."""
+    may include this gateway. `auto`: the gateways that have a Lease, at the addresses in their
+    Leases."""
     peer_listen: HostPort = ""
-    """`address:port` where peers read the entries of this gateway. Empty: they cannot. Only
-    gateways in `peers` are answered."""
+    """`address:port` where peers read the entries of this gateway. Empty: they cannot; with `peers:
+    auto` it is `*:9445`. Only gateways in `peers` are answered."""
     peer_tls: PeerTLSConfig | None = msgspec.field(name="peerTLS", default=None)
     """Mutual TLS for all connections between gateways. Absent: a peer is identified by its address
     alone, and connections are not encrypted."""
     api_server: ApiServerConfig | None = None
     """Absent: this gateway does not balance the API servers."""
+
+    @property
+    def listed_peers(self) -> tuple[HostPort, ...]:
+        """The peers that the configuration names."""
+        return () if self.peers == "auto" else self.peers
+
+    @property
+    def peer_address(self) -> HostPort:
+        """Where peers read the entries of this gateway; empty: nowhere."""
+        return self.peer_listen or (PEER_LISTEN if self.peers == "auto" else "")
 
 
 class ProxyConfig(Section, frozen=True):
@@ -426,7 +439,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
 
 def _check_ports(config: Config, source: str) -> None:
     listens = {"web.listen": config.web.listen, "gateway.peerListen": config.gateway.peer_listen}
-    listens |= {f"gateway.peers[{at}]": peer for at, peer in enumerate(config.gateway.peers)}
+    listens |= {f"gateway.peers[{at}]": peer for at, peer in enumerate(config.gateway.listed_peers)}
     for where, listen in listens.items():
         try:
             if listen:
@@ -439,7 +452,7 @@ def _check_ports(config: Config, source: str) -> None:
             f"{source}: {peer_listen!r} has no numeric address - at $.gateway.peerListen",
             fix='write "*:9445", 192.0.2.1:9445 or "[2001:db8::1]:9445"',
         )
-    for at, peer in enumerate(config.gateway.peers):
+    for at, peer in enumerate(config.gateway.listed_peers):
         # A peer that connects is identified by its address, so a hostname is not sufficient.
         if numeric_host(peer) is None:
             raise Refused(

@@ -175,6 +175,7 @@ def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
     config = configuration(objects)
     assert config.default_class == "fairlead.io/direct"
     assert config.gateway.interfaces == (DEFAULT_ROUTE,)
+    assert config.gateway.peers == "auto"
     assert [(pool.name, pool.addresses) for pool in config.pools] == [
         ("main", ("192.0.2.224-192.0.2.250",))
     ]
@@ -182,6 +183,7 @@ def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
     assert pod_spec(enabled, "gateway")["nodeSelector"] == {"fairlead.io/gateway": ""}
     assert "NET_RAW" not in capabilities(enabled, "gateway")
     assert configuration(enabled).announce.l2 is None
+    assert configuration(enabled).gateway.peers == ()
     outside = (
         "gateway.enabled=true,config.gateway.interfaces={eth0},"
         "config.announce.l2.networks={203.0.113.0/24}"
@@ -201,6 +203,17 @@ def test_gateways_that_announce_nothing_have_no_rights_for_it(helm: Path) -> Non
         (rule,) = find(objects, "Role", "fairlead-gateway-presence")["rules"]
         assert {"list", "watch"}.issubset(rule["verbs"]) == announces
         assert (configuration(objects).announce.l2 is not None) == announces
+
+
+def test_gateways_that_find_each_other_may_read_the_leases_of_all(helm: Path) -> None:
+    for peers, finds in (('"auto"', True), ('["192.0.2.11:9445"]', False)):
+        objects = render(
+            helm,
+            *("--set", "gateway.enabled=true,config.gateway.interfaces={eth0}"),
+            *("--set-json", f"config.gateway.peers={peers}"),
+        )
+        (rule,) = find(objects, "Role", "fairlead-gateway-presence")["rules"]
+        assert {"list", "watch"}.issubset(rule["verbs"]) == finds
 
 
 def test_gateways_on_all_nodes_have_small_tables(helm: Path) -> None:
@@ -228,6 +241,7 @@ def test_values_take_precedence_over_the_defaults_of_announcement(helm: Path) ->
     settings = (
         "announce=l2,pool={192.0.2.224-192.0.2.250},gateway.nodeSelector.edge=yes,"
         "config.defaultClass=fairlead.io/proxy,config.gateway.interfacesByNode.edge-*={bond0},"
+        "config.gateway.peers={192.0.2.11:9445},"
         "config.pools[0].name=other,config.pools[0].addresses={203.0.113.0/24}"
     )
     objects = render(helm, "--set", settings)
@@ -235,6 +249,7 @@ def test_values_take_precedence_over_the_defaults_of_announcement(helm: Path) ->
     assert pod_spec(objects, "gateway")["nodeSelector"] == {"edge": "yes"}
     assert config.default_class == "fairlead.io/proxy"
     assert config.gateway.interfaces == ()
+    assert config.gateway.peers == ("192.0.2.11:9445",)
     assert [pool.name for pool in config.pools] == ["main", "other"]
 
 

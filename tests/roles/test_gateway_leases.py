@@ -19,7 +19,7 @@ from fairlead.kube.presence import (
 )
 from fairlead.model import ServiceKey
 from fairlead.plan.gateways import Gateways, gateway_notes
-from fairlead.roles.gateways import GatewayLeases
+from fairlead.roles.gateways import MAX_PEERS, FoundPeers, GatewayLeases
 
 WEB = ServiceKey("default", "web")
 MOST_S = 10.0
@@ -36,6 +36,7 @@ def lease(
     announced: int = 0,
     claimed: tuple[Claimed, ...] = (),
     macs: tuple[str, ...] = (),
+    peer: str = "",
 ) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
@@ -51,6 +52,7 @@ def lease(
         announced_count=announced,
         claimed=claimed,
         macs=macs,
+        peer=peer,
     )
     metadata = ObjectMeta(
         name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
@@ -359,3 +361,43 @@ def test_a_lease_from_before_the_start_does_not_prove_that_its_gateway_is_alive(
     assert silences.value().unproved == {"gw1"}
     pass_time(silences, DURATION_S + 1)
     assert silences.value().unproved == set(), "it is gone"
+
+
+def test_the_peers_of_a_gateway_are_the_others_with_a_lease() -> None:
+    """A gateway that is not alive any more may still forward, and may connect."""
+    leases = GatewayLeases(MOST_S, own="gw1")
+    leases.update(lease("gw2", peer="192.0.2.12:9445") | lease("gw3"), first=True)
+    assert leases.peers() is None, "the others do not know this gateway yet"
+    leases.update(lease("gw1", peer="192.0.2.11:9445"), first=False)
+    other = frozenset({"192.0.2.12:9445"})
+    assert leases.peers() == FoundPeers(other, other)
+    pass_time(leases, DURATION_S + 1)
+    assert leases.peers() == FoundPeers(frozenset(), other)
+    leases.update(lease("gw2", peer="[2001:DB8::2]:9445"), first=False)
+    moved = frozenset({"[2001:db8::2]:9445"})
+    assert leases.peers() == FoundPeers(moved, moved)
+    leases.update({ObjectKey("presence", "gw2"): None}, first=False)
+    assert leases.peers() == FoundPeers()
+
+
+def test_addresses_of_peers_that_no_other_host_has_are_left_out() -> None:
+    """Any client with the token of a gateway may write a record."""
+    leases = GatewayLeases(MOST_S, own="gw1")
+    leases.update(lease("gw1", peer="192.0.2.11:9445"), first=False)
+    texts = ["x", "x:1", "127.0.0.1:9445", "0.0.0.0:1", "224.0.0.1:1", "[fe80::1]:1", "[::1]:1"]
+    texts += ["192.0.2.1:0", "192.0.2.1:65536", "192.0.2.1", f"192.0.2.1:{'1' * 100_000}"]
+    for number, text in enumerate(texts):
+        leases.update(lease(f"other{number}", peer=text), first=False)
+    assert leases.peers() == FoundPeers()
+
+
+def test_a_gateway_has_a_limited_number_of_peers() -> None:
+    """Of more gateways, all choose the same."""
+    names = [f"gw{number:03}" for number in range(MAX_PEERS + 1)]
+    for own, count in ((names[0], MAX_PEERS - 1), (names[-1], 0)):
+        leases = GatewayLeases(MOST_S, own=own)
+        for number, name in enumerate(names):
+            leases.update(lease(name, peer=f"192.0.2.{number + 1}:9445"), first=False)
+        found = leases.peers()
+        assert found is not None
+        assert len(found.live) == len(found.known) == count

@@ -9,7 +9,7 @@ import ipaddress
 import socket
 from functools import lru_cache
 
-from fairlead.net.address import canonical
+from fairlead.net.address import canonical, join_host_port, split_host_port
 
 MAX_LENGTH = 64
 """The maximum length of an address or a CIDR. The longest forms have 45 and 49 characters. A longer
@@ -42,6 +42,22 @@ def _read_sloppily(text: str) -> str | None:
         return None if "%" in address else canonical(address)
     except (ValueError, OSError):
         return None
+
+
+def read_peer(text: str) -> str | None:
+    """Return `address:port` in its canonical form; None if the text is no address and port, or the
+    address is not that of a host that others can reach."""
+    try:
+        host, port = split_host_port(text[: MAX_LENGTH + 1])
+    except ValueError:
+        return None
+    address = read_address(host)
+    if address is None:
+        return None
+    parsed = ipaddress.ip_address(address)
+    if parsed.is_multicast or parsed.is_unspecified or parsed.is_loopback or parsed.is_link_local:
+        return None
+    return join_host_port(address, port)
 
 
 def read_network(text: str) -> str | None:

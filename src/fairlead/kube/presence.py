@@ -103,6 +103,9 @@ class Presence(Fields, frozen=True):
     leads: bool = False
     """For a controller: whether it leads."""
     interfaces: tuple[str, ...] = ()
+    peer: str = ""
+    """For a gateway that exchanges flow entries with all others: the `address:port` at which they
+    connect to it. It connects to them from this address."""
     addresses: tuple[str, ...] = ()
     """For a gateway: the addresses that it needs itself, its own and those of its next hops."""
     macs: tuple[str, ...] = ()

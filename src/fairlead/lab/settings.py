@@ -29,7 +29,7 @@ def configuration(pin_path: str, size: Size, topology: Topology) -> str:
     gateway: dict[str, object] = {"interfaces": ["eth0"], "pinPath": pin_path}
     gateway |= {"attach": transport.attach, "forwarding": transport.forwarding}
     if size.announce == "l2":
-        gateway |= L2_SIZES
+        gateway |= {**L2_SIZES, "peers": "auto"}
     if transport.peers:
         gateway |= {"peerListen": f"*:{PEER_PORT}", "peers": peers}
     return _text(

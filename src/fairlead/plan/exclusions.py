@@ -235,7 +235,7 @@ def of_config(config: Config) -> dict[str, Use]:
     cluster, section = config.cluster, config.gateway
     uses = dict.fromkeys(cluster.pod_cidrs, Use("the pods (cluster.podCIDRs)"))
     uses |= dict.fromkeys(cluster.service_cidrs, Use("the ClusterIPs (cluster.serviceCIDRs)"))
-    peers = filter(None, map(numeric_host, section.peers))
+    peers = filter(None, map(numeric_host, section.listed_peers))
     uses |= of_hosts(peers, "an address of a gateway (gateway.peers)")
     if (api := section.api_server) is not None:
         uses |= of_hosts(api.addresses, "an address of the API server's load balancer")

@@ -63,6 +63,7 @@ from fairlead.roles.host import HostSettings
 from fairlead.roles.neighbor_process import command as neighbor_command
 from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.own_node import OwnNode
+from fairlead.roles.peer_search import PeerSearch
 from fairlead.roles.plan_cache import PlanCache
 from fairlead.roles.prefetch import StartupPrefetch
 from fairlead.roles.presence import Announcer
@@ -132,13 +133,14 @@ async def run(config: Config, find: Callable[[], Access], node_name: str) -> Non
         )
     sys.setswitchinterval(SWITCH_S)
     state, peers = State(SOURCES), peers_of(config)
+    search = search_of(config, selectors, peers)
     plane = data_plane(config, selectors, state, peers, name=node_name)
     access = find() if section.api_server is None else await wait_for_access(find, plane.apiserver)
     hosts = KnownHosts(state, config, access)
     own = await leave_hosts(hosts, state, plane)
     async with Client(access) as client:
         view = View("gateway", node_name)
-        parts = components(config, view, client, state, plane, peers, own)
+        parts = components(config, view, client, state, plane, peers, own, search)
         await run_components([hosts, *parts], view)
 
 
@@ -197,6 +199,7 @@ def components(
     plane: DataPlane,
     peers: Peers | None,
     own: OwnAddresses,
+    search: PeerSearch | None,
 ) -> Sequence[Component]:
     """Return the components of the gateway, in the order of its start. The reflectors, the prober
     and the plan work while the programs are loaded into the kernel, which takes most of a second.
@@ -226,6 +229,7 @@ def components(
         view,
         name,
         interfaces=lambda: [each.name for each in direct.interfaces],
+        peer=lambda: search.own if search is not None else "",
         addresses=lambda: [*own.addresses, *(announce.reserved if announce is not None else ())],
         macs=lambda: own.macs,
         announces=lambda: announce.on_link if announce is not None else (),
@@ -234,7 +238,7 @@ def components(
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
-    watched, known = others_of(config, client, state, freshness, announce, name)
+    watched, known = others_of(config, client, state, freshness, announce, name, search)
     if announce is not None:
         announce.silent_s = lambda: max((each.silent_s for each in watched), default=0.0)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)
@@ -248,6 +252,7 @@ def components(
         OwnNode("gateway", name, state),
         prober,
         plane.announce,
+        *([search] if search is not None else []),
         *watched,
         Feed(client, state, freshness, projection, started=forwarding.settled),
         Task("freshness", freshness.run),
@@ -275,20 +280,25 @@ def others_of(
     freshness: Freshness,
     announce: AnnounceDriver | None,
     own: str,
+    search: PeerSearch | None = None,
 ) -> tuple[Sequence[GatewayWatch], Sequence[Component]]:
     """Return the component that observes all gateways, and the one that delays the start until they
-    are known; none if this gateway announces no address, because it need not know the others."""
-    if announce is None:
+    are known; none if this gateway need not know the others, because it announces no address and
+    does not look for peers."""
+    if announce is None and search is None:
         return (), ()
     watch = GatewayWatch(
         client,
         state,
         config.presence,
         freshness,
-        update=state.update_announcers,
+        update=state.update_announcers if announce is not None else lambda _: None,
         own=own,
-        continues=lambda: bool(announce.answered),
+        continues=lambda: announce is not None and bool(announce.answered),
+        peers=search.update if search is not None else lambda _: None,
     )
+    if announce is None:
+        return (watch,), ()
 
     async def known() -> None:
         # The API server may be away: then addresses are announced later.
@@ -369,7 +379,15 @@ def peers_of(config: Config) -> Peers | None:
     tls = PeerTLS(section.peer_tls) if section.peer_tls is not None else None
     if tls is not None:
         tls.load()
-    return Peers(section.peer_listen, section.peers, tls=tls)
+    return Peers(section.peer_address, None if section.peers == "auto" else section.peers, tls=tls)
+
+
+def search_of(config: Config, selectors: Sequence[str], peers: Peers | None) -> PeerSearch | None:
+    """Return the search for the other gateways, if the configuration asks for it."""
+    section = config.gateway
+    if peers is None or section.peers != "auto":
+        return None
+    return PeerSearch(peers, section.peer_address, selectors, own_link=section.peer_tls is None)
 
 
 def rules_of(config: Config) -> Rules:

@@ -20,6 +20,7 @@ Services."""
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -31,7 +32,7 @@ from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
 from fairlead.kube.freshness import Freshness
 from fairlead.kube.lease_object import LEASES, Lease
-from fairlead.kube.networks import read_address
+from fairlead.kube.networks import read_address, read_peer
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,
@@ -56,8 +57,19 @@ log = structlog.get_logger()
 COLLECT_S = 3600.0
 """A Lease that has not changed for this time is deleted."""
 COLLECT_LOOK_S = 600.0
+MAX_PEERS = 100
+"""The maximum number of gateways with which a gateway exchanges flow entries: each connects to all
+others."""
 PROBLEM_S = 2.0
 """A problem of a gateway counts when it has lasted for this time."""
+
+
+class FoundPeers(NamedTuple):
+    """Where to connect to the other gateways, `address:port`: to those that are `live`, and to all
+    that are `known`, because they have a Lease."""
+
+    live: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
 
 
 class Lasting(msgspec.Struct):
@@ -183,6 +195,26 @@ class GatewayLeases:
             for each in self.gateways.values()
         }
 
+    def peers(self) -> FoundPeers | None:
+        """Return the other gateways that exchange flow entries; None while the Lease of this
+        gateway does not say that it does so, too: they would refuse it. One that renews its Lease
+        is live also while it is not ready: it may still forward. Of more than `MAX_PEERS`, the
+        first by name are taken, for all gateways the same."""
+        found = {
+            each.presence.name: (peer, each.silent_s <= each.duration_s)
+            for each in self.gateways.values()
+            if (peer := read_peer(each.presence.peer)) is not None
+        }
+        names = sorted(found)[:MAX_PEERS]
+        if self._own not in found:
+            return None
+        if self._own not in names:
+            return FoundPeers()
+        others = [found[name] for name in names if name != self._own]
+        return FoundPeers(
+            frozenset(peer for peer, live in others if live), frozenset(peer for peer, _ in others)
+        )
+
     def value(self) -> Gateways:
         """Return the gateways that are alive, and the Services that they cannot serve."""
         observed = [each for each in self.gateways.values() if not each.expired]
@@ -233,7 +265,8 @@ class GatewayLeases:
 class GatewayWatch(Component):
     """Keeps `state.gateways`, and the excluded addresses of gateways, equal to the Leases.
     `decided` is set once the gateways are known, or cannot become known. `update`: stores the
-    gateways; absent: `State.update_gateways`. `own`, `continues`: see `GatewayLeases`."""
+    gateways; absent: `State.update_gateways`. `own`, `continues`: see `GatewayLeases`. `peers`:
+    called with the other gateways that exchange flow entries."""
 
     name = "gateways"
 
@@ -247,7 +280,9 @@ class GatewayWatch(Component):
         update: Callable[[Gateways], None] | None = None,
         own: str = "",
         continues: Callable[[], bool] = lambda: False,
+        peers: Callable[[FoundPeers], None] = lambda _: None,
     ) -> None:
+        self._peers = peers
         self.decided = asyncio.Event()
         self._state = state
         self._update = update or state.update_gateways
@@ -301,6 +336,8 @@ class GatewayWatch(Component):
 
     def _publish(self) -> None:
         self._state.exclude_gateways(self._leases.addresses())
+        if (peers := self._leases.peers()) is not None:
+            self._peers(peers)
         if not self._leases.decided and not self.decided.is_set():
             return
         before, after = self._state.gateways, self._leases.value()

@@ -67,10 +67,11 @@ CHECK_INTERVAL_S = 0.5
 
 class Announcer:
     """The announcement of one instance of a role. `name`: its host. `interfaces`: the interfaces
-    where packets arrive. `addresses`: the addresses that the host needs itself. `macs`: its MAC
-    addresses. `announces`: the networks whose addresses it can announce. `announced`: the addresses
-    that it announces, each with the interface. `claimed`: addresses that other stations use too.
-    `warned`: the Warnings that the instance has written and that still hold."""
+    where packets arrive. `peer`: where other gateways connect. `addresses`: the addresses that the
+    host needs itself. `macs`: its MAC addresses. `announces`: the networks whose addresses it can
+    announce. `announced`: the addresses that it announces, each with the interface. `claimed`:
+    addresses that other stations use too. `warned`: the Warnings that the instance has written and
+    that still hold."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Announcer:
         name: str,
         *,
         interfaces: Callable[[], Sequence[str]] = tuple,
+        peer: Callable[[], str] = str,
         addresses: Callable[[], Sequence[str]] = tuple,
         macs: Callable[[], Sequence[str]] = tuple,
         announces: Callable[[], Sequence[OnLink]] = tuple,
@@ -92,6 +94,7 @@ class Announcer:
         self._view = view
         self._name = name
         self._interfaces = interfaces
+        self._peer = peer
         self._addresses = addresses
         self._macs = macs
         self._announces = announces
@@ -141,7 +144,10 @@ class Announcer:
 
     def _condition(self) -> tuple[object, ...]:
         view = self._view
-        return view.synced, view.working, bool(view.problem), tuple(self._announces())
+        return (
+            *(view.synced, view.working, bool(view.problem)),
+            *(tuple(self._announces()), self._peer()),
+        )
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
         """Read the record that an earlier process of this instance left. Take over its Warnings and
@@ -221,6 +227,7 @@ class Announcer:
             problem=self._view.problem[:MAX_REASON_LENGTH],
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
+            peer=self._peer(),
             addresses=tuple(self._addresses())[:MAX_ADDRESSES],
             macs=tuple(self._macs())[:MAX_ADDRESSES],
             announces=tuple(self._announces())[:MAX_NETWORKS],

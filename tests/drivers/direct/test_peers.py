@@ -101,11 +101,13 @@ class Site:
     def __init__(self, stack: AsyncExitStack, count: int) -> None:
         self.stack = stack
         self.addresses = [address(number) for number in range(1, count + 1)]
+        self.configured = True
+        """False: the gateways are not told their peers; the test calls `Peers.found`."""
 
     def gateway(self, number: int) -> Gateway:
         """Create a gateway that is not connected yet."""
         made = self.stack.enter_context(a_forwarder(fast=False))
-        return Gateway(made, Peers(address(number), self.addresses))
+        return Gateway(made, Peers(address(number), self.addresses if self.configured else None))
 
     async def start(self, number: int) -> Gateway:
         """Create a gateway that starts with the tables and entries of its peers."""
@@ -266,6 +268,81 @@ async def test_a_later_gateway_starts_with_the_tables_and_entries_of_the_others(
         assert three.nodes(before) == before
         assert three.nodes(during) == during
         assert slots(three) == slots(one) != Slots()
+
+
+async def test_gateways_that_find_each_other_follow_and_forget_without_a_restart() -> None:
+    """A gateway that starts is refused until the others have found it, too. A gateway that is not
+    alive for the cluster stays a peer as long as it is connected: it may still forward."""
+    async with site(2) as made:
+        made.configured = False
+        addresses, nobody = made.addresses, frozenset[str]()
+        one, two = made.gateway(1), made.gateway(2)
+        one.peers.found(nobody, nobody)
+        await made.join(one)
+        for weights in (OLD, NEW):
+            one.serve(weights)
+        opened = one.open(PORTS)
+        joining = asyncio.ensure_future(made.join(two))
+        two.peers.found({addresses[0]}, {addresses[0]})
+        await asyncio.sleep(0.2)
+        assert not joining.done()
+        assert one.peers.followers == 0
+        one.peers.found({addresses[1]}, {addresses[1]})
+        await joining
+        two.serve(NEW)
+        assert two.nodes(PORTS) == opened
+        await await_connected(one, two)
+        one.peers.found(nobody, {addresses[1]})
+        later = two.open(range(41000, 41300))
+        await until(lambda: len(entries(one)) == len(entries(two)))
+        assert one.nodes(later) == later
+        one.peers.found(nobody, nobody)
+        assert one.peers.shown == []
+        await until(lambda: one.peers.followers == 0)
+        await until(partial(connected_to, two, 0))
+
+
+async def test_nobody_behind_a_router_follows_gateways_that_find_each_other() -> None:
+    """The packets of a pod may leave its node with the address of a gateway."""
+    async with site(2) as made:
+        made.configured = False
+        one = made.gateway(1)
+        one.peers.found({made.addresses[1]}, {made.addresses[1]})
+        await made.join(one)
+        for hop_limit, answered in ((254, False), (255, True)):
+            with socket.socket() as caller:
+                caller.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hop_limit)
+                caller.bind(("127.0.77.2", 0))
+                caller.setblocking(False)
+                connecting = asyncio.get_running_loop().sock_connect(caller, ("127.0.77.1", 9445))
+                if answered:
+                    await connecting
+                    await until(lambda: one.peers.followers == 1)
+                else:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(connecting, 0.3)
+                    assert one.peers.followers == 0
+
+
+async def test_a_gateway_whose_port_is_taken_follows_the_others() -> None:
+    """Where gateways find each other, nobody has chosen the port for this host."""
+    async with site(2) as made:
+        made.configured = False
+        addresses = made.addresses
+        one, two = made.gateway(1), made.gateway(2)
+        for each, other in ((one, addresses[1]), (two, addresses[0])):
+            each.peers.found({other}, {other})
+        with socket.create_server(("127.0.77.2", 9445)) as taken:
+            await made.join(one)
+            await made.join(two)
+            await until(lambda: bool(two.peers.findings()))
+            (finding,) = two.peers.findings()
+            assert finding.code == "PeersNotListening"
+            assert "127.0.77.2:9445" in finding.message
+            await until(partial(connected_to, two, 1))
+            taken.close()
+        await await_connected(one, two)
+        assert not two.peers.findings()
 
 
 async def test_a_connection_that_closes_at_one_gateway_closes_at_all_on_its_node() -> None:

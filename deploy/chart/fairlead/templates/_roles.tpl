@@ -30,7 +30,7 @@ labels: {{- include "fairlead.labels" . | nindent 2 }}
 {{- end }}
 {{- /* Every node has these tables: those of a small cluster. */}}
 {{- $sizes := dict "tableMemoryMiB" 8 "connectionEntries" 32768 "datagramEntries" 16384 }}
-{{- $own = mergeOverwrite $own (dict "gateway" $sizes) }}
+{{- $own = mergeOverwrite $own (dict "gateway" (merge $sizes (dict "peers" "auto"))) }}
 {{- end }}
 {{- mergeOverwrite $own $config | toYaml }}
 {{- end }}
@@ -39,6 +39,13 @@ labels: {{- include "fairlead.labels" . | nindent 2 }}
 {{- define "fairlead.announces" -}}
 {{- $announce := (include "fairlead.configuration" . | fromYaml).announce }}
 {{- if and $announce (kindIs "map" $announce.l2) }}yes{{ end }}
+{{- end }}
+
+{{/* Not empty if gateways observe each other: to choose the owners of addresses, or to exchange flow
+entries. */}}
+{{- define "fairlead.observes" -}}
+{{- $gateway := default dict (include "fairlead.configuration" . | fromYaml).gateway }}
+{{- if or (include "fairlead.announces" .) (eq (toString $gateway.peers) "auto") }}yes{{ end }}
 {{- end }}
 
 {{/* Not empty if the values name interfaces for gateways. */}}

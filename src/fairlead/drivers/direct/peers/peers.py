@@ -1,20 +1,25 @@
 """The exchange between gateways about slots in transition, so that no connection moves when a
 gateway is lost, added or restarted.
 
-In: the address to listen on, and the other gateways. Out: their tables before this gateway
-forwards, and their flow entries from then on; our tables and entries for them. Each gateway follows
-all others, over TCP. A gateway may follow if its address is known and, with `tls`, its certificate
-is accepted (see `tls`). Without `tls`, a host that can take a peer's address can send connections
-to a wrong node. A gateway that can reach no peer starts and forwards like a gateway without peers:
-no packet waits for a peer.
+In: the address to listen on, and the other gateways, which may change at any time. Out: their
+tables before this gateway forwards, and their flow entries from then on; our tables and entries for
+them. Each gateway follows all others, over TCP. A gateway may follow if its address is known and,
+with `tls`, its certificate is accepted (see `tls`). Without `tls`, a host that can take a peer's
+address can send connections to a wrong node. A gateway that can reach no peer starts and forwards
+like a gateway without peers: no packet waits for a peer.
+
+Gateways that find each other without `tls` accept only hosts on a link with them (`net.own_link`):
+nobody has decided that the network of these hosts contains only gateways, and their addresses may
+also be those of the pods on these hosts, as far as others can see.
 """
 
 import asyncio
 import contextlib
 import secrets
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Collection, Sequence, Set
 from functools import partial
 from ipaddress import ip_address
 
@@ -37,18 +42,27 @@ from fairlead.drivers.direct.peers.messages import (
 from fairlead.drivers.direct.peers.metrics import PeersCollector
 from fairlead.drivers.direct.peers.recent import RecentFlows
 from fairlead.drivers.direct.peers.refusals import PERIOD_S, Refusals
-from fairlead.drivers.direct.peers.server import PeerServer, serving
+from fairlead.drivers.direct.peers.server import Address, PeerServer, serving
 from fairlead.drivers.direct.peers.tls import PEER_NAME, PeerTLS, describe
 from fairlead.drivers.direct.spec import ListenerKey
-from fairlead.errors import Unavailable
-from fairlead.net.address import split_host_port
+from fairlead.errors import Refused, Unavailable
+from fairlead.model import Finding
+from fairlead.net.address import socket_family, split_host_port
 from fairlead.net.bpf import Map
+from fairlead.net.own_link import only_own_link
 from fairlead.role_state import PeersState, PeerState
 
 log = structlog.get_logger()
 
+NOT_LISTENING = "PeersNotListening"
 HELLO_S = 2.0
 """A start waits this long for a connection and a hello, and this long again for each message."""
+FOUND_S = 2.0
+"""How long a start waits until it is known which other gateways there are."""
+ASK_S = 0.1
+"""The interval at which a start connects again to a gateway that may not know this one yet."""
+LISTEN_S = 5.0
+"""The interval at which a gateway tries to listen again on a port that is not free."""
 COLLECT_S = 0.002
 """New entries are collected for this time before they are sent."""
 TABLES_S = 0.1
@@ -74,14 +88,18 @@ this time after its start, a gateway also sends the entries that changed while n
 to every follower that connects."""
 
 
+class _WithoutHello(Unavailable):
+    """The peer has closed the connection at once."""
+
+
 class Peers(Component):
     """The connections to and from the other gateways.
 
     `listen`: the address on which other gateways can connect, `address:port` or `*:port`; empty for
-    none. `peers`: the addresses of all gateways; our own may be among them. `tls`: mutual TLS on
-    all connections. `stalled_s`: a follower that receives nothing for this time is dropped, and
-    begins again when it reconnects. `log_s`: the period in which refused connections of one kind
-    are logged once.
+    none. `peers`: the addresses of all gateways; our own may be among them. None: `found` passes
+    them. `tls`: mutual TLS on all connections. `stalled_s`: a follower that receives nothing for
+    this time is dropped, and begins again when it reconnects. `log_s`: the period in which refused
+    connections of one kind are logged once.
 
     Call `inherit` before packets are forwarded, then keep `run` running until the driver closes.
     """
@@ -91,7 +109,7 @@ class Peers(Component):
     def __init__(
         self,
         listen: str,
-        peers: Sequence[str],
+        peers: Sequence[str] | None,
         *,
         tls: PeerTLS | None = None,
         stalled_s: float = STALLED_S,
@@ -104,8 +122,19 @@ class Peers(Component):
         self._instance = secrets.token_hex(8)
         self._exchange: Exchange | None = None
         self._followers: set[Follower] = set()
-        self._peers = {each: PeerState(each, False) for each in peers if each != listen}
-        self._allowed = {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}
+        self._peers = {each: PeerState(each, False) for each in peers or () if each != listen}
+        self._allowed = _addresses(peers or ())
+        self._live: frozenset[str] = frozenset(self._peers)
+        """The peers that are followed again when their connection ends."""
+        self._found = asyncio.Event() if peers is None else None
+        """Set when it is known which gateways there are; None if the configuration names them."""
+        self._own_link = peers is None and tls is None
+        self._changed = asyncio.Event()
+        self._server: PeerServer | None = None
+        self._not_listening: Finding | None = None
+        self.source = "" if listen[:1] in ("", "*") else split_host_port(listen)[0]
+        """The address from which this gateway connects to the others, because they know it by this
+        address; empty: any."""
         self._received_tables: dict[ListenerKey, TablesMessage] = {}
         self._recent = RecentFlows()
         """Flows whose entries changed here while no process could send them, or while a peer could
@@ -115,6 +144,27 @@ class Peers(Component):
         self.sent = 0
         """The number of new entries that were sent."""
 
+    def found(self, live: Collection[str], known: Collection[str]) -> None:
+        """Replace the other gateways. `live`: where to connect to those that are alive. `known`:
+        the same for all that have not been removed: they may connect, and one that is followed
+        stays a peer until its connection ends, because it may still forward."""
+        assert self._found is not None, "the configuration names the peers"
+        was_connected = self._connected
+        self._live = frozenset(live)
+        kept = {each for each in known if each in self._peers and self._peers[each].connected}
+        self._peers = {
+            each: self._peers.get(each, PeerState(each, False))
+            for each in sorted(self._live | kept)
+        }
+        self._allowed.clear()
+        self._allowed.update(_addresses(known))
+        if was_connected and not self._connected:
+            self._alone_since_s = time.monotonic()
+        if self._server is not None:
+            self._server.end_unknown()
+        self._found.set()
+        self._changed.set()
+
     @property
     def shown(self) -> list[PeerState]:
         """The other gateways."""
@@ -123,6 +173,9 @@ class Peers(Component):
     def status(self) -> PeersState:
         """For `/state`. May be called from any thread."""
         return PeersState(tuple(self.shown), self.followers)
+
+    def findings(self) -> Sequence[Finding]:
+        return (self._not_listening,) if self._not_listening is not None else ()
 
     def collectors(self) -> tuple[PeersCollector]:
         return (PeersCollector(self),)
@@ -146,6 +199,10 @@ class Peers(Component):
         however, the flows that the program has recorded since that process ended.
         """
         self._exchange = exchange = Exchange(tables, maps)
+        if self._found is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOUND_S):
+                    await self._found.wait()
         min_age_s = TRUSTED_AFTER_S if exchange.listeners() else 0.0
         answers = [each for each in await self._fetch_all() if each[0].age_s >= min_age_s]
         self._alone_since_s = time.monotonic()
@@ -179,17 +236,23 @@ class Peers(Component):
 
     async def _fetch(self, peer: str) -> tuple[HelloMessage, list[Message]] | None:
         """Return the hello and the whole state of the peer; None if it does not answer."""
-        messages: list[Message] = []
-        try:
-            async with self._following(peer) as (hello, reader):
-                while not isinstance(
-                    message := await read_message(reader, within_s=HELLO_S), CompleteMessage
-                ):
-                    messages.append(message)
-        except Unavailable as problem:
-            log.info("a peer did not send its state", peer=peer, problem=str(problem))
-            return None
-        return hello, messages
+        until_s = time.monotonic() + HELLO_S
+        while True:
+            messages: list[Message] = []
+            try:
+                async with self._following(peer) as (hello, reader):
+                    while not isinstance(
+                        message := await read_message(reader, within_s=HELLO_S), CompleteMessage
+                    ):
+                        messages.append(message)
+                return hello, messages
+            except Unavailable as problem:
+                # A gateway that is new is refused until the peer has found it, too.
+                refused = self._found is not None and isinstance(problem, _WithoutHello)
+                if not refused or time.monotonic() >= until_s:
+                    log.info("a peer did not send its state", peer=peer, problem=str(problem))
+                    return None
+            await asyncio.sleep(ASK_S)
 
     @contextlib.asynccontextmanager
     async def _following(
@@ -197,8 +260,7 @@ class Peers(Component):
     ) -> AsyncIterator[tuple[HelloMessage, asyncio.StreamReader]]:
         """Connect to the peer, and receive its hello. Raise Unavailable."""
         host, port = split_host_port(peer)
-        # Peers know this gateway by the address at which it listens.
-        source = None if self._listen[:1] in ("", "*") else (split_host_port(self._listen)[0], 0)
+        source = (self.source, 0) if self.source else None
         try:
             async with asyncio.timeout(HELLO_S):
                 reader, writer = await self._connect(host, port, source)
@@ -214,6 +276,8 @@ class Peers(Component):
     async def _connect(
         self, host: str, port: int, source: tuple[str, int] | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._own_link:
+            return await _connect_on_own_link(host, port, source)
         if self._tls is None:
             return await asyncio.open_connection(host, port, local_addr=source)
         return await asyncio.open_connection(
@@ -238,7 +302,7 @@ class Peers(Component):
                 if self._tls
                 else "it may require TLS, see gateway.peerTLS"
             )
-            raise Unavailable(
+            raise _WithoutHello(
                 f"{problem.message}, without a hello: {hint}; its log shows why"
             ) from problem
         if not isinstance(hello, HelloMessage):
@@ -247,31 +311,62 @@ class Peers(Component):
 
     async def run(self) -> None:
         """Follow the other gateways and serve followers, until cancelled. Raise Refused if
-        listening is not possible."""
+        listening is not possible, unless gateways find each other: then nobody has chosen this host
+        or its port, and the gateway works without followers."""
         exchange = self._exchange
         if exchange is None:
             raise RuntimeError("inherit was not called")
         loop = asyncio.get_running_loop()
-        server = PeerServer(
+        self._server = server = PeerServer(
             self._allowed,
             partial(self._follower, exchange),
             self._hello,
             self._followers,
             Refusals(self._log_s),
             self._tls,
+            unknown="its address is not in gateway.peers"
+            if self._found is None
+            else "its address is in no Lease of a gateway",
         )
         self._recent_start_until_s = time.monotonic() + TRUSTED_AFTER_S
         try:
-            async with serving(server, self._listen), asyncio.TaskGroup() as group:
+            configured = self._found is None
+            listening = serving(server, self._listen) if configured else contextlib.nullcontext()
+            async with listening, asyncio.TaskGroup() as group:
+                if not configured:
+                    group.create_task(self._serve(server))
                 group.create_task(self._send_entries(exchange))
                 group.create_task(self._send_tables(exchange))
                 group.create_task(self._merge_tables(exchange))
-                for peer in self._peers:
-                    group.create_task(self._follow(peer, exchange))
+                group.create_task(self._follow_all(exchange, group))
         finally:
+            self._server = None
             loop.remove_reader(exchange.descriptor)
             exchange.close()
             self._exchange = None
+
+    async def _serve(self, server: PeerServer) -> None:
+        """Accept followers, until cancelled. If listening is not possible, try again."""
+        while True:
+            try:
+                async with serving(server, self._listen, own_link=self._own_link):
+                    if self._not_listening is not None:
+                        log.info("listening for other gateways", address=self._listen)
+                    self._not_listening = None
+                    await asyncio.get_running_loop().create_future()  # until cancelled
+            except Refused as problem:
+                finding = Finding(
+                    NOT_LISTENING,
+                    f"{problem.message}. They do not receive the flow entries of this gateway, so "
+                    "connections may break when they move to another gateway",
+                    "error",
+                    remedy="stop the process that has the port, or set gateway.peerListen to a "
+                    "port that is free on all gateways",
+                )
+                if finding != self._not_listening:
+                    log.error("other gateways cannot connect", problem=str(problem))
+                self._not_listening = finding
+            await asyncio.sleep(LISTEN_S)
 
     @property
     def _recently_started(self) -> bool:
@@ -329,19 +424,34 @@ class Peers(Component):
                 # After a change of many listeners this takes seconds, so other tasks get a turn.
                 await asyncio.sleep(0)
 
+    async def _follow_all(self, exchange: Exchange, group: asyncio.TaskGroup) -> None:
+        """Follow each peer in a task of its own, and end the tasks of former peers."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+        while True:
+            self._changed.clear()
+            for peer in tasks.keys() - self._peers.keys():
+                tasks.pop(peer).cancel()
+            for peer in self._peers:
+                if peer not in tasks or tasks[peer].done():
+                    tasks[peer] = group.create_task(self._follow(peer, exchange))
+            await self._changed.wait()
+
     async def _follow(self, peer: str, exchange: Exchange) -> None:
-        """Receive what the peer sends, until cancelled or until the peer turns out to be this
-        gateway."""
+        """Receive what the peer sends, until cancelled, or until the peer turns out to be this
+        gateway or is lost for good."""
         backoff = Backoff(0.1, 1.0)
         while True:
             try:
                 async with self._following(peer) as (hello, reader):
                     if hello.instance == self._instance:
-                        del self._peers[peer]
+                        self._peers.pop(peer, None)
                         return
                     await self._receive(peer, hello, reader, exchange, backoff)
             except Unavailable as problem:
                 self._lost(peer, str(problem))
+                if peer not in self._live:
+                    self._peers.pop(peer, None)
+                    return
             await asyncio.sleep(backoff.next_s())
 
     async def _receive(
@@ -380,7 +490,8 @@ class Peers(Component):
                         )
                 case CompleteMessage():
                     behind, own = False, ()
-                    self._peers[peer] = PeerState(peer, True)
+                    if peer in self._peers:
+                        self._peers[peer] = PeerState(peer, True)
                     backoff.reset()
                     log.info("following a gateway", peer=peer, offline_s=round(offline_s, 1))
 
@@ -395,9 +506,32 @@ class Peers(Component):
         return any(each.connected for each in self._peers.values())
 
     def _lost(self, peer: str, problem: str) -> None:
+        if peer not in self._peers:
+            return
         if self._peers[peer] != PeerState(peer, False, problem):
             log.warning("not following a gateway", peer=peer, problem=problem)
         was_connected = self._connected
         self._peers[peer] = PeerState(peer, False, problem)
         if was_connected and not self._connected:
             self._alone_since_s = time.monotonic()
+
+
+async def _connect_on_own_link(
+    host: str, port: int, source: tuple[str, int] | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    connection = socket.socket(socket_family(host))
+    try:
+        connection.setblocking(False)
+        only_own_link(connection)
+        if source is not None:
+            connection.bind(source)
+        await asyncio.get_running_loop().sock_connect(connection, (host, port))
+        return await asyncio.open_connection(sock=connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _addresses(peers: Collection[str]) -> set[Address]:
+    """Return the addresses from which these peers connect."""
+    return {ip_address(split_host_port(each)[0].partition("%")[0]) for each in peers}

@@ -1,8 +1,8 @@
 """The listening socket for other gateways, and which connections it accepts.
 
-In: the address to listen on, the addresses of the other gateways, optional certificates. Out: a
-Follower for each accepted connection. Invariants: a connection from an address that is not a peer's
-is closed before anything is read, sent or stored; each address has at most MAX_FROM_ONE
+In: the address to listen on, the present addresses of the other gateways, optional certificates.
+Out: a Follower for each accepted connection. Invariants: a connection from an address that is not a
+peer's is closed before anything is read, sent or stored; each address has at most MAX_FROM_ONE
 connections, including those in a TLS handshake; refused connections write a bounded number of lines
 to the log.
 """
@@ -23,6 +23,7 @@ from fairlead.drivers.direct.peers.tls import ALL_OR_NONE, PeerTLS, describe, id
 from fairlead.errors import Refused, plain
 from fairlead.net.address import split_host_port
 from fairlead.net.listening import EVERYWHERE, listen
+from fairlead.net.own_link import only_own_link
 
 log = structlog.get_logger()
 
@@ -38,7 +39,9 @@ BACKLOG = 64
 
 
 class PeerServer:
-    """Serves the gateways that connect. `followers` is the set of present followers."""
+    """Serves the gateways that connect. `allowed`: the addresses of the other gateways; if the
+    caller changes this collection, it calls `end_unknown`. `followers` is the set of present
+    followers. `unknown`: why a connection from any other address is refused."""
 
     def __init__(
         self,
@@ -48,7 +51,10 @@ class PeerServer:
         followers: set[Follower],
         refusals: Refusals,
         tls: PeerTLS | None,
+        *,
+        unknown: str,
     ) -> None:
+        self._unknown = unknown
         self._allowed = allowed
         self._make_follower = make_follower
         self._hello = hello
@@ -56,6 +62,7 @@ class PeerServer:
         self._refusals = refusals
         self._tls = tls
         self._count = Counter[Address]()
+        self._address_of: dict[Follower, Address] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, listener: socket.socket) -> None:
@@ -68,7 +75,7 @@ class PeerServer:
             address = _address(text)
             if address not in self._allowed:
                 connection.close()
-                self._refusals.add("", text, "its address is not in gateway.peers")
+                self._refusals.add("", text, self._unknown)
             elif self._count[address] >= MAX_FROM_ONE:
                 connection.close()
                 self._refusals.add(
@@ -79,6 +86,12 @@ class PeerServer:
                 task = asyncio.create_task(self._serve(connection, address))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def end_unknown(self) -> None:
+        """End the connections of followers whose address is not allowed any more."""
+        for follower, address in self._address_of.items():
+            if address not in self._allowed:
+                follower.end("its address is not that of a gateway any more")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -136,6 +149,7 @@ class PeerServer:
     ) -> None:
         follower = self._make_follower()
         self._followers.add(follower)
+        self._address_of[follower] = address
         log.info("a gateway follows", address=str(address))
         watch = asyncio.create_task(_end_reason(reader))
         watch.add_done_callback(
@@ -147,6 +161,7 @@ class PeerServer:
         finally:
             watch.cancel()
             self._followers.discard(follower)
+            del self._address_of[follower]
 
 
 async def _end_reason(reader: asyncio.StreamReader) -> str:
@@ -171,17 +186,25 @@ def _address(text: str) -> Address:
 
 
 @asynccontextmanager
-async def serving(server: PeerServer, address: str) -> AsyncIterator[None]:
+async def serving(
+    server: PeerServer, address: str, *, own_link: bool = False
+) -> AsyncIterator[None]:
     """Accept connections at `address` inside the context. Raise Refused if listening fails.
 
-    `address`: `address:port`, `*:port` for all addresses, empty for none.
+    `address`: `address:port`, `*:port` for all addresses, empty for none. `own_link`: only hosts on
+    a link with this one can connect.
     """
     if not address:
         yield
         return
     host, port = split_host_port(address)
     try:
-        listeners = listen(port, EVERYWHERE if host == "*" else (host,), backlog=BACKLOG)
+        listeners = listen(
+            port,
+            EVERYWHERE if host == "*" else (host,),
+            backlog=BACKLOG,
+            prepare=only_own_link if own_link else lambda _: None,
+        )
     except OSError as error:
         raise Refused(
             f"listening on {address} for other gateways failed: {plain(error)}",
