@@ -129,6 +129,28 @@ def test_an_address_returns_to_a_gateway_only_when_its_link_is_steady() -> None:
     assert owners(addresses, every) == owners(addresses, steady), "no link is steady"
 
 
+def test_a_gateway_that_leaves_owns_only_what_no_other_can_announce() -> None:
+    """Of gateways that all leave, the last one keeps the addresses: the others may be down."""
+    addresses = [f"192.0.2.{number}" for number in range(1, 100)]
+    other = OnLink("eth1", "203.0.113.0/24")
+    settling = msgspec.structs.replace(LAN, settles=True)
+
+    def owners_if(links: Mapping[str, tuple[OnLink, ...]], **leaving: str) -> set[str]:
+        gateways = Gateways(frozenset(links), announcers=links, leaving=leaving)
+        return set(owners(addresses, announcers_of(gateways, {})).values())
+
+    three = {"gw1": (LAN, other), "gw2": (LAN,), "gw3": (LAN,)}
+    assert owners_if(three, gw1="2026-01-01T00:00:01Z") == {"gw2", "gw3"}
+    left = announcers_of(Gateways(frozenset(three), announcers=three, leaving={"gw1": "x"}), {})
+    found = owners(["203.0.113.7"], left)
+    assert found == {"203.0.113.7": "gw1"}
+    without = on_lan("gw2", "gw3")
+    assert owners(addresses, left) == owners(addresses, without), "the others keep theirs"
+    assert owners_if({**three, "gw2": (settling,)}, gw1="x", gw3="x") == {"gw2"}
+    all_leave = {f"gw{number}": f"2026-01-01T00:00:0{number}Z" for number in (1, 2, 3)}
+    assert owners_if(three, **all_leave) == {"gw3"}
+
+
 def test_gateways_that_do_not_forward_or_are_excluded_own_nothing() -> None:
     names = frozenset(("gw1", "gw2", "gw3"))
     links = dict.fromkeys(names, (LAN,))

@@ -3,12 +3,12 @@
 In: the live gateways with the networks on their links, the Nodes, the addresses of Services. Out:
 the owner of each address. The owner is chosen by rendezvous hashing (highest random weight) over
 the gateways that serve its Services and have an interface in whose network it is; a gateway whose
-link has only just returned owns it only if there is no other. So all gateways
-choose the same owner without a vote, addresses are shared equally, and when a gateway is lost only
-its addresses move. The heir of an address, the next gateway in this order, observes the owner
-itself (`plan.heirs`): a gateway that does not answer it owns an address only if there is no other.
-Two gateways whose knowledge differs may both announce an address for a while: connections of class
-fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
+link has only just returned, or that gives its addresses away, owns it only if there is no other. So
+all gateways choose the same owner without a vote, addresses are shared equally, and when a gateway
+is lost only its addresses move. The heir of an address, the next gateway in this order, observes
+the owner itself (`plan.heirs`): a gateway that does not answer it owns an address only if there is
+no other. Two gateways whose knowledge differs may both announce an address for a while: connections
+of class fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -32,7 +32,8 @@ MAX_NAMED = 5
 
 class Link(NamedTuple):
     """An IPv4 network that is on the link of an interface. `mac`, `settles`: see `OnLink`.
-    `silent`: the gateway that plans has observed that the interface does not answer."""
+    `silent`: the gateway that plans has observed that the interface does not answer. `leaving`:
+    since when its gateway gives its addresses away; empty: it does not."""
 
     mask: int
     first: int
@@ -40,6 +41,7 @@ class Link(NamedTuple):
     settles: bool = False
     mac: str = ""
     silent: bool = False
+    leaving: str = ""
 
 
 SilentLinks = frozenset[tuple[str, str]]
@@ -55,7 +57,11 @@ def announcers_of(
     Node that must get no traffic from outside. If no gateway forwards, the others keep their
     addresses. `silent`: what does not answer the gateway that plans."""
     admitted = {
-        name: _links_of(links, frozenset(link for gateway, link in silent if gateway == name))
+        name: _links_of(
+            links,
+            frozenset(link for gateway, link in silent if gateway == name),
+            gateways.leaving.get(name, ""),
+        )
         for name, links in gateways.announcers.items()
         if name not in nodes or not excluded(nodes[name])
     }
@@ -76,7 +82,7 @@ def owner_of(address: str, announcers: Announcers) -> Announcement | None:
         return None
     ranks = sorted(
         able,
-        key=lambda name: (not able[name].settles, _weight(encoded, name), name),
+        key=lambda name: (*_rank(able[name]), _weight(encoded, name), name),
         reverse=True,
     )
     answering = [name for name in ranks if not able[name].silent] or ranks
@@ -218,6 +224,12 @@ def _not_announced(address: str, gateways: Gateways, announcers: Announcers) -> 
     )
 
 
+def _rank(link: Link) -> tuple[bool, str, bool]:
+    """Return how willing the gateway of the link is. Of gateways that all leave, the last one to do
+    so keeps an address: the others may already be down."""
+    return not link.leaving, link.leaving, not link.settles
+
+
 def _weight(address: bytes, name: str) -> bytes:
     """Return the weight of a gateway for an address. It must be the same in every version of the
     program, because gateways of different versions choose from the same set."""
@@ -236,10 +248,12 @@ def _link_at(address: int, links: Sequence[Link]) -> Link | None:
 
 
 @lru_cache(256)
-def _links_of(links: tuple[OnLink, ...], silent: frozenset[str] = frozenset()) -> Sequence[Link]:
-    """Return the IPv4 networks, the smallest first. `silent`: the interfaces that do not answer. A
-    text that is not a network is left out: any client with the token of a gateway can write it into
-    a Lease."""
+def _links_of(
+    links: tuple[OnLink, ...], silent: frozenset[str] = frozenset(), leaving: str = ""
+) -> Sequence[Link]:
+    """Return the IPv4 networks, the smallest first. `silent`: the interfaces that do not answer.
+    `leaving`: see `Link`. A text that is not a network is left out: any client with the token of a
+    gateway can write it into a Lease."""
     found = []
     for each in links:
         try:
@@ -249,5 +263,5 @@ def _links_of(links: tuple[OnLink, ...], silent: frozenset[str] = frozenset()) -
         if isinstance(network, IPv4Network):
             first = int(network.network_address)
             mask, lost = int(network.netmask), each.interface in silent
-            found.append(Link(mask, first, each.interface, each.settles, each.mac, lost))
+            found.append(Link(mask, first, each.interface, each.settles, each.mac, lost, leaving))
     return sorted(found, key=lambda each: (-each.mask, each.interface))

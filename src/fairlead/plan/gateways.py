@@ -33,7 +33,8 @@ class Gateways(msgspec.Struct, frozen=True):
     Leases. `announcers`: the live gateways that can announce addresses, with the networks on their
     links. `unproved`: the live gateways that have not renewed their Leases since this process began
     to watch: they may have been gone for long. `claimed`: the addresses that another station uses
-    too, each with the gateway that announces it, or accepts it if none is announced."""
+    too, each with the gateway that announces it, or accepts it if none is announced. `leaving`: the
+    live gateways that give their addresses away, each with the time since when."""
 
     alive: frozenset[str] = frozenset()
     refusals: Mapping[ServiceKey, Mapping[str, str]] = msgspec.field(default_factory=dict)
@@ -42,6 +43,7 @@ class Gateways(msgspec.Struct, frozen=True):
     announcers: Mapping[str, tuple[OnLink, ...]] = msgspec.field(default_factory=dict)
     unproved: frozenset[str] = frozenset()
     claimed: Mapping[str, tuple[str, Claimed]] = msgspec.field(default_factory=dict)
+    leaving: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def forwarding(self) -> frozenset[str]:
