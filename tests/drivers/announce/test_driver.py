@@ -28,7 +28,7 @@ from fairlead.drivers.announce import driver as driver_module
 from fairlead.drivers.announce.maps import Entry
 from fairlead.drivers.announce.responder import directory_of
 from fairlead.errors import Unavailable
-from fairlead.kube.presence import Claimed, OnLink
+from fairlead.kube.presence import Claimed, OnLink, Presence
 from fairlead.model import Announcement, LoadBalancer, ServiceKey
 from fairlead.net import arp
 from fairlead.plan.announce import SilentLinks
@@ -123,8 +123,48 @@ def test_a_gateway_announces_what_it_owns(run: Any, router: Router) -> None:
         await serve(made, shared)
         assert router.answers(VIP) == [MAC], "another Service still has the address"
         assert router.answers(OTHERS) == [MAC], "the host's own stack answers again"
-        await serve(made, balancer(SHOP, vip="gw2"))
-        assert router.answers(VIP) == []
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_address_that_moves_is_answered_until_its_new_owner_is_heard(
+    leaves: bool, run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the new owner is not heard, a gateway that leaves on purpose goes on. Another one has lost
+    the address by a decision of all, and ends."""
+    monkeypatch.setattr(driver_module, "LINGER_S", 0.0)
+    monkeypatch.setattr(driver_module, "LINGER_LOOK_S", 0.01)
+    monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0 if leaves else 60.0)
+    gateways = msgspec.structs.replace(GATEWAYS, leaving={"gw1": "now"} if leaves else {})
+
+    async def scenario() -> None:
+        made = driver(gateways=lambda: gateways)
+        await made.open()
+        await serve(made, balancer(WEB, vip="gw1", others="gw1"))
+        running = asyncio.ensure_future(made.run())
+        await serve(made, balancer(WEB, vip="gw2", others="gw2"))
+        router.send(*arp.announcement(FOREIGN_MAC, VIP))
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [MAC])
+        await asyncio.sleep(0.1)
+        assert made.answered.keys() == {VIP, OTHERS}
+        assert made.owned == {}
+        assert [each for *_, each in table(made)] == [False, False], "they have other owners"
+        router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
+        await until(lambda: made.answered.keys() == {OTHERS})
+        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
+        await serve(made, balancer(WEB, vip="gw2", others="gw1"))
+        assert made.owned.keys() == made.answered.keys() == {OTHERS}
+        await serve(made, balancer(WEB, vip="gw2", others="gw2"))
+        if not leaves:
+            monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0)
+            await until(lambda: not made.answered)
+        else:
+            await serve(made, balancer(WEB, vip="gw2"))
+            assert made.answered == {}, "no Service has the address any more"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await made.close()
@@ -148,7 +188,7 @@ def test_a_restart_changes_nothing(run: Any, router: Router) -> None:
         assert await serve(second, balancer(WEB, vip="gw2", others="gw1")) == {
             WEB: [f"{OTHERS} is announced by gateway gw1, on its interface eth0"]
         }
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
+        assert (second.owned, router.answers(OTHERS)) == ({OTHERS: "eth0"}, [MAC])
         await second.close()
         assert directory_of(PINS).exists()
         await NoAnnouncement(PINS).open()
@@ -162,6 +202,7 @@ def test_a_restarted_gateway_answers_until_the_owner_is_proved_to_be_alive(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Lease of a gateway that is gone stays for an hour."""
+    monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0)
     monkeypatch.setattr(driver_module, "KEEP_S", 0.01)
     unproved = msgspec.structs.replace(GATEWAYS, unproved=frozenset(("gw2",)))
     known = [unproved]
@@ -175,9 +216,9 @@ def test_a_restarted_gateway_answers_until_the_owner_is_proved_to_be_alive(
         await second.open()
         await serve(second, balancer(WEB, vip="gw2", others="gw2"))
         assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        running = asyncio.ensure_future(second._keep())
+        running = asyncio.ensure_future(second.run())
         known[0] = GATEWAYS
-        await until(lambda: VIP not in second.owned)
+        await until(lambda: VIP not in second.owned and VIP not in second.answered)
         assert (router.answers(VIP), router.answers(OTHERS)) == ([], [])
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -514,6 +555,30 @@ def test_an_interface_that_changes_announces_its_addresses_again(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await made.close()
+
+    run(scenario)
+
+
+def test_a_host_that_was_missed_does_not_take_its_addresses_back_at_once(
+    run: Any, router: Router
+) -> None:
+    """Otherwise a host that boots again and again would take them each time."""
+    before = Presence("gateway", "gw1", "1", "", announced_count=1)
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        made.follow(msgspec.structs.replace(before, announced_count=0))
+        assert [each.settles for each in made.on_link] == [False], "it had no addresses"
+        made.follow(before)
+        assert [each.settles for each in made.on_link] == [True]
+        await serve(made, balancer(WEB, vip="gw1"))
+        await made.close()
+        restarted = driver()
+        await restarted.open()
+        restarted.follow(before)
+        assert [each.settles for each in restarted.on_link] == [False], "the kernel has answered"
+        await restarted.close()
 
     run(scenario)
 

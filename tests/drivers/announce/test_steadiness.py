@@ -67,3 +67,10 @@ def test_a_link_whose_addresses_no_other_gateway_can_have_is_steady() -> None:
     made.look((ETH0,), (), 11.0)
     made.end(ETH0)
     assert settling(made, 12.0) == []
+
+
+def test_the_links_of_a_host_that_has_returned_settle_for_one_period() -> None:
+    made = started(ETH0)
+    made.begin(ETH0, 1.0)
+    assert settling(made, 30.9) == ["eth0"]
+    assert settling(made, 31.0) == []

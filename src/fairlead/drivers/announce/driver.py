@@ -8,14 +8,16 @@ address is announced after the drivers before it serve the Service, and withdraw
 Invariants: the program in the kernel goes on without the process until its deadline, which is later
 than the time at which the other gateways notice that this one is gone; a restart changes nothing.
 While the API server is away, the owners stay as they are, also over a restart of the process.
-Nothing is sent when an address is
-withdrawn: its next owner announces it."""
+Nothing is sent when an address is withdrawn: its next owner announces it. Until this gateway has
+heard that, it goes on answering, so that an address that moves is answered at any time."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -30,7 +32,7 @@ from fairlead.drivers.announce.spec import Change, Held, Spec
 from fairlead.drivers.announce.steadiness import Steadiness
 from fairlead.drivers.announce.succession import Succession
 from fairlead.errors import FairleadError, Unavailable
-from fairlead.kube.presence import Claimed, OnLink
+from fairlead.kube.presence import Claimed, OnLink, Presence
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
 from fairlead.net.interfaces import Link
@@ -51,6 +53,24 @@ KEEP_S = 10.0
 """The interval at which the deadlines are moved; a third of the Lease if that is shorter."""
 POINT_TO_POINT = 31
 """Networks with this prefix length and longer have no broadcast address (RFC 3021)."""
+LINGER_S = 1.0
+"""How long an address that has moved to another gateway is answered at least. The new owner
+announces it again later than that, for neighbors that have asked meanwhile."""
+UNHEARD_S = 5.0
+"""How long it is answered if the new owner is not heard. A gateway that gives its addresses away on
+purpose answers until it has heard the new owner: that may be of a version that does not know
+it."""
+BEFORE_S = 5.0
+"""The new owner may announce the address this long before this gateway knows that it has moved."""
+LINGER_LOOK_S = 0.2
+
+
+class Lingering(NamedTuple):
+    """An address that has moved to another gateway, and that is answered on this interface still.
+    `since_s`: when it has moved, in time of `time.monotonic`."""
+
+    interface: str
+    since_s: float
 
 
 class AnnounceDriver(Component):
@@ -116,6 +136,7 @@ class AnnounceDriver(Component):
         )
         self._known: dict[ServiceKey, Spec] = {}
         self._held = Held({}, {})
+        self._lingering: dict[str, Lingering] = {}
         self._since_s: dict[str, float] = {}
         """When this process began to announce each owned address, in time of `time.monotonic`."""
         self._inherited: Mapping[str, str] = {}
@@ -136,12 +157,22 @@ class AnnounceDriver(Component):
         await self._responder.open()
         self._inherited = self._responder.answered()
 
+    def follow(self, before: Presence) -> None:
+        """Take into account what the previous process of the gateway announced. If nothing of it is
+        answered any more, the host was down, and others have taken the addresses over: they keep
+        them until this gateway has run for a while."""
+        if before.announced_count and not self._inherited:
+            now_s = time.monotonic()
+            for each in self._on_link:
+                self._steadiness.begin((each.interface, each.network), now_s)
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._responder.run())
             group.create_task(self._gratuitous.run())
             group.create_task(self._keep())
             group.create_task(self._succession.run())
+            group.create_task(self._linger())
 
     async def close(self) -> None:
         self._gratuitous.close()
@@ -209,8 +240,14 @@ class AnnounceDriver(Component):
         gateway has gained."""
         before, after = self._held, self._all(known)
         answered = self._responder.answered()
+        now_s = time.monotonic()
+        self._lingering = {
+            address: self._lingering.get(address) or Lingering(before.owned[address], now_s)
+            for address in after.others.keys() - self._succession.left.keys()
+            if address in before.owned or address in self._lingering
+        }
         # An address is answered before it is announced.
-        await self._responder.set(after.owned, after.others)
+        await self._answer(after)
         self._known, self._held = dict(known), after
         for address in before.owned.keys() - after.owned.keys():
             self._gratuitous.withdraw(address)
@@ -222,6 +259,47 @@ class AnnounceDriver(Component):
         self._succession.owned, self._succession.interfaces = after.owned, [*self._usable]
         self._succession.follow()
         return after.owned.keys() - answered
+
+    async def _answer(self, held: Held) -> None:
+        """Answer for what this gateway owns, and for what has just moved to others."""
+        lingering = {address: each.interface for address, each in self._lingering.items()}
+        await self._responder.set(
+            {**held.owned, **lingering}, held.others.keys() - lingering.keys()
+        )
+
+    async def _linger(self) -> None:
+        """End the answers for addresses that have moved, when their new owners have been heard."""
+        while True:
+            await asyncio.sleep(LINGER_LOOK_S)
+            if not self._lingering:
+                continue
+            try:
+                async with self._turn:
+                    if over := self._taken_over():
+                        for address in over:
+                            del self._lingering[address]
+                        await self._answer(self._held)
+            except FairleadError as error:
+                log.warning("addresses that have moved are still answered", error=str(error))
+
+    def _taken_over(self) -> Collection[str]:
+        """Return the addresses for which the answers of this gateway may end."""
+        gateways, now_s = self._gateways(), time.monotonic()
+        macs = macs_of(gateways) if gateways is not None else {}
+        leaving = gateways is not None and self._gateway in gateways.leaving
+        most_s = math.inf if leaving else UNHEARD_S
+        heard_s = {
+            claim.address: claim.age_s
+            for claim in self._responder.claims()
+            if (other := self._held.others.get(claim.address)) is not None
+            and macs.get(claim.mac) == other.owner
+        }
+        return [
+            address
+            for address, each in self._lingering.items()
+            if (passed_s := now_s - each.since_s) >= most_s
+            or (passed_s >= LINGER_S and heard_s.get(address, math.inf) <= passed_s + BEFORE_S)
+        ]
 
     def _all(self, known: Mapping[ServiceKey, Spec]) -> Held:
         """Return what this gateway does. It goes on answering for what a previous process left

@@ -1,11 +1,12 @@
 """Which links have only just returned. Pure.
 
-In: at each look the links that are usable, those on which the other gateways count, and the time.
-Out: the links that settle. Each loss of a link that others notice moves addresses to other
-gateways; if they came back with the link, a link that comes and goes would move them each time.
-Therefore a link that others have missed settles for a period, and each further loss begins the
-period again. While it settles, an address stays with a gateway whose link is steady. A loss that
-nobody has noticed moves nothing, and neither does the return."""
+In: at each look the links that are usable, those on which the other gateways count, and the time;
+and whether the host itself has returned. Out: the links that settle. Each loss of a link that
+others notice moves addresses to other gateways; if they came back with the link, a link or a host
+that comes and goes would move them each time. Therefore a link that others have missed settles for
+a period, and each further loss begins the period again. While it settles, an address stays with a
+gateway whose link is steady. A loss that nobody has noticed moves nothing, and neither does the
+return."""
 
 from collections.abc import Collection
 
@@ -34,6 +35,10 @@ class Steadiness:
             missed = link not in counted_on or now_s - lost_s > self._period_s
             if missed or now_s < self._until_s.get(link, 0.0):
                 self._until_s[link] = now_s + self._period_s
+
+    def begin(self, link: Link, now_s: float) -> None:
+        """Let the link settle: the host has returned, and others have missed it."""
+        self._until_s[link] = now_s + self._period_s
 
     def end(self, link: Link) -> None:
         """Let the link be steady: its gateway has addresses there, because no other can."""
