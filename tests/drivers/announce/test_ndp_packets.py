@@ -197,6 +197,8 @@ def test_stations_that_use_an_owned_address_are_named(run: Any, router: Router) 
             ndp.announcement(FOREIGN_MAC, OTHERS),
             ndp.probe(FOREIGN_MAC, VIP),
             ndp.solicitation(FOREIGN_MAC, ASKER, VIP),
+            # An answer to all nodes cannot have been solicited.
+            ndp.advertisement(FOREIGN_MAC, VIP, ndp.multicast_mac(ndp.ALL_NODES), ndp.ALL_NODES),
         )
         assert made.claims() == []
         for number, frame in enumerate(
@@ -339,7 +341,7 @@ INVALID = {
     "option without a length": packet(asking(), option(1, 0, 1)),
     "option that is too short": packet(asking(), option(253, 2, 1)),
     "option behind the end": packet(asking(), SLLA, option(253, 3, 2)),
-    "part of an option": packet(asking(), SLLA, Raw(b"\xfd\1\0\0")),
+    "part of an option": packet(asking(), SLLA, Raw(b"\xfd\1\0\0")) + bytes(4),
     "too many options": packet(asking(), SLLA, option(253, 8)),
     "sender is a group": packet(asking(), ICMPv6NDOptSrcLLAddr(lladdr="03:00:00:00:00:01")),
     "sender has no MAC address": packet(asking(), ICMPv6NDOptSrcLLAddr(lladdr="00:" * 5 + "00")),
