@@ -82,10 +82,7 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ),
         ("announce: {l2: {interfaces: [192.0.2.1]}}", "$.announce.l2.interfaces[0]"),
         ("announce: {l2: {networks: [192.0.2.1/24]}}", "$.announce.l2.networks[0]"),
-        (
-            "announce: {l2: {networks: ['2001:db8::/64']}}",
-            "only IPv4 addresses are announced - at $.announce.l2.networks[0]",
-        ),
+        ("announce: {l2: {networks: ['2001:db8::1/64']}}", "$.announce.l2.networks[0]"),
         (
             "defaultClass: fairlead.io/dirct",
             "is unknown - at $.defaultClass; write one of: fairlead.io/direct, ",

@@ -428,13 +428,6 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
             if problem := cidr_problem(cidr):
                 message, fix = problem
                 raise Refused(f"{source}: {message} - at $.{name}[{at}]", fix=fix)
-    for at, cidr in enumerate(l2.networks):
-        if ":" in cidr:
-            raise Refused(
-                f"{source}: {cidr} is IPv6, and only IPv4 addresses are announced - at "
-                f"$.announce.l2.networks[{at}]",
-                fix="remove it, and route IPv6 addresses to the gateways",
-            )
 
 
 def _check_ports(config: Config, source: str) -> None:

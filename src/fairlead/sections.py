@@ -50,13 +50,14 @@ HostPort = Annotated[
 
 
 class L2Config(Section, frozen=True):
-    """The announcement of IPv4 addresses on layer 2: by answers to ARP requests."""
+    """The announcement of addresses on layer 2: by answers to ARP requests and neighbor
+    solicitations."""
 
     interfaces: Selectors = ()
     """The interfaces on which gateways announce addresses. Absent: those of `gateway.interfaces`.
     """
     networks: tuple[CIDR, ...] = ()
-    """IPv4 CIDRs that routers and clients on these links reach without a router, although no
+    """CIDRs that routers and clients on these links reach without a router, although no
     interface of a gateway has an address in them."""
 
 

@@ -24,9 +24,10 @@ from fairlead.plan.gateways import Gateways
 from fairlead.plan.members import excluded
 from fairlead.plan.projection import CLOUD_CONTROLLER, CONTROLLER, GATEWAY, including_excluded
 
-LAN = OnLink("eth0", "192.0.2.0/24")
-EVERYWHERE = OnLink("eth0", "0.0.0.0/0")
+LAN, LAN6 = OnLink("eth0", "192.0.2.0/24"), OnLink("eth0", "2001:db8:1::/64")
+EVERYWHERE = (OnLink("eth0", "0.0.0.0/0"), OnLink("eth0", "::/0"))
 ADDRESSES = [f"198.51.{number >> 8}.{number & 255}" for number in range(1000)]
+ADDRESSES6 = [f"2001:db8:1::{number:x}" for number in range(1000)]
 GATEWAYS = st.sets(st.text("abcdefgh-0123456789", min_size=1, max_size=12), min_size=2, max_size=8)
 
 
@@ -40,7 +41,7 @@ def on_lan(*names: str) -> Announcers:
 
 def anywhere(*names: str) -> Announcers:
     """Return gateways that can announce every address."""
-    return announcers(dict.fromkeys(names, (EVERYWHERE,)))
+    return announcers(dict.fromkeys(names, EVERYWHERE))
 
 
 def owners(addresses: list[str], names: Announcers) -> dict[str, str]:
@@ -57,6 +58,12 @@ def owners(addresses: list[str], names: Announcers) -> dict[str, str]:
         ("192.0.2.9", {"gw1": (OnLink("eth1", "192.0.2.0/24"), LAN)}, "eth0"),
         ("192.0.2.9", {"gw1": (OnLink("eth1", "nonsense"), OnLink("eth2", "2001:db8::/32"))}, None),
         ("192.0.2.9", {}, None),
+        ("2001:db8:1::9", {"gw1": (LAN, LAN6)}, "eth0"),
+        ("2001:db8:2::9", {"gw1": (LAN, LAN6)}, None),
+        ("2001:db8:1::9", {"gw1": (OnLink("eth1", "2001:db8:1::8/125"), LAN6)}, "eth1"),
+        ("192.0.2.9", {"gw1": (OnLink("eth1", "::/0"),)}, None),
+        ("192.0.2.9", {"gw1": (OnLink("eth1", "::ffff:192.0.2.0/120"),)}, None),
+        ("2001:db8:1::9", {"gw1": (OnLink("eth1", "0.0.0.0/0"),)}, None),
     ],
 )
 def test_an_address_is_announced_where_a_network_contains_it(
@@ -73,9 +80,10 @@ def test_only_a_gateway_in_the_network_of_an_address_owns_it() -> None:
     assert set(owners([f"203.0.113.{n}" for n in range(1, 255)], names).values()) == {"gw3"}
 
 
-def test_addresses_are_shared_equally() -> None:
+@pytest.mark.parametrize("addresses", [ADDRESSES, ADDRESSES6], ids=["IPv4", "IPv6"])
+def test_addresses_are_shared_equally(addresses: list[str]) -> None:
     names = anywhere("node1", "node2", "node3", "node4")
-    shares = Counter(owners(ADDRESSES, names).values())
+    shares = Counter(owners(addresses, names).values())
     # Four standard deviations of a binomial distribution are 55.
     assert all(195 <= count <= 305 for count in shares.values()), shares
     assert len(shares) == 4
@@ -85,13 +93,16 @@ def test_the_choice_is_the_same_in_every_version() -> None:
     names = on_lan("gw1", "gw2", "gw3")
     found = owners([f"192.0.2.{number}" for number in range(224, 232)], names)
     assert list(found.values()) == ["gw2", "gw1", "gw1", "gw1", "gw2", "gw3", "gw3", "gw3"]
+    names = announcers(dict.fromkeys(("gw1", "gw2", "gw3"), (LAN6,)))
+    found = owners([f"2001:db8:1::{number:x}" for number in range(224, 232)], names)
+    assert list(found.values()) == ["gw1", "gw2", "gw3", "gw3", "gw1", "gw3", "gw1", "gw1"]
 
 
 @given(GATEWAYS)
 def test_the_loss_of_a_gateway_moves_only_its_addresses(names: set[str]) -> None:
     lost = min(names)
     before, after = anywhere(*names), anywhere(*names - {lost})
-    addresses = ADDRESSES[:100]
+    addresses = [*ADDRESSES[:100], *ADDRESSES6[:100]]
     first, second = owners(addresses, before), owners(addresses, after)
     differing = {each for each in addresses if first[each] != second[each]}
     assert differing == {each for each in addresses if first[each] == lost}
@@ -162,25 +173,29 @@ def test_gateways_that_do_not_forward_or_are_excluded_own_nothing() -> None:
     assert announcers_of(broken, {}).keys() == names, "where nobody forwards, nothing moves"
 
 
-def test_a_load_balancer_is_announced_at_its_ipv4_addresses() -> None:
+def test_a_load_balancer_is_announced_at_its_addresses() -> None:
     listener = Listener("IPv4", 80, "TCP", "Local", 30080, ())
+    only_v6 = msgspec.structs.replace(listener, family="IPv6")
     balancer = LoadBalancer(
         ServiceKey("default", "web"),
         "uid",
         "fairlead.io/direct",
-        ("192.0.2.10", "2001:db8::10", "203.0.113.10"),
-        (listener,),
+        ("192.0.2.10", "2001:db8:1::10", "203.0.113.10"),
+        (listener, only_v6),
     )
-    assert announcements_of(balancer, on_lan("gw1")) == (Announcement("192.0.2.10", "gw1", "eth0"),)
+    first = Announcement("192.0.2.10", "gw1", "eth0")
+    dual = announcers({"gw1": (LAN, LAN6)})
+    second = Announcement("2001:db8:1::10", "gw1", "eth0")
+    assert announcements_of(balancer, dual) == (first, second)
+    assert announcements_of(balancer, on_lan("gw1")) == (first,)
     assert announcements_of(balancer, {}) == ()
     names = on_lan("gw1", "gw2", "gw3")
     (owner,) = announcements_of(balancer, names)
     (other,) = announcements_of(balancer, names, lambda _: {owner.owner})
     assert other.owner == owner.heir
     assert announcements_of(balancer, names, lambda _: names.keys()) == (owner,), "none can serve"
-    only_v6 = msgspec.structs.replace(listener, family="IPv6")
     no_ipv4 = msgspec.structs.replace(balancer, listeners=(only_v6,))
-    assert announcements_of(no_ipv4, on_lan("gw1")) == (), "no port is served there"
+    assert announcements_of(no_ipv4, dual) == (second,), "no port is served at the others"
 
 
 def texts(addresses: list[str], gateways: Gateways, **nodes: Node) -> list[str]:
@@ -194,12 +209,11 @@ def test_an_address_that_nobody_announces_is_reported_with_the_remedy() -> None:
     gateways = Gateways(frozenset(links), announcers=links)
     assert texts(["192.0.2.224"], gateways) == []
     assert texts(["203.0.113.10", "2001:db8::10"], gateways) == [
-        "AddressNotOnSegment : no gateway announces 203.0.113.10: it is in no network of their "
+        f"AddressNotOnSegment : no gateway announces {address}: it is in no network of their "
         "interfaces (eth0 192.0.2.0/24, eth1 198.51.100.0/24); use an address of such a network, "
         "or route it to the gateways; if routers and clients reach it without a router, add its "
-        "network to announce.l2.networks",
-        "FamilyNotAnnounced : 2001:db8::10 is not announced: only IPv4 addresses are announced on "
-        "layer 2; route it to the gateways",
+        "network to announce.l2.networks"
+        for address in ("203.0.113.10", "2001:db8::10")
     ]
 
 

@@ -13,27 +13,27 @@ of class fairlead.io/direct go on, because every gateway forwards every packet. 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from ipaddress import IPv4Address, IPv4Network, ip_network
+from ipaddress import ip_network
 from typing import NamedTuple
 
 from fairlead.kube.objects import EXCLUDE_LABEL, Node
 from fairlead.kube.presence import Claimed, OnLink
 from fairlead.model import Announcement, Finding, LoadBalancer, ServiceKey
-from fairlead.net.address import family_of
+from fairlead.net.address import family_of, is_ipv6, pack_address
 from fairlead.plan.gateways import CLAIMED, Gateways
 from fairlead.plan.members import excluded
 
 NOT_ANNOUNCED = "AddressNotAnnounced"
 NOT_ON_SEGMENT = "AddressNotOnSegment"
-FAMILY_NOT_ANNOUNCED = "FamilyNotAnnounced"
 MAX_NAMED = 5
 """Maximum number of networks that a message names."""
 
 
 class Link(NamedTuple):
-    """An IPv4 network that is on the link of an interface. `mac`, `settles`: see `OnLink`.
-    `silent`: the gateway that plans has observed that the interface does not answer. `leaving`:
-    since when its gateway gives its addresses away; empty: it does not."""
+    """A network that is on the link of an interface: the number of an address in it (see
+    `_number`), under this mask, is `first`. `mac`, `settles`: see `OnLink`. `silent`: the gateway
+    that plans has observed that the interface does not answer. `leaving`: since when its gateway
+    gives its addresses away; empty: it does not."""
 
     mask: int
     first: int
@@ -70,9 +70,9 @@ def announcers_of(
 
 
 def owner_of(address: str, announcers: Announcers) -> Announcement | None:
-    """Return the gateway that announces this IPv4 address, its interface and its heir; None: no
-    gateway can do so."""
-    number, encoded = int(IPv4Address(address)), address.encode()
+    """Return the gateway that announces this address, its interface and its heir; None: no gateway
+    can do so."""
+    number, encoded = _number(address), address.encode()
     able = {
         name: link
         for name, links in announcers.items()
@@ -98,11 +98,7 @@ def moved(addresses: Iterable[str], before: Announcers | None, after: Announcers
         return frozenset(addresses)
     if before == after:
         return frozenset()
-    return frozenset(
-        each
-        for each in addresses
-        if family_of(each) == "IPv4" and owner_of(each, before) != owner_of(each, after)
-    )
+    return frozenset(each for each in addresses if owner_of(each, before) != owner_of(each, after))
 
 
 def announcements_of(
@@ -112,9 +108,9 @@ def announcements_of(
 ) -> tuple[Announcement, ...]:
     """Return who announces the addresses at which the load balancer takes traffic. `refusing`: see
     `announcements_at`."""
-    if all(each.family != "IPv4" for each in balancer.listeners):
-        return ()
-    return announcements_at(balancer.addresses, announcers, refusing)
+    families = {each.family for each in balancer.listeners}
+    addresses = [each for each in balancer.addresses if family_of(each) in families]
+    return announcements_at(addresses, announcers, refusing)
 
 
 def announcements_at(
@@ -122,12 +118,10 @@ def announcements_at(
     announcers: Announcers,
     refusing: Callable[[str], Collection[str]] = lambda _: (),
 ) -> tuple[Announcement, ...]:
-    """Return who announces these addresses. Only IPv4 addresses are announced. `refusing`: see
-    `refusing_at`; these gateways own the address only if there are no others."""
+    """Return who announces these addresses. `refusing`: see `refusing_at`; these gateways own the
+    address only if there are no others."""
     owners = []
     for address in addresses:
-        if family_of(address) != "IPv4":
-            continue
         found = None
         if refused := refusing(address):
             serving = {name: each for name, each in announcers.items() if name not in refused}
@@ -157,7 +151,7 @@ def announce_notes(
         *(
             _not_announced(each, gateways, announcers)
             for each in addresses
-            if family_of(each) != "IPv4" or owner_of(each, announcers) is None
+            if owner_of(each, announcers) is None
         ),
     ]
 
@@ -181,12 +175,6 @@ def claim_note(claim: Claimed, gateway: str, gateways: Gateways | None) -> Findi
 
 
 def _not_announced(address: str, gateways: Gateways, announcers: Announcers) -> Finding:
-    if family_of(address) != "IPv4":
-        return Finding(
-            FAMILY_NOT_ANNOUNCED,
-            f"{address} is not announced: only IPv4 addresses are announced on layer 2",
-            remedy="route it to the gateways",
-        )
     if announcers:
         links = sorted(
             {
@@ -215,8 +203,8 @@ def _not_announced(address: str, gateways: Gateways, announcers: Announcers) -> 
         )
     return Finding(
         NOT_ANNOUNCED,
-        f"no gateway announces {address}: no live gateway has an interface with an IPv4 network "
-        "on which it announces addresses",
+        f"no gateway announces {address}: no live gateway has an interface with a network on "
+        "which it announces addresses",
         severity="error",
         remedy="see `fairlead status --cluster`, and check announce.l2 in the configuration of the "
         "gateways",
@@ -237,8 +225,13 @@ def _weight(address: bytes, name: str) -> bytes:
 
 
 def link_at(address: str, links: tuple[OnLink, ...]) -> Link | None:
-    """Return the link on which a gateway with these links announces the IPv4 address."""
-    return _link_at(int(IPv4Address(address)), _links_of(links))
+    """Return the link on which a gateway with these links announces the address."""
+    return _link_at(_number(address), _links_of(links))
+
+
+def _number(address: str) -> int:
+    """Return the address as a number that no address of the other family has."""
+    return int.from_bytes(pack_address(address)) | is_ipv6(address) << 128
 
 
 def _link_at(address: int, links: Sequence[Link]) -> Link | None:
@@ -251,7 +244,7 @@ def _link_at(address: int, links: Sequence[Link]) -> Link | None:
 def _links_of(
     links: tuple[OnLink, ...], silent: frozenset[str] = frozenset(), leaving: str = ""
 ) -> Sequence[Link]:
-    """Return the IPv4 networks, the smallest first. `silent`: the interfaces that do not answer.
+    """Return the networks, the smallest first. `silent`: the interfaces that do not answer.
     `leaving`: see `Link`. A text that is not a network is left out: any client with the token of a
     gateway can write it into a Lease."""
     found = []
@@ -260,8 +253,7 @@ def _links_of(
             network = ip_network(each.network)
         except ValueError:
             continue
-        if isinstance(network, IPv4Network):
-            first = int(network.network_address)
-            mask, lost = int(network.netmask), each.interface in silent
-            found.append(Link(mask, first, each.interface, each.settles, each.mac, lost, leaving))
+        mask = (1 << 129) - (1 << network.max_prefixlen - network.prefixlen)
+        first, lost = _number(str(network.network_address)), each.interface in silent
+        found.append(Link(mask, first, each.interface, each.settles, each.mac, lost, leaving))
     return sorted(found, key=lambda each: (-each.mask, each.interface))

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 from fairlead.kube.presence import OnLink
 from fairlead.model import Announcement
+from fairlead.net.address import family_of
 from fairlead.plan.announce import SilentLinks, link_at
 
 RETURN_S = 30.0
@@ -61,6 +62,9 @@ def watched_by(
     found: dict[Watched, list[str]] = {}
     looked_at = Counter[tuple[str, bool]]()
     for each in announcements:
+        # A gateway is asked by ARP; what that shows holds for its IPv6 addresses, too.
+        if family_of(each.address) != "IPv4":
+            continue
         other = each.owner if each.heir == own else each.lost if each.owner == own else ""
         holder = left.get(each.address) if each.owner == own else None
         for name, is_left in ((other, False), (holder.owner if holder else "", True)):
