@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ async def test_a_gateway_is_not_ready_while_the_worker_of_haproxy_is_stopped(fol
         assert f"process {worker}" in finding.message
         outcomes = await made.apply(made.diff(made.render({WEB: both}), await made.read([WEB])))
         assert outcomes[WEB].state == "unavailable"
+        with ExitStack() as waiting:  # as many as the kernel accepts for the process
+            with suppress(BlockingIOError):
+                while True:
+                    caller = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                    caller.setblocking(False)
+                    caller.connect(str(made.haproxy.worker))
+            assert await made.haproxy.hangs()
         assert await remaining(made, first) == (), "an audit knows no more than what was set"
 
         os.kill(worker, signal.SIGCONT)

@@ -111,8 +111,10 @@ class Haproxy:
                 await runtime.query(self.worker, "show version", 2 * HANG_S)
         except TimeoutError:
             return True
-        except Unavailable:
-            pass
+        except Unavailable as error:
+            # Any other failure is that of a process which exists: the kernel accepts a limited
+            # number of connections for it, which the queries of a minute use up.
+            return not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError)
         return False
 
     async def runs(self, text: str) -> bool:
