@@ -18,8 +18,8 @@ class AnnouncedAddress(Value, frozen=True):
 
 
 class AnnounceState(Part, frozen=True):
-    """`requests`: ARP requests by outcome: `answered`, or `dropped` because another gateway
-    announces the address."""
+    """`requests`: ARP requests and neighbor solicitations by outcome: `answered`, or `dropped`
+    because another gateway announces the address."""
 
     addresses: tuple[AnnouncedAddress, ...] = ()
     requests: Mapping[str, int] = {}
@@ -38,4 +38,4 @@ class AnnounceState(Part, frozen=True):
                     for each in self.addresses
                 ],
             )
-        yield f"ARP requests: {listed(self.requests)}"
+        yield f"requests of neighbors: {listed(self.requests)}"

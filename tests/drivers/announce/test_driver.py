@@ -3,11 +3,12 @@ what it reports, and what its successor takes over."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import pytest
+from tests.drivers.announce import test_ndp_packets as ndp_packets
 from tests.drivers.announce.test_packets import (  # noqa: F401
     FOREIGN_MAC,
     HOST,
@@ -30,7 +31,7 @@ from fairlead.drivers.announce.responder import directory_of
 from fairlead.errors import Unavailable
 from fairlead.kube.presence import Claimed, OnLink, Presence
 from fairlead.model import Announcement, LoadBalancer, ServiceKey
-from fairlead.net import arp
+from fairlead.net import arp, ndp
 from fairlead.plan.announce import SilentLinks
 from fairlead.plan.gateways import Gateways
 from fairlead.role_state import AnnounceState
@@ -39,6 +40,7 @@ from fairlead.sections import L2Config
 
 pytestmark = pytest.mark.root
 
+HOST6, VIP6 = ndp_packets.HOST, ndp_packets.VIP
 WEB, SHOP = ServiceKey("default", "web"), ServiceKey("default", "shop")
 GATEWAYS = Gateways(
     frozenset(("gw1", "gw2")),
@@ -498,7 +500,7 @@ def test_what_the_gateway_sees_on_the_link_is_reported(
         known[0] = GATEWAYS
         assert codes() == []
         await serve(made, balancer(WEB, vip="gw1"))
-        assert codes() == ["NoArpRequests"]
+        assert codes() == ["NoNeighborRequests"]
         router.answers(VIP)
         assert codes() == []
         for mac, who in (
@@ -583,13 +585,85 @@ def test_a_host_that_was_missed_does_not_take_its_addresses_back_at_once(
     run(scenario)
 
 
+@pytest.fixture(name="dual")
+def made_dual(site: None) -> Iterator[ndp_packets.Router]:
+    """Give the host an IPv6 address. It has a link-local one too."""
+    ip(NAME, "address", "add", f"{HOST6}/64", "dev", "eth0", "nodad")
+    made = ndp_packets.Router()
+    yield made
+    made.close()
+    ip(NAME, "address", "delete", f"{HOST6}/64", "dev", "eth0")
+
+
 def test_network_and_broadcast_addresses_are_no_addresses_of_services(
-    run: Any, router: Router
+    run: Any, dual: ndp_packets.Router
+) -> None:
+    """The first address of an IPv6 network belongs to all routers."""
+
+    async def scenario() -> None:
+        made = driver(networks=("203.0.113.0/24", "2001:db8:f::/64"))
+        await made.open()
+        assert made.reserved == ("192.0.2.0", "192.0.2.255", "2001:db8:1::")
+        await made.close()
+
+    run(scenario)
+
+
+def test_networks_of_two_hosts_have_no_addresses_that_services_cannot_use(
+    run: Any, dual: ndp_packets.Router
 ) -> None:
     async def scenario() -> None:
-        made = driver(networks=("203.0.113.0/24",))
+        for each in ("198.51.100.0/31", "2001:db8:2::/127"):
+            ip(NAME, "address", "add", each, "dev", "eth0")
+        made = driver()
         await made.open()
-        assert made.reserved == ("192.0.2.0", "192.0.2.255")
+        assert made.reserved == ("192.0.2.0", "192.0.2.255", "2001:db8:1::")
+        await made.close()
+        for each in ("198.51.100.0/31", "2001:db8:2::/127"):
+            ip(NAME, "address", "delete", each, "dev", "eth0")
+
+    run(scenario)
+
+
+def test_ipv6_addresses_are_announced_too(
+    run: Any, dual: ndp_packets.Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = (Announcement(VIP, "gw1", "eth0"), Announcement(VIP6, "gw1", "eth0"))
+    owned = msgspec.structs.replace(balancer(WEB), announcements=both)
+
+    async def scenario() -> None:
+        made = driver(networks=("2001:db8:f::/64",))
+        await made.open()
+        assert [each.network for each in made.on_link] == [
+            "192.0.2.0/24",
+            "2001:db8:1::/64",
+            "2001:db8:f::/64",
+        ]
+        running = asyncio.ensure_future(made.run())
+        notes = await serve(made, owned)
+        assert notes == {
+            WEB: [
+                f"{each.address} is announced by gateway gw1, on its interface eth0"
+                for each in both
+            ]
+        }
+        assert dual.answers(VIP6) == [MAC]
+        announced: list[ndp.Message] = []
+
+        def is_announced() -> bool:
+            announced.extend(dual.received())
+            return bool(announced)
+
+        await serve(made)
+        await serve(made, owned)
+        await until(is_announced)
+        assert {(each.target, each.mac) for each in announced} == {(VIP6, MAC)}
+        assert [row[0] for row in table(made)] == [VIP, VIP6]
+        dual.ask(ndp.announcement(FOREIGN_MAC, VIP6))
+        claims = made._responder.claims()
+        assert [(each.address, each.mac) for each in claims] == [(VIP6, FOREIGN_MAC.hex(":"))]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await made.close()
 
     run(scenario)

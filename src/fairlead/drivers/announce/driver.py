@@ -1,9 +1,10 @@
 """The driver that announces the addresses of Services on layer 2.
 
 In: LoadBalancers, each with the gateways that announce its addresses. Out: this gateway answers ARP
-requests for the addresses that it owns, and announces them by gratuitous ARP; requests for those of
-other gateways are dropped, so that no second host answers. It is the last driver of its chain: an
-address is announced after the drivers before it serve the Service, and withdrawn before they stop.
+requests and neighbor solicitations for the addresses that it owns, and announces them without being
+asked; requests for those of other gateways are dropped, so that no second host answers. It is the
+last driver of its chain: an address is announced after the drivers before it serve the Service, and
+withdrawn before they stop.
 
 Invariants: the program in the kernel goes on without the process until its deadline, which is later
 than the time at which the other gateways notice that this one is gone; a restart changes nothing.
@@ -15,7 +16,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,14 +46,12 @@ from fairlead.sections import L2Config
 log = structlog.get_logger()
 
 ANNOUNCED = "AddressAnnounced"
-NO_REQUESTS = "NoArpRequests"
+NO_REQUESTS = "NoNeighborRequests"
 GATEWAYS_UNKNOWN = "GatewaysUnknown"
 REQUEST_S = 60.0
-"""How long no ARP request may arrive before a finding reports it."""
+"""How long no request of a neighbor may arrive before a finding reports it."""
 KEEP_S = 10.0
 """The interval at which the deadlines are moved; a third of the Lease if that is shorter."""
-POINT_TO_POINT = 31
-"""Networks with this prefix length and longer have no broadcast address (RFC 3021)."""
 LINGER_S = 1.0
 """How long an address that has moved to another gateway is answered at least. The new owner
 announces it again later than that, for neighbors that have asked meanwhile."""
@@ -106,8 +105,7 @@ class AnnounceDriver(Component):
         """Returns the announcements of Services that do not pass the chain of drivers, because
         their plan is refused, and that are served in their previous form."""
         self.reserved: tuple[str, ...] = ()
-        """The network and broadcast addresses of these networks. No client asks for their MAC
-        address, so no Service can use them."""
+        """The addresses of these networks that no Service can use (see `_reserved`)."""
         self._on_link: tuple[OnLink, ...] = ()
         self._steadiness = Steadiness(lease_s)
         self._usable: dict[str, Link] = {}
@@ -381,7 +379,7 @@ class AnnounceDriver(Component):
         networks = [
             (each.interface, each.network)
             for each in interfaces.networks()
-            if each.interface in usable and isinstance(each.network, IPv4Network)
+            if each.interface in usable and not each.network.is_link_local
         ]
         found = [OnLink(name, str(network), usable[name].mac) for name, network in networks]
         found += [
@@ -391,15 +389,10 @@ class AnnounceDriver(Component):
         ]
         self._on_link = tuple(dict.fromkeys(found))
         self._look_for_returned()
-        ends = sorted(
-            {
-                end
-                for _, each in networks
-                if each.prefixlen < POINT_TO_POINT
-                for end in (each.network_address, each.broadcast_address)
-            }
+        reserved = {address for _, network in networks for address in _reserved(network)}
+        self.reserved = tuple(
+            map(str, sorted(reserved, key=lambda each: (each.version, each.packed)))
         )
-        self.reserved = tuple(map(str, ends))
         self._announce_again(usable)
         return self._selection.names
 
@@ -492,11 +485,25 @@ class AnnounceDriver(Component):
             if now_s - began_s > REQUEST_S and self._responder.last_request(interface) is None:
                 yield Finding(
                     NO_REQUESTS,
-                    f"no ARP request for an announced address has arrived at {interface}",
+                    "no ARP request or neighbor solicitation for an announced address has arrived "
+                    f"at {interface}",
                     remedy="this is normal if no client has used the addresses yet. Otherwise "
-                    "clients and routers are not on this link, or the network drops ARP for "
-                    "addresses that it did not assign (port security, allowed address pairs)",
+                    "clients and routers are not on this link, or the network drops such frames "
+                    "for addresses that it did not assign (port security, allowed address pairs)",
                 )
+
+
+def _reserved(
+    network: IPv4Network | IPv6Network,
+) -> tuple[IPv4Address, ...] | tuple[IPv6Address, ...]:
+    """Return the addresses of a network that have a meaning of their own: the broadcast address and
+    its former value, for which no client asks, and the address of all routers (RFC 4291, 2.6.1).
+    Networks of two hosts have none (RFC 3021, RFC 6164)."""
+    if network.prefixlen >= network.max_prefixlen - 1:
+        return ()
+    if isinstance(network, IPv4Network):
+        return network.network_address, network.broadcast_address
+    return (network.network_address,)
 
 
 class NoAnnouncement(Component):

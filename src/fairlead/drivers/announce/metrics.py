@@ -18,7 +18,7 @@ class WatchCounts(NamedTuple):
 
 
 class AnnounceCollector(Collector):
-    """How many addresses this gateway announces, the ARP requests for announced addresses, and the
+    """How many addresses this gateway announces, the requests for announced addresses, and the
     watch over other gateways.
 
     `owned`: returns the interface of each address. `requests`: returns the requests by outcome."""
@@ -42,8 +42,8 @@ class AnnounceCollector(Collector):
         for interface, count in Counter(self._owned().values()).items():
             addresses.add_metric([interface], count)
         requests = CounterMetricFamily(
-            "fairlead_arp_requests",
-            "ARP requests for announced addresses, by outcome",
+            "fairlead_neighbor_requests",
+            "ARP requests and neighbor solicitations for announced addresses, by outcome",
             labels=["outcome"],
         )
         for outcome, count in self._requests().items():
