@@ -1,7 +1,8 @@
 """`python -m bench.outages`: how an outage of a gateway is reported, second by second.
 
 In: a lab with two gateways, to which the router sends connections in equal parts, whether they
-forward or not, with the Lease durations of a default configuration. Out: for each outage a table
+forward or not, with the Lease durations of a default configuration; a Service of class direct, and
+one of class proxy for the outages of HAProxy. Out: for each outage a table
 with one row for each second in which something changed, and one for the end. A row has the number
 of new connections that failed since the row before, the gateway's `fairlead status` and `/readyz`,
 the condition Ready and the Events of a Service, and the metrics that changed. Each second is one
@@ -10,6 +11,7 @@ sample, taken at its end."""
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,23 +20,29 @@ from typing import Any
 import msgspec
 import yaml
 from bench.options import options, progress, run_benchmark
-from tests.e2e.load import Load, Web, output
+from tests.e2e.load import Load, Web, addresses_of, output
+from tests.e2e.proxied import PROXY
 
 from fairlead.cli.interrupt import run
 from fairlead.cli.output import draw
+from fairlead.drivers.proxy import runtime
 from fairlead.kube.events import EVENTS
 from fairlead.kube.objects import SERVICES, ObjectKey
 from fairlead.lab.site import ROLE_PORTS, Site
 
 DOWN, UP, CONTROL = "gw1", "gw2", "control"
 PROGRAM = str(Path(sys.executable).with_name("fairlead"))
+QUICK_S = 15
 LEASES_S = {"presence": 30, "controller": 15}
 """The default durations of Leases; those of labs are shorter."""
 METRICS = re.compile(
     r"^(fairlead_ready|fairlead_interface_forwarding\S*|fairlead_programs_removed_total\S*"
+    r"|fairlead_proxy_unexpected_exits_total"
     rf'|fairlead_gateway_alive\S*"{DOWN}"\S*) (\S+)$',
     re.MULTILINE,
 )
+PROXIED = "proxied"
+"""The Service of class proxy."""
 COLUMNS = ("second", "failed", "fairlead status", "/readyz", "Ready", "Events", "metrics")
 Act = Callable[[Site], Awaitable[object]]
 
@@ -61,13 +69,15 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """An outage: how it begins and ends, and for how many seconds each part is watched."""
+    """An outage: how it begins and ends, for how many seconds each part is watched, and the Service
+    that clients use."""
 
     name: str
     begin: Act
     end: Act | None
     during_s: int
     after_s: int
+    service: str = "web"
 
 
 async def _start(site: Site, host: str) -> None:
@@ -75,6 +85,17 @@ async def _start(site: Site, host: str) -> None:
         await site.revive_node(host)
     else:
         await site.start_role(host)
+
+
+def signal_worker(which: signal.Signals) -> Act:
+    """Return the act that sends this signal to the HAProxy worker that accepts connections."""
+
+    async def act(site: Site) -> None:
+        folder = site.directory.proxy(DOWN)
+        found, _ = await runtime.workers(folder / "master.sock")
+        os.kill(next(each.pid for each in found if not each.old), which)
+
+    return act
 
 
 async def restore_link(site: Site) -> None:
@@ -116,6 +137,30 @@ CASES = (
         60,
         20,
     ),
+    Case(
+        "the worker of HAProxy is killed: SIGKILL",
+        signal_worker(signal.SIGKILL),
+        None,
+        15,
+        0,
+        PROXIED,
+    ),
+    Case(
+        "the worker of HAProxy is stopped: SIGSTOP",
+        signal_worker(signal.SIGSTOP),
+        signal_worker(signal.SIGCONT),
+        45,
+        45,
+        PROXIED,
+    ),
+    Case(
+        "the rules of nftables are removed: `nft flush ruleset`",
+        lambda site: output(site, DOWN, "nft", "flush", "ruleset"),
+        None,
+        15,
+        0,
+        PROXIED,
+    ),
 )
 
 
@@ -156,9 +201,9 @@ async def _metrics(site: Site) -> dict[str, str]:
     return found
 
 
-async def _conditions(site: Site) -> str:
+async def _conditions(site: Site, name: str) -> str:
     async with site.client() as client:
-        service = await client.get(SERVICES, ObjectKey("default", "web"))
+        service = await client.get(SERVICES, ObjectKey("default", name))
     return next(
         (
             f"{each.status}/{each.reason}"
@@ -169,19 +214,23 @@ async def _conditions(site: Site) -> str:
     )
 
 
-async def _events(site: Site, before: set[tuple[str, int]]) -> str:
-    """Return the Events of the Service that are new or have counted since `before`, which gets
+async def _events(site: Site, name: str, before: set[tuple[str, int]]) -> str:
+    """Return the Events of this Service that are new or have counted since `before`, which gets
     them."""
     async with site.client() as client:
         found = {
-            (f"{each.reason}: {each.message}", each.count) for each in await client.list(EVENTS)
+            (f"{each.reason}: {each.metadata.name}: {each.message}", each.count)
+            for each in await client.list(EVENTS)
+            if each.metadata.name.startswith(f"{name}.")
         }
     new = found - before
     before |= new
     return "; ".join(sorted({text.partition(":")[0] for text, _ in new}))
 
 
-async def _watch(site: Site, load: Load, act: Act, seconds: int, past: Any) -> tuple[Row, ...]:
+async def _watch(
+    site: Site, name: str, load: Load, act: Act, seconds: int, past: Any
+) -> tuple[Row, ...]:
     """Return the seconds in which something changed, from `act` on."""
     clock = asyncio.get_running_loop().time
     rows: list[Row] = []
@@ -195,7 +244,11 @@ async def _watch(site: Site, load: Load, act: Act, seconds: int, past: Any) -> t
         await asyncio.sleep(max(0.0, begun_s + second - clock()))
         late_s = round(clock() - begun_s)
         status, readyz, ready, events, metrics = await asyncio.gather(
-            _status(site), _readyz(site), _conditions(site), _events(site, past), _metrics(site)
+            _status(site),
+            _readyz(site),
+            _conditions(site, name),
+            _events(site, name, past),
+            _metrics(site),
         )
         period = await load.take()
         failed, tried = failed + period.failed, tried + period.requests
@@ -225,18 +278,20 @@ async def measure(quick: bool) -> Report:
         web.gateways = (DOWN, UP)
         await web.create()
         await web.place(("node1", "node2"))
+        addresses = {"web": web.address, PROXIED: await _proxied(site)}
         routes = await output(site, DOWN, "ip", "route", "show")
         ROUTES[:] = [line for line in routes.splitlines() if " via " in line]
         past: set[tuple[str, int]] = set()
         for case in CASES:
-            await _until_quiet(site)
-            await _events(site, past)
+            await _until_quiet(site, case.service)
+            await _events(site, case.service, past)
             progress(case.name)
-            async with Load(site, web.address) as load:
-                seconds = 5 if quick else case.during_s
-                during = await _watch(site, load, case.begin, seconds, past)
+            async with Load(site, addresses[case.service]) as load:
+                seconds = QUICK_S if quick else case.during_s
+                during = await _watch(site, case.service, load, case.begin, seconds, past)
+                seconds = QUICK_S if quick else case.after_s
                 after = (
-                    await _watch(site, load, case.end, 5 if quick else case.after_s, past)
+                    await _watch(site, case.service, load, case.end, seconds, past)
                     if case.end is not None
                     else ()
                 )
@@ -254,10 +309,25 @@ async def _use_default_leases(site: Site) -> None:
         await site.start_role(host)
 
 
-async def _until_quiet(site: Site) -> None:
+async def _proxied(site: Site) -> str:
+    """Create the Service of class proxy, for the pods of the other one. Return its address."""
+    spec = {
+        "type": "LoadBalancer",
+        "loadBalancerClass": PROXY,
+        "externalTrafficPolicy": "Local",
+        "selector": {"app": "web"},
+        "ports": [{"port": 80, "targetPort": "http"}],
+    }
+    metadata = {"name": PROXIED, "namespace": "default"}
+    await site.apply([{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}])
+    (address,) = await addresses_of(site, PROXIED)
+    return address
+
+
+async def _until_quiet(site: Site, name: str) -> None:
     """Wait until all gateways serve the Service and every client is answered."""
     for _ in range(120):
-        if await _conditions(site) == "True/EndpointsReady":
+        if await _conditions(site, name) == "True/EndpointsReady":
             return
         await asyncio.sleep(1)
 
@@ -277,7 +347,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def main() -> None:
     parser = options(
-        "bench.outages", __doc__, rounds=1, quick="watch each part for 5 s", plots=False
+        "bench.outages", __doc__, rounds=1, quick=f"watch each part for {QUICK_S} s", plots=False
     )
     arguments = parser.parse_args()
     run_benchmark(arguments, lambda: run(measure(arguments.quick)), show)
