@@ -1,12 +1,15 @@
 """Announcement on layer 2: every node is a gateway, the router has no route to the addresses, and
-the nodes answer its ARP requests. kube-proxy serves one node, and `fairlead node` the others."""
+the nodes answer its ARP requests and neighbor solicitations. kube-proxy serves one node, and
+`fairlead node` the others."""
 
 import asyncio
+import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,21 +23,31 @@ from fairlead.kube import objects
 from fairlead.lab import kubeproxy, namespace
 from fairlead.lab.site import Site
 from fairlead.lab.topology import LAN, ROUTER
-from fairlead.net import arp
+from fairlead.net import arp, ndp
+from fairlead.net.address import is_ipv6
 from fairlead.net.packet_socket import PacketSocket
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 NODES = ("node1", "node2", "node3")
-SERVICES = 12
+IPV4, IPV6, DUAL = (
+    {"ipFamilies": ["IPv4"]},
+    {"ipFamilies": ["IPv6"]},
+    {"ipFamilyPolicy": "RequireDualStack"},
+)
+SERVICES = (
+    {f"web{number}": IPV4 for number in range(8)}
+    | {f"six{number}": IPV6 for number in range(4)}
+    | {"both": DUAL}
+)
 REQUESTS = 20
 CALLS = 200
 """The number of calls while the owner's gateway is dead."""
 AT_ONCE = 10
 """How many of them run at the same time."""
 DEADLINE_S = 5.0
-"""How long the last answer to many ARP requests may take."""
-OUTSIDE = "203.0.113.10"
+"""How long the last answer to many requests may take."""
+OUTSIDE = ("203.0.113.10", "2001:db8:f::10")
 FOREIGN_MAC = bytes.fromhex("020000009999")
 
 
@@ -53,13 +66,13 @@ async def site(kube_proxy: Path) -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def addresses(site: Site) -> Mapping[str, str]:
-    """The address of each Service. Each node has a pod of all Services."""
+    """The address of each Service; `both/IPv6` is the second one of `both`. Each node has a pod of
+    all Services."""
     await site.apply([pod(node) for node in NODES])
     await site.await_pods()
-    await site.apply([service(f"web{number}") for number in range(SERVICES)])
-    return {
-        f"web{number}": (await addresses_of(site, f"web{number}"))[0] for number in range(SERVICES)
-    }
+    await site.apply([service(name, spec) for name, spec in SERVICES.items()])
+    found = {name: await addresses_of(site, name) for name in SERVICES}
+    return {name: each[0] for name, each in found.items()} | {"both/IPv6": found["both"][1]}
 
 
 def pod(node: str) -> dict[str, Any]:
@@ -68,7 +81,9 @@ def pod(node: str) -> dict[str, Any]:
     return {**POD, "metadata": metadata, "spec": {**spec, "nodeName": node}}
 
 
-def service(name: str, **annotations: str) -> dict[str, Any]:
+def service(
+    name: str, spec: Mapping[str, Any] = MappingProxyType({}), **annotations: str
+) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -82,33 +97,56 @@ def service(name: str, **annotations: str) -> dict[str, Any]:
             "externalTrafficPolicy": "Local",
             "selector": {"app": "web"},
             "ports": [{"port": 80, "targetPort": "web"}],
+            **spec,
         },
     }
 
 
 def ask(site: Site, addresses: Sequence[str], number: int) -> Mapping[str, Counter[str]]:
-    """Send this number of ARP requests for each address from the router. Return how many answers
-    came from each MAC address."""
+    """Send this number of requests for each address from the router. Return how many answers came
+    from each MAC address."""
     found: dict[str, Counter[str]] = {each: Counter() for each in addresses}
-    control = site.topology.host("control").addresses[0]
-    router = str(LAN[0][1])
-    with namespace.inside(site.namespace(ROUTER)):
-        made = PacketSocket("lan", arp.ETHERTYPE)
-    with made:
-        for each in addresses:
-            for _ in range(number):
-                made.send(arp.request(made.mac, router, each))
-        # A host without gateways answers last: then all other answers have arrived.
-        made.send(arp.request(made.mac, router, control))
-        while (frame := made.receive(DEADLINE_S)) is not None:
-            answer = arp.parse(frame)
-            if answer is None or answer.operation != arp.REPLY or answer.announces:
-                continue
-            if answer.sender == control:
-                return found
-            if answer.sender in found:
-                found[answer.sender][answer.sender_mac.hex(":")] += 1
+    for at, control in enumerate(site.topology.host("control").addresses):
+        asked = [each for each in addresses if is_ipv6(each) == is_ipv6(control)]
+        with namespace.inside(site.namespace(ROUTER)):
+            made = PacketSocket("lan", (arp.ETHERTYPE, ndp.ETHERTYPE)[at])
+        with made:
+            for each in asked:
+                for _ in range(number):
+                    made.send(request(made.mac, each))
+            # A host without gateways answers last: then all other answers have arrived.
+            made.send(request(made.mac, control))
+            for address, mac in answers_until(made, control):
+                if address in found:
+                    found[address][mac] += 1
+    return found
+
+
+def answers_until(made: PacketSocket, control: str) -> Iterator[tuple[str, str]]:
+    """Yield the address and the MAC address of each answer, up to the one for `control`."""
+    while (frame := made.receive(DEADLINE_S)) is not None:
+        address, mac = answered(frame)
+        if address == control:
+            return
+        yield address, mac
     raise AssertionError("the control host does not answer")
+
+
+def request(mac: bytes, address: str) -> bytes:
+    """Return the request with which the router asks for an address."""
+    router = str(LAN[is_ipv6(address)][1])
+    asking = ndp.solicitation if is_ipv6(address) else arp.request
+    return asking(mac, router, address)
+
+
+def answered(frame: bytes) -> tuple[str, str]:
+    """Return the address in an answer, and its MAC address; empty for any other frame."""
+    reply, advertisement = arp.parse(frame), ndp.parse(frame)
+    if reply and reply.operation == arp.REPLY and not reply.announces:
+        return reply.sender, reply.sender_mac.hex(":")
+    if advertisement and advertisement.type == ndp.ADVERTISEMENT and advertisement.solicited:
+        return advertisement.target, advertisement.mac.hex(":")
+    return "", ""
 
 
 def owners(site: Site, addresses: Mapping[str, str]) -> Mapping[str, str]:
@@ -134,8 +172,14 @@ async def call(site: Site, address: str) -> str:
         writer.close()
 
 
+def client_of(site: Site, address: str) -> str:
+    """Return the address of the client of this address's family."""
+    return site.topology.host("client1").addresses[is_ipv6(address)]
+
+
 async def events(site: Site, name: str) -> str:
     """Return the Events of a Service as kubectl prints them."""
+    name = name.partition("/")[0]
     kubectl = Kubectl(site.directory.kubeconfig, f"fairlead-{site.name}")
     return await kubectl("get", "events", "--field-selector", f"involvedObject.name={name}")
 
@@ -152,30 +196,35 @@ async def count_failures(calls: int, once: Callable[[], Awaitable[object]]) -> i
 async def test_pods_see_the_client_and_the_router_needs_no_route(
     site: Site, addresses: Mapping[str, str]
 ) -> None:
-    client = site.topology.host("client1").addresses[0]
     for address in addresses.values():
-        assert await call(site, address) == client
-    routes = await output(site, ROUTER, "ip", "route", "show", "table", "all")
-    assert not any(address in routes for address in addresses.values())
-    assert "203.0.113" not in routes
+        assert await call(site, address) == client_of(site, address)
+    for family, outside in (("-4", "203.0.113"), ("-6", "2001:db8:f:")):
+        routes = await output(site, ROUTER, "ip", family, "route", "show", "table", "all")
+        assert not any(address in routes for address in addresses.values())
+        assert outside not in routes
 
 
 async def test_each_address_is_answered_by_exactly_one_node(
     site: Site, addresses: Mapping[str, str]
 ) -> None:
     answers = ask(site, list(addresses.values()), REQUESTS)
-    assert [list(each.values()) for each in answers.values()] == [[REQUESTS]] * SERVICES
-    assert len(set(owners(site, addresses).values())) > 1
+    assert [list(each.values()) for each in answers.values()] == [[REQUESTS]] * len(addresses)
+    found = owners(site, addresses)
+    assert len({found[f"web{number}"] for number in range(8)}) > 1
+    assert len({found[f"six{number}"] for number in range(4)}) > 1
 
 
 async def test_killing_the_gateway_of_the_owner_fails_no_call_and_moves_no_address(
     site: Site, addresses: Mapping[str, str]
 ) -> None:
     before = owners(site, addresses)
-    owner = before["web0"]
+    owner = before["six0"]
+    owned = itertools.cycle([addresses[name] for name in before if before[name] == owner])
     await site.kill_role(owner, "gateway")
-    assert await count_failures(CALLS, lambda: call(site, addresses["web0"])) == 0
+    assert await count_failures(CALLS, lambda: call(site, next(owned))) == 0
     assert owners(site, addresses) == before
+    groups = await output(site, owner, "ip", "maddress", "show", "dev", "eth0")
+    assert ndp.solicited_node(addresses["six0"]) in groups
     await site.start_role(owner, "gateway")
     assert owners(site, addresses) == before
 
@@ -190,17 +239,17 @@ async def test_an_address_outside_of_the_segment_is_refused_in_words(
                 "apiVersion": "fairlead.io/v1alpha1",
                 "kind": "AddressPool",
                 "metadata": {"name": "outside"},
-                "spec": {"addresses": [OUTSIDE]},
+                "spec": {"addresses": list(OUTSIDE)},
             },
-            service("outside", addresses=OUTSIDE),
+            service("outside", DUAL, addresses=",".join(OUTSIDE)),
         ]
     )
 
     async def named() -> bool:
         said = await events(site, "outside")
-        return "AddressNotOnSegment" in said and OUTSIDE in said
+        return "AddressNotOnSegment" in said and all(each in said for each in OUTSIDE)
 
-    await until(named, f"an Event that names {OUTSIDE}")
+    await until(named, f"Events that name {OUTSIDE}")
     assert owners(site, addresses) == before
 
 
@@ -211,9 +260,7 @@ async def test_another_station_with_the_address_is_named(
     with namespace.inside(site.namespace(ROUTER)):
         made = PacketSocket("lan", arp.ETHERTYPE)
 
-    async def named(name: str = "web0") -> bool:
-        for frame in arp.announcement(FOREIGN_MAC, addresses["web0"]):
-            made.send(frame)
+    async def is_named(name: str) -> bool:
         async with site.client() as client:
             found = await client.get(objects.SERVICES, objects.ObjectKey("default", name))
         return any(
@@ -223,9 +270,18 @@ async def test_another_station_with_the_address_is_named(
             for each in found.status.conditions
         )
 
+    async def named() -> bool:
+        for frame in (
+            *arp.announcement(FOREIGN_MAC, addresses["web0"]),
+            ndp.announcement(FOREIGN_MAC, addresses["six0"]),
+        ):
+            made.send(frame)
+        return await is_named("web0") and await is_named("six0")
+
     with made:
         await until(named, "the condition Ready with the reason AddressConflict")
-        assert not await named("web1")
+    assert not await is_named("web1")
+    assert not await is_named("six1")
 
 
 async def test_only_the_addresses_of_a_dead_host_move(
@@ -246,16 +302,15 @@ async def test_only_the_addresses_of_a_dead_host_move(
     after = owners(site, addresses)
     assert {name for name in after if after[name] != before[name]} == lost
     answers = ask(site, list(addresses.values()), REQUESTS)
-    assert [list(each.values()) for each in answers.values()] == [[REQUESTS]] * SERVICES
-    client = site.topology.host("client1").addresses[0]
+    assert [list(each.values()) for each in answers.values()] == [[REQUESTS]] * len(addresses)
     for address in addresses.values():
-        assert await call(site, address) == client
+        assert await call(site, address) == client_of(site, address)
 
 
 async def test_cleanup_leaves_nothing_and_others_take_over(
     site: Site, addresses: Mapping[str, str]
 ) -> None:
-    leaving = min(set(owners(site, addresses).values()))
+    leaving = owners(site, addresses)["six0"]
     await site.stop_role(leaving, "gateway")
     files = {"config": site.directory.config, "kubeconfig": site.directory.kubeconfig_inside}
     files |= {"pin-path": site.directory.pins(leaving), "proxy-path": site.directory.proxy(leaving)}
@@ -265,6 +320,9 @@ async def test_cleanup_leaves_nothing_and_others_take_over(
         site, leaving, "tc", "filter", "show", "dev", "eth0", "ingress"
     )
     assert not directory_of(site.directory.pins(leaving)).exists()
+    groups = await output(site, leaving, "ip", "maddress", "show", "dev", "eth0")
+    for address in filter(is_ipv6, addresses.values()):
+        assert ndp.solicited_node(address) not in groups
 
     async def taken_over() -> bool:
         answers = ask(site, list(addresses.values()), 1)

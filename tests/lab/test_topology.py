@@ -1,6 +1,6 @@
 """The plan of a lab's network: addresses, names, limits."""
 
-from ipaddress import IPv4Address, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from itertools import chain
 
 import pytest
@@ -115,14 +115,17 @@ def test_far_nodes_come_after_the_others_and_are_on_another_network() -> None:
 
 def test_announced_addresses_are_of_the_lan_and_belong_to_no_host() -> None:
     topology = plan_topology("x", 200, 9, 1, announce="l2")
-    (pool,) = topology.pool
-    first, last = map(IPv4Address, pool.split("-"))
-    assert first in LAN[0]
-    assert last in LAN[0]
-    assert last < LAN[0].broadcast_address
-    assert all(
-        IPv4Address(host.addresses[0]) < first for host in topology.hosts if host.network == "lan"
-    )
+    for pool, text, family in zip(topology.pool, map(str, LAN), (0, 1), strict=True):
+        network = ip_network(text)
+        first, last = map(ip_address, pool.split("-"))
+        assert first in network
+        assert last in network
+        assert int(last) < int(network.broadcast_address)
+        assert all(
+            int(ip_address(host.addresses[family])) < int(first)
+            for host in topology.hosts
+            if host.network == "lan"
+        )
     assert plan_topology("x", 1, 1, 1).pool == POOL
 
 

@@ -100,8 +100,8 @@ def lab() -> None:
     type=click.Choice(["none", "l2"]),
     default="none",
     show_default=True,
-    help="none: the router has routes to the addresses. l2: gateways announce them by ARP, and the "
-    "router needs no route.",
+    help="none: the router has routes to the addresses. l2: gateways announce them on layer 2 (by "
+    "ARP and neighbor discovery), and the router needs no route.",
 )
 @click.option(
     "--tunnel",

@@ -31,7 +31,7 @@ from fairlead.errors import Refused
 Kind = Literal["client", "gateway", "node", "control"]
 Network = Literal["lan", "wan", "far"]
 Announcement = Literal["none", "l2"]
-"""How the router learns where VIPs are: by static routes, or by ARP."""
+"""How the router learns where VIPs are: by static routes, or by ARP and neighbor discovery."""
 
 LAN = (IPv4Network("192.0.2.0/24"), IPv6Network("2001:db8:1::/64"))
 WAN = (IPv4Network("198.51.100.0/24"), IPv6Network("2001:db8:2::/64"))
@@ -45,8 +45,8 @@ ROUTER = "router"
 CONTROL = "control"
 API_PORT = 6443
 POOL = ("203.0.113.10-203.0.113.250", "2001:db8:f::10-2001:db8:f::ffff")
-LAN_POOL = ("192.0.2.224-192.0.2.250",)
-"""The pool of a lab with announcement on layer 2, which announces no IPv6 addresses."""
+LAN_POOL = ("192.0.2.224-192.0.2.250", "2001:db8:1::f00-2001:db8:1::fff")
+"""The pool of a lab with announcement on layer 2."""
 
 PODS_PER_NODE = 250
 
