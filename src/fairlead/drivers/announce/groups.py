@@ -28,16 +28,13 @@ def groups_of(owned: Mapping[str, int]) -> frozenset[Group]:
     )
 
 
-def update(before: Collection[Group], wanted: Collection[Group], names: Mapping[int, str]) -> None:
-    """Join the groups that are wanted, and leave the others of `before`. `names`: the interfaces by
-    index. A group that cannot be joined is logged: neighbors may still reach the address, because
-    not every network filters multicast. Raise Unavailable."""
-    left = [each for each in before if each not in wanted]
-    if not left and not wanted:
+def join_all(wanted: Collection[Group], names: Mapping[int, str]) -> None:
+    """Join these groups. `names`: the interfaces by index. A group that cannot be joined is logged:
+    neighbors may still reach the address, because not every network filters multicast. Raise
+    Unavailable."""
+    if not wanted:
         return
     with open_rtnetlink("joining the multicast groups of addresses") as kernel:
-        for index, group in left:
-            leave(kernel, index, names.get(index, ""), group)
         for index, group in set(wanted).difference(joined(kernel)):
             name = names.get(index, "")
             try:
@@ -49,3 +46,12 @@ def update(before: Collection[Group], wanted: Collection[Group], names: Mapping[
                     interface=name,
                     error=plain(error),
                 )
+
+
+def leave_all(groups: Collection[Group], names: Mapping[int, str]) -> None:
+    """Leave these groups. Raise Unavailable."""
+    if not groups:
+        return
+    with open_rtnetlink("leaving the multicast groups of addresses") as kernel:
+        for index, group in groups:
+            leave(kernel, index, names.get(index, ""), group)

@@ -187,8 +187,8 @@ class Responder:
 
     async def _follow(self) -> None:
         """Bring memberships, maps and filters to the present interfaces. The maps come before the
-        filters: the program never runs with missing entries. They come after the memberships, of
-        which a later process knows only by the entries."""
+        filters: the program never runs with missing entries. Memberships end before their entries
+        and begin after them, because a later process knows of them only by the entries."""
         present = interfaces.links()
         found = [present[name] for name in self._names() if name in present]
         self._links = {link.name: link for link in found if link.mac}
@@ -196,12 +196,13 @@ class Responder:
             link.index: bytes.fromhex(link.mac.replace(":", "")) for link in self._links.values()
         }
         self._opened.set_interfaces(macs)
-        before = announce_maps.indexes_of(self._opened.entries())
-        wanted = self._owned_at() if self._was_set else before
         names = {link.index: name for name, link in present.items()}
-        groups.update(groups.groups_of(before), groups.groups_of(wanted), names)
+        before = groups.groups_of(announce_maps.indexes_of(self._opened.entries()))
+        wanted = groups.groups_of(self._owned_at()) if self._was_set else before
+        await asyncio.to_thread(groups.leave_all, before - wanted, names)
         self.refresh()
         await self._attach(macs)
+        await asyncio.to_thread(groups.join_all, wanted, names)
 
     def _owned_at(self) -> dict[str, int]:
         """Return the index of the interface of each owned address; 0 if it does not exist."""
@@ -256,7 +257,8 @@ async def remove_responder(pin_path: Path) -> list[str]:
         await _check_owner(pin_path)
         detached = await _detach(filter_name(pin_path))
         left = groups.groups_of(announce_maps.indexes_of(announce_maps.left_in(directory)))
-        groups.update(left, (), {link.index: name for name, link in interfaces.links().items()})
+        names = {link.index: name for name, link in interfaces.links().items()}
+        await asyncio.to_thread(groups.leave_all, left, names)
         ended = [
             f"memberships in multicast groups at interface {index}"
             for index in sorted({index for index, _ in left})
