@@ -169,16 +169,15 @@ def test_roles_accept_the_configuration(helm: Path, values: Path | None) -> None
 
 
 def test_gateways_that_announce_run_on_all_nodes(helm: Path) -> None:
-    objects = render(helm, "--set", "announce=l2,pool={192.0.2.224-192.0.2.250}")
+    pool = ("192.0.2.224-192.0.2.250", "2001:db8:1::f00-2001:db8:1::fff")
+    objects = render(helm, "--set", f"announce=l2,pool={{{','.join(pool)}}}")
     assert "nodeSelector" not in pod_spec(objects, "gateway")
     assert "NET_RAW" in capabilities(objects, "gateway")
     config = configuration(objects)
     assert config.default_class == "fairlead.io/direct"
     assert config.gateway.interfaces == (DEFAULT_ROUTE,)
     assert config.gateway.peers == "auto"
-    assert [(pool.name, pool.addresses) for pool in config.pools] == [
-        ("main", ("192.0.2.224-192.0.2.250",))
-    ]
+    assert [(each.name, each.addresses) for each in config.pools] == [("main", pool)]
     enabled = render(helm, "--set", "gateway.enabled=true,config.gateway.interfaces={eth0}")
     assert pod_spec(enabled, "gateway")["nodeSelector"] == {"fairlead.io/gateway": ""}
     assert "NET_RAW" not in capabilities(enabled, "gateway")
