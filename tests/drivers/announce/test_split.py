@@ -35,7 +35,7 @@ def start(name: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture
 def gateways() -> Iterator[None]:
-    running = []
+    running: list[subprocess.Popen[str]] = []
     try:
         for each in (BRIDGE, *HOSTS.values()):
             namespace.create(each)
@@ -50,17 +50,17 @@ def gateways() -> Iterator[None]:
             ip(BRIDGE, "link", "set", name, "master", "lan", "up")
             ip(host, "link", "set", "eth0", "address", MACS[name], "up")
             ip(host, "address", "add", f"192.0.2.{number}/24", "dev", "eth0")
-        running = [start(name) for name in HOSTS]
-        for each in running:
-            assert each.stdout
-            assert each.stdout.readline() == "applied\n"
+        running += [start(name) for name in HOSTS]
+        for process in running:
+            assert process.stdout
+            assert process.stdout.readline() == "applied\n"
         yield
     finally:
-        for each in running:
-            each.kill()
-            each.wait(DEADLINE_S)
-            if each.stdout:
-                each.stdout.close()
+        for process in running:
+            process.kill()
+            process.wait(DEADLINE_S)
+            if process.stdout:
+                process.stdout.close()
         for name in (BRIDGE, *HOSTS.values()):
             namespace.delete(name)
         for host in HOSTS.values():
