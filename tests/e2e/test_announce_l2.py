@@ -21,7 +21,8 @@ from tests.e2e.load import addresses_of, output, until
 from fairlead.drivers.announce.responder import directory_of
 from fairlead.kube import objects
 from fairlead.lab import kubeproxy, namespace
-from fairlead.lab.site import Site
+from fairlead.lab.rundir import Transport
+from fairlead.lab.site import ROLE_PORTS, Site
 from fairlead.lab.topology import LAN, ROUTER
 from fairlead.net import arp, ndp
 from fairlead.net.address import is_ipv6
@@ -45,6 +46,11 @@ CALLS = 200
 """The number of calls while the owner's gateway is dead."""
 AT_ONCE = 10
 """How many of them run at the same time."""
+OPEN = 300
+"""The number of open connections when a host dies. A third of them end at its own pod."""
+BUFFER_BYTES = 4 << 20
+IN_FLIGHT = 2
+"""How many of the others may break with it."""
 DEADLINE_S = 5.0
 """How long the last answer to many requests may take."""
 OUTSIDE = ("203.0.113.10", "2001:db8:f::10")
@@ -54,7 +60,13 @@ FOREIGN_MAC = bytes.fromhex("020000009999")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(kube_proxy: Path) -> AsyncIterator[Site]:
     assert kube_proxy.name == "kube-proxy"
-    lab = Site.create(f"l2{os.getpid()}", nodes=3, gateways_on_nodes=True, announce="l2")
+    lab = Site.create(
+        f"l2{os.getpid()}",
+        nodes=3,
+        gateways_on_nodes=True,
+        announce="l2",
+        transport=Transport(peers=True),
+    )
     async with lab as made:
         await made.stop_role("node1", "node")
         await output(
@@ -111,6 +123,7 @@ def ask(site: Site, addresses: Sequence[str], number: int) -> Mapping[str, Count
         with namespace.inside(site.namespace(ROUTER)):
             made = PacketSocket("lan", (arp.ETHERTYPE, ndp.ETHERTYPE)[at])
         with made:
+            made.reserve(BUFFER_BYTES)  # gateways may announce all addresses at the same time
             for each in asked:
                 for _ in range(number):
                     made.send(request(made.mac, each))
@@ -175,6 +188,46 @@ async def call(site: Site, address: str) -> str:
 def client_of(site: Site, address: str) -> str:
     """Return the address of the client of this address's family."""
     return site.topology.host("client1").addresses[is_ipv6(address)]
+
+
+class Open:
+    """An open connection, and the node of its pod."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.node = ""
+
+    async def ask(self) -> None:
+        """Send a request, and read the answer."""
+        async with asyncio.timeout(2 * DEADLINE_S):
+            self._writer.write(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(head.partition(b"content-length:")[2].split()[0])
+            self.node = json.loads(await self._reader.readexactly(length))["node"]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def open_connections(site: Site, address: str, number: int) -> Sequence[Open]:
+    found = []
+    for _ in range(number):
+        found.append(Open(*await site.connect("client1", address, 80)))
+        await found[-1].ask()
+    return found
+
+
+async def takeovers(site: Site) -> int:
+    """Return how often a gateway took over from one that did not answer."""
+    total = 0.0
+    for node in NODES:
+        if site.directory.is_off(node):
+            continue
+        url = f"http://127.0.0.1:{ROLE_PORTS['gateway']}/metrics"
+        for line in (await output(site, node, "curl", "-s", url)).splitlines():
+            if line.startswith("fairlead_takeovers_total "):
+                total += float(line.split()[1])
+    return int(total)
 
 
 async def events(site: Site, name: str) -> str:
@@ -290,12 +343,22 @@ async def test_only_the_addresses_of_a_dead_host_move(
     before = owners(site, addresses)
     owner = before["web0"]
     lost = {name for name, node in before.items() if node == owner}
+    opened = await open_connections(site, addresses["web0"], OPEN)
+    elsewhere = [each for each in opened if each.node != owner]
+    assert len(elsewhere) > OPEN / 2
+    missed = await takeovers(site)
     await site.kill_node(owner)
 
     async def taken_over() -> bool:
         return all(ask(site, list(addresses.values()), 1).values())
 
     await until(taken_over, "answers for all addresses")
+    assert await takeovers(site) > missed, "the heirs did not wait for the Lease"
+    answers_of = await asyncio.gather(*(each.ask() for each in elsewhere), return_exceptions=True)
+    broken = [each for each in answers_of if each is not None]
+    assert len(broken) <= IN_FLIGHT, broken
+    for each in opened:
+        each.close()
     for name in lost:
         said = await events(site, name)
         assert "AddressAnnounced" in said
