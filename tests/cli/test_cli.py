@@ -58,6 +58,13 @@ def test_a_gateway_rejects_an_invalid_selector(selector: str, words: str) -> Non
     assert "Traceback" not in done.stderr
 
 
+def test_a_request_to_leave_is_made_or_withdrawn_and_nothing_else() -> None:
+    for given, words in ((["--undo"], "--undo needs --leave"), (["--leave", "--cleanup"], "give")):
+        done = fairlead("gateway", *given)
+        assert done.returncode == 2
+        assert words in done.stderr
+
+
 @pytest.mark.parametrize("role", ["controller", "gateway", "node"])
 @pytest.mark.parametrize("listen", ["foo", "127.0.0.1", "127.0.0.1:99999", ":9441", "[::1]", "*:x"])
 def test_a_role_rejects_an_invalid_address_before_it_starts(role: str, listen: str) -> None:

@@ -64,11 +64,13 @@ class Load:
         host: str = CLIENT,
         timeout_s: float = 1.0,
         patience_s: float = PATIENCE_S,
+        open_connections: int = OPEN_CONNECTIONS,
     ) -> None:
+        self._open = open_connections
         self._site = site
         self._host = host
         options = [f"--timeout={timeout_s}", f"--patience={max(timeout_s, patience_s)}"]
-        options += [f"--open={OPEN_CONNECTIONS}"]
+        options += [f"--open={open_connections}"]
         self._argv = (sys.executable, "-m", "fairlead.probe", "steady", address, "80", *options)
 
     async def __aenter__(self) -> Self:
@@ -96,11 +98,7 @@ class Load:
 
     async def _all_open(self) -> bool:
         period = await self.take()
-        return (
-            period.open_connections == OPEN_CONNECTIONS
-            and period.requests > 0
-            and not period.failed
-        )
+        return period.open_connections == self._open and period.requests > 0 and not period.failed
 
 
 class Web:

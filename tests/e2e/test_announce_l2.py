@@ -8,6 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import pytest_asyncio
 from tests.deploy.life import POD
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.load import addresses_of, output, until
+from tests.e2e.load import OPEN_CONNECTIONS, Load, addresses_of, output, until
 
 from fairlead.drivers.announce.responder import directory_of
 from fairlead.kube import objects
@@ -173,6 +174,20 @@ def owners(site: Site, addresses: Mapping[str, str]) -> Mapping[str, str]:
     return found
 
 
+async def until_owned_by(
+    site: Site, addresses: Mapping[str, str], wanted: Mapping[str, str]
+) -> None:
+    """Wait until exactly these nodes answer for the Services' addresses."""
+    macs = {host.name: host.mac for host in site.topology.of("node")}
+    expected = {addresses[name]: {macs[node]} for name, node in wanted.items()}
+
+    async def are_owned() -> bool:
+        answers = ask(site, list(expected), 1)
+        return {address: set(each) for address, each in answers.items()} == expected
+
+    await until(are_owned, f"the owners {dict(wanted)}")
+
+
 async def call(site: Site, address: str) -> str:
     """Return the client's address that the pod sees."""
     reader, writer = await site.connect("client1", address, 80)
@@ -280,6 +295,98 @@ async def test_killing_the_gateway_of_the_owner_fails_no_call_and_moves_no_addre
     assert ndp.solicited_node(addresses["six0"]) in groups
     await site.start_role(owner, "gateway")
     assert owners(site, addresses) == before
+
+
+async def state(site: Site, node: str) -> dict[str, Any]:
+    """Return `/state` of the gateway on the node."""
+    found: dict[str, Any] = json.loads(
+        await output(site, node, "curl", "-s", "http://127.0.0.1:9441/state")
+    )
+    return found
+
+
+async def command(site: Site, node: str, *options: str) -> str:
+    """Run `fairlead gateway` for the gateway on the node."""
+    files = {"config": site.directory.config}
+    files |= {"kubeconfig": site.directory.kubeconfig_of("gateway")}
+    given = [f"--{name}={path}" for name, path in files.items()]
+    return await output(site, node, "fairlead", "gateway", *given, "--node-name", node, *options)
+
+
+async def neighbor(site: Site, address: str) -> str:
+    """Return the node to which the router sends packets for the address."""
+    nodes = {host.mac: host.name for host in site.topology.of("node")}
+    shown = await output(site, ROUTER, "ip", "-json", "neigh", "show", address)
+    (entry,) = json.loads(shown)
+    return nodes[entry["lladdr"]]
+
+
+async def test_gateways_find_each_other(site: Site) -> None:
+    async def found() -> bool:
+        peers = [(await state(site, node))["peers"] for node in NODES]
+        connected = [[gateway["connected"] for gateway in each["gateways"]] for each in peers]
+        return connected == [[True, True]] * 3 and [each["followers"] for each in peers] == [2] * 3
+
+    await until(found, "two peers of every gateway")
+
+
+async def test_a_gateway_that_leaves_loses_nothing(
+    site: Site, addresses: Mapping[str, str]
+) -> None:
+    """The connections begin while slots are in transition, so only a peer of the owner knows their
+    nodes."""
+    more = pod("node3")
+    await site.apply([{**more, "metadata": {**more["metadata"], "name": "web-more"}}])
+    await site.await_pods()
+
+    async def is_weighted(node: str) -> bool:
+        service = (await state(site, node))["services"]["default/web0"]
+        members = service["plan"]["listeners"][0]["members"]
+        return sum(int(each["weight"]) for each in members) == len(NODES) + 1
+
+    for node in NODES:
+        await until(partial(is_weighted, node), f"the weight of the new pod at {node}")
+    before, address = owners(site, addresses), addresses["web0"]
+    leaving = before["web0"]
+    async with Load(site, address) as load:
+        assert await neighbor(site, address) == leaving
+        said = await command(site, leaving, "--leave")
+        after = owners(site, addresses)
+        assert leaving not in after.values()
+        assert await neighbor(site, address) == after["web0"]
+        assert {name for name in after if after[name] != before[name]} == {
+            name for name, node in before.items() if node == leaving
+        }
+        for name, node in before.items():
+            moved = f"{addresses[name]} is announced by gateway {after[name]}\n" in said
+            assert moved == (node == leaving)
+        assert await count_failures(CALLS, lambda: call(site, address)) == 0
+        await command(site, leaving, "--leave", "--undo")
+        await until_owned_by(site, addresses, before)
+        period = await load.take()
+    assert (period.failed, period.broken, period.open_connections) == (0, [], OPEN_CONNECTIONS)
+
+
+@pytest.mark.soak
+async def test_with_the_label_of_its_node_a_gateway_leaves_until_the_label_is_removed(
+    site: Site, addresses: Mapping[str, str]
+) -> None:
+    kubectl = Kubectl(site.directory.kubeconfig, f"fairlead-{site.name}")
+    before = owners(site, addresses)
+    leaving = before["web0"]
+    await kubectl("label", "node", leaving, "fairlead.io/announce=leave")
+
+    async def has_left() -> bool:
+        mac = site.topology.host(leaving).mac
+        return not any(mac in each for each in ask(site, list(addresses.values()), 1).values())
+
+    await until(has_left, f"no answer of {leaving}")
+    moved = owners(site, addresses)
+    await site.kill_role(leaving, "gateway")
+    await site.start_role(leaving, "gateway")
+    assert owners(site, addresses) == moved, "the label is still there"
+    await kubectl("label", "node", leaving, "fairlead.io/announce-")
+    await until_owned_by(site, addresses, before)
 
 
 async def test_an_address_outside_of_the_segment_is_refused_in_words(

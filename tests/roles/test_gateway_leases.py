@@ -7,6 +7,7 @@ import msgspec
 from fairlead.kube.lease_object import Lease, LeaseSpec
 from fairlead.kube.objects import ObjectKey, ObjectMeta
 from fairlead.kube.presence import (
+    LEAVE_ANNOTATION,
     MAX_ADDRESSES,
     MAX_NAMED,
     MAX_NETWORKS,
@@ -37,6 +38,8 @@ def lease(
     claimed: tuple[Claimed, ...] = (),
     macs: tuple[str, ...] = (),
     peer: str = "",
+    leaving: str = "",
+    asked: str = "",
 ) -> dict[ObjectKey, Lease | None]:
     """Return a renewed Lease of a gateway."""
     refused = (NotServed(refuses, "no room"),) if refuses else ()
@@ -53,10 +56,12 @@ def lease(
         claimed=claimed,
         macs=macs,
         peer=peer,
+        leaving=leaving,
     )
-    metadata = ObjectMeta(
-        name=name, annotations={RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
-    )
+    annotations = {RECORD_ANNOTATION: msgspec.json.encode(record).decode()}
+    if asked:
+        annotations[LEAVE_ANNOTATION] = asked
+    metadata = ObjectMeta(name=name, annotations=annotations)
     return {
         ObjectKey("presence", name): Lease(metadata, LeaseSpec(lease_duration_seconds=DURATION_S))
     }
@@ -401,3 +406,26 @@ def test_a_gateway_has_a_limited_number_of_peers() -> None:
         found = leases.peers()
         assert found is not None
         assert len(found.live) == len(found.known) == count
+
+
+def test_gateways_that_leave_are_known_while_they_are_alive() -> None:
+    leases = GatewayLeases(MOST_S, own="gw1")
+    text = "x" * 10_000
+    leases.update(
+        lease("gw1", leaving="2026-01-01T00:00:00Z") | lease("gw2", leaving=text), first=False
+    )
+    known = {"gw1": "2026-01-01T00:00:00Z", "gw2": text[:MAX_REASON_LENGTH]}
+    assert leases.value().leaving == known
+    pass_time(leases, DURATION_S + 1)
+    leases.update(lease("gw2"), first=False)
+    assert leases.value().leaving == {}
+
+
+def test_only_the_lease_of_a_gateway_asks_it_to_leave() -> None:
+    leases = GatewayLeases(MOST_S, own="gw1")
+    leases.update(lease("gw2", asked="host_1"), first=False)
+    assert leases.asked_to_leave == ""
+    leases.update(lease("gw1", asked="host_2"), first=False)
+    assert leases.asked_to_leave == "host_2"
+    leases.update(lease("gw1"), first=False)
+    assert leases.asked_to_leave == ""

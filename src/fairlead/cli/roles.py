@@ -5,7 +5,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead.cli.parameters import NamedFile, absolute, host_port, not_empty
 from fairlead.config import INTERFACE, Config, load
+from fairlead.errors import Refused
 from fairlead.invocation import called
 from fairlead.kube.access import Access
 from fairlead.net import selection
@@ -111,6 +112,55 @@ def _need_root(what: str, capabilities: str) -> None:
         )
 
 
+def _leave(
+    name: str,
+    *,
+    undo: bool,
+    config_path: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    **_: object,
+) -> None:
+    """Let a gateway give its addresses away, or withdraw that. Exit with an error if it keeps some,
+    because no other gateway can announce them."""
+    from fairlead.cli.cluster import read_configuration
+    from fairlead.cli.interrupt import run
+    from fairlead.kube import leaving
+    from fairlead.kube.auth import find_access
+    from fairlead.kube.client import Client
+    from fairlead.plan.classes import CLASSES
+
+    async def ask() -> leaving.HandOver | None:
+        config = load(config_path, CLASSES) if config_path else Config()
+        async with Client(find_access(kubeconfig, context)) as client:
+            if config_path is None:
+                # The ConfigMap may be missing or not readable; then the default is used.
+                with suppress(Refused):
+                    config = await read_configuration(client)
+            if undo:
+                await leaving.stay(client, config.presence.namespace, name)
+                return None
+            return await leaving.leave(client, config.presence.namespace, name)
+
+    result = run(ask())
+    if result is None:
+        click.echo(f"gateway {name} announces addresses again")
+        return
+    for address, owner in result.owners.items():
+        click.echo(f"{address} is announced by gateway {owner}")
+    if (more := result.moved - len(result.owners)) > 0:
+        click.echo(f"and {more} more addresses by other gateways")
+    if result.kept:
+        more = result.kept - len(result.named)
+        raise click.ClickException(
+            f"gateway {name} keeps {', '.join(result.named)}"
+            f"{f' and {more} more' if more else ''}: no other gateway can announce what it keeps. "
+            "It gives them away when one can; --leave --undo ends that. `fairlead status "
+            "--cluster` shows the other gateways"
+        )
+    click.echo(f"gateway {name} announces no address until it is restarted, or --leave --undo")
+
+
 class _NamesClasses(click.Command):
     """A command whose help replaces `{classes}` by the names of all classes. The table of classes
     is loaded only for the help of this command."""
@@ -170,12 +220,23 @@ def controller(**options: Any) -> None:
     is_flag=True,
     help="Remove the data plane of this gateway from the kernel, delete its Lease, and exit.",
 )
+@click.option(
+    "--leave",
+    is_flag=True,
+    help="Let the running gateway NODE_NAME give the addresses that it announces to other "
+    "gateways, until it is restarted. Return when it announces none.",
+)
+@click.option(
+    "--undo", is_flag=True, help="With --leave: let the gateway announce addresses again."
+)
 def gateway(
     node_name: str,
     pin_path: str | None,
     proxy_path: str | None,
     interfaces: tuple[str, ...],
     cleanup: bool,
+    leave: bool,
+    undo: bool,
     **options: Any,
 ) -> None:
     """Run a gateway: forward packets for load-balancer addresses to nodes with ready pods.
@@ -185,7 +246,15 @@ def gateway(
     fairlead.io/proxy end at a HAProxy process on this host. If the configuration has
     gateway.apiServer, another HAProxy process is the load balancer of the API servers; then the
     gateway may start before its kubeconfig exists. When the process ends for any reason, the kernel
-    and HAProxy continue, and the next start takes over. --cleanup removes everything."""
+    and HAProxy continue, and the next start takes over. --cleanup removes everything. Use --leave
+    before the host is shut down: it needs access to the API server only, so it can run anywhere."""
+    if undo and not leave:
+        raise click.UsageError("--undo needs --leave")
+    if leave and cleanup:
+        raise click.UsageError("give --leave or --cleanup")
+    if leave:
+        _leave(node_name, undo=undo, **options)
+        return
     _need_root("a gateway", "CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON")
     with _without_garbage_collector():
         from fairlead.roles.gateway import clean_up, run

@@ -22,6 +22,9 @@ from fairlead.model import ServiceKey
 NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/component"
 SELECTOR = f"{NAME_LABEL}=fairlead"
 RECORD_ANNOTATION = "fairlead.io/presence"
+LEAVE_ANNOTATION = "fairlead.io/leave"
+"""Asks the gateway that holds the Lease to give its addresses away. The value is the Lease's
+holderIdentity: the next process of the gateway has another one, and is not asked."""
 FIELD_MANAGER = "fairlead-presence"
 MAX_LISTED = 50
 """The maximum number of Services for which a record has the reason why they are not served, of
@@ -120,6 +123,9 @@ class Presence(Fields, frozen=True):
     claimed: tuple[Claimed, ...] = ()
     """The first of its addresses that other stations use. A gateway that announces none: those that
     it accepts."""
+    leaving: str = ""
+    """Since when, by its own clock, it has given its addresses away: it announces only those that
+    no other gateway can announce. Empty: it does not."""
     served: int = 0
     """The number of Services that it serves."""
     not_served_count: int = 0

@@ -15,6 +15,7 @@ import msgspec
 from fairlead.config import Config
 from fairlead.kube.networks import read_address
 from fairlead.kube.objects import (
+    ANNOUNCE_LABEL,
     AUTOSCALER_TAINT,
     EXCLUDE_LABEL,
     SERVICE_NAME_LABEL,
@@ -149,7 +150,11 @@ def published_service(service: Service) -> Service | None:
 
 CONTROLLER = Projection(whole_service, of_slice, of_node)
 CLOUD_CONTROLLER = Projection(whole_service, of_slice, of_labelled_node)
-GATEWAY = Projection(balanced_service, of_slice, of_node)
+GATEWAY = Projection(
+    balanced_service,
+    of_slice,
+    functools.partial(of_node, labels=(EXCLUDE_LABEL, ANNOUNCE_LABEL)),
+)
 NODE = Projection(
     node_service,
     functools.partial(of_slice, hints=True),

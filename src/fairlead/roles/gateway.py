@@ -49,6 +49,7 @@ from fairlead.kube.access import Access
 from fairlead.kube.client import Client
 from fairlead.kube.events import EventRecorder
 from fairlead.kube.freshness import Freshness
+from fairlead.kube.presence import Presence
 from fairlead.model import Finding, LoadBalancer, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
@@ -60,6 +61,7 @@ from fairlead.role_state import ProbedNode, ProbesState
 from fairlead.roles.components import Context, Task, Until, remove_components, run_components
 from fairlead.roles.gateways import GatewayWatch
 from fairlead.roles.host import HostSettings
+from fairlead.roles.leaving import Leaving
 from fairlead.roles.neighbor_process import command as neighbor_command
 from fairlead.roles.own_addresses import OwnAddresses
 from fairlead.roles.own_node import OwnNode
@@ -223,6 +225,16 @@ def components(
     freshness = freshness_of(client, config)
     view.watch(freshness)
     view.follow(forwarding)
+    watched, known = others_of(config, client, state, freshness, announce, name, search)
+    leaving = Leaving(
+        state, name, lambda: any(each.asked_to_leave == announcer.identity for each in watched)
+    )
+
+    def inherit(before: Presence) -> None:
+        leaving.inherit(before.leaving)
+        if announce is not None:
+            announce.follow(before)
+
     announcer = Announcer(
         client,
         config.presence,
@@ -235,10 +247,12 @@ def components(
         announces=lambda: announce.on_link if announce is not None else (),
         announced=lambda: announce.answered if announce is not None else {},
         claimed=lambda: (announce or plane.proxy.conflicts).claimed,
+        leaving=leaving.since if announce is not None else str,
+        waited_for=lambda: state.gateways is not None and bool(state.gateways.leaving),
+        inherit=inherit,
         warned=report.warned,
     )
     projection = including_excluded(GATEWAY) if config.announce.ignore_exclude_label else GATEWAY
-    watched, known = others_of(config, client, state, freshness, announce, name, search)
     if announce is not None:
         announce.silent_s = lambda: max((each.silent_s for each in watched), default=0.0)
     returned = partial(watch_returned, lambda: direct.counters, state, recorder, name)

@@ -36,6 +36,7 @@ from fairlead.kube.networks import read_address, read_peer
 from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import (
     COMPONENT_LABEL,
+    LEAVE_ANNOTATION,
     MAX_ADDRESSES,
     MAX_LISTED,
     MAX_NAMED,
@@ -129,6 +130,8 @@ class GatewayLeases:
         self.gateways: dict[ObjectKey, Observed] = {}
         self._max_step_s = max_step_s
         self._own, self._continues = own, continues
+        self.asked_to_leave = ""
+        """The identity of the process that the Lease of the gateway `own` asks to leave."""
         self._own_counts = False
         """Whether the gateway that observes is alive although it is not ready."""
 
@@ -137,6 +140,8 @@ class GatewayLeases:
         for key, lease in changed.items():
             before = self.gateways.pop(key, None)
             presence = presence_of(lease) if lease is not None else None
+            if presence is not None and lease is not None and presence.name == self._own:
+                self.asked_to_leave = lease.metadata.annotations.get(LEAVE_ANNOTATION, "")
             if lease is None or presence is None or presence.role != "gateway":
                 continue
             if presence.name == self._own:
@@ -259,7 +264,14 @@ class GatewayLeases:
             # addresses are announced must no other gateway answer.
             and (presence.announces or each.mac not in own_macs)
         }
-        return Gateways(names, refusals, problems, gone - names, announcers, unproved, claimed)
+        leaving = {
+            presence.name[:MAX_REASON_LENGTH]: presence.leaving[:MAX_REASON_LENGTH]
+            for presence in alive
+            if presence.leaving
+        }
+        return Gateways(
+            names, refusals, problems, gone - names, announcers, unproved, claimed, leaving
+        )
 
 
 class GatewayWatch(Component):
@@ -309,6 +321,12 @@ class GatewayWatch(Component):
         """How long the watch has delivered nothing. After the duration of a Lease, other gateways,
         which observe this one, may know that it is gone."""
         return time.monotonic() - self._reflector.last_contact_s
+
+    @property
+    def asked_to_leave(self) -> str:
+        """The identity of the process that is asked to give the addresses of this gateway away;
+        empty: none."""
+        return self._leases.asked_to_leave
 
     def collectors(self) -> tuple[GatewaysCollector]:
         return (GatewaysCollector(lambda: self._state.gateways),)

@@ -70,8 +70,10 @@ class Announcer:
     where packets arrive. `peer`: where other gateways connect. `addresses`: the addresses that the
     host needs itself. `macs`: its MAC addresses. `announces`: the networks whose addresses it can
     announce. `announced`: the addresses that it announces, each with the interface. `claimed`:
-    addresses that other stations use too. `warned`: the Warnings that the instance has written and
-    that still hold."""
+    addresses that other stations use too. `leaving`: since when it gives its addresses away;
+    `waited_for`: whether somebody waits until addresses have moved. `warned`: the Warnings that the
+    instance has written and that still hold. `inherit`: called with the record of the previous
+    process of the instance."""
 
     def __init__(
         self,
@@ -87,7 +89,10 @@ class Announcer:
         announces: Callable[[], Sequence[OnLink]] = tuple,
         announced: Callable[[], Mapping[str, str]] = dict,
         claimed: Callable[[], Sequence[Claimed]] = tuple,
+        leaving: Callable[[], str] = str,
+        waited_for: Callable[[], bool] = bool,
         warned: Callable[[], Sequence[Warned]] = tuple,
+        inherit: Callable[[Presence], None] = lambda _: None,
     ) -> None:
         self._client = client
         self._section = section
@@ -100,9 +105,12 @@ class Announcer:
         self._announces = announces
         self._announced = announced
         self._claimed = claimed
+        self._leaving = leaving
+        self._waited_for = waited_for
         self._warned = warned
+        self._inherit = inherit
         self._key = ObjectKey(section.namespace, lease_name(view.role, name))
-        self._identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+        self.identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         self._since = stamp(datetime.now(UTC))
         self._unavailable: set[ServiceKey] = set()
         self._inherited: tuple[NotServed, ...] = ()
@@ -133,8 +141,9 @@ class Announcer:
                 answered = known and await self._renew()
                 wait_s = interval_s * random.uniform(0.9, 1.0)
                 until_s = time.monotonic() + (wait_s if answered else min(RETRY_S, wait_s))
-                # A change of readiness or of networks must not wait for the next renewal, because
-                # the conditions of Services and the owners of addresses depend on it. The text of a
+                # A change of readiness, of networks or of what the gateway announces while it
+                # leaves must not wait for the next renewal, because the conditions of Services and
+                # the owners of addresses depend on it, and a command waits for it. The text of a
                 # problem may change often, and can wait.
                 while time.monotonic() < until_s and self._condition() == announced:
                     await asyncio.sleep(min(CHECK_INTERVAL_S, max(0.0, until_s - time.monotonic())))
@@ -146,7 +155,8 @@ class Announcer:
         view = self._view
         return (
             *(view.synced, view.working, bool(view.problem)),
-            *(tuple(self._announces()), self._peer()),
+            *(tuple(self._announces()), self._peer(), self._leaving()),
+            len(self._announced()) if self._waited_for() else 0,
         )
 
     async def _read_predecessor(self, resume: Callable[[Iterable[Warned]], None]) -> bool:
@@ -171,6 +181,7 @@ class Announcer:
         self._announced_since = {
             (each.address, each.interface): each.since for each in before.announced
         }
+        self._inherit(before)
         self._inherited = before.not_served
         self._unavailable = {each.key for each in before.not_served}
 
@@ -200,7 +211,7 @@ class Announcer:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = lease_body(
             record,
-            identity=self._identity,
+            identity=self.identity,
             now=now,
             lease_s=self._section.lease_duration_s,
             version=self._version,
@@ -234,6 +245,7 @@ class Announcer:
             announced_count=len(announced),
             announced=announced[:MAX_LISTED],
             claimed=tuple(self._claimed())[:MAX_LISTED],
+            leaving=self._leaving(),
             served=sum(outcome.state == "done" or outcome.coarse for outcome in outcomes.values()),
             not_served_count=len(not_served),
             not_served=tuple(not_served[:MAX_NAMED]),

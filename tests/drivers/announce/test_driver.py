@@ -155,6 +155,7 @@ def test_an_address_that_moves_is_answered_until_its_new_owner_is_heard(
         assert made.answered.keys() == {VIP, OTHERS}
         assert made.owned == {}
         assert [each for *_, each in table(made)] == [False, False], "they have other owners"
+        assert [each.code for each in made._problems()] == ["GatewayLeaves"] * leaves
         router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
         await until(lambda: made.answered.keys() == {OTHERS})
         assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])

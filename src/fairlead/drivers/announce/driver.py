@@ -33,6 +33,7 @@ from fairlead.drivers.announce.spec import Change, Held, Spec
 from fairlead.drivers.announce.steadiness import Steadiness
 from fairlead.drivers.announce.succession import Succession
 from fairlead.errors import FairleadError, Unavailable
+from fairlead.kube.objects import ANNOUNCE_LABEL
 from fairlead.kube.presence import Claimed, OnLink, Presence
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
@@ -47,6 +48,7 @@ log = structlog.get_logger()
 
 ANNOUNCED = "AddressAnnounced"
 NO_REQUESTS = "NoNeighborRequests"
+LEAVES = "GatewayLeaves"
 GATEWAYS_UNKNOWN = "GatewaysUnknown"
 REQUEST_S = 60.0
 """How long no request of a neighbor may arrive before a finding reports it."""
@@ -464,6 +466,16 @@ class AnnounceDriver(Component):
         yield from self._silent_interfaces(time.monotonic())
         yield from self._succession.findings()
         gateways = self._gateways()
+        if gateways is not None and (since := gateways.leaving.get(self._gateway)):
+            kept = len(self._held.owned)
+            yield Finding(
+                LEAVES,
+                f"this gateway has given its addresses to other gateways since {since}"
+                + (f", except {kept} that no other gateway can announce" if kept else ""),
+                "info",
+                remedy="to end this, call `fairlead gateway --leave --undo` and remove the label "
+                f"{ANNOUNCE_LABEL} of its Node",
+            )
         yield from (claim_note(each, self._gateway, gateways) for each in self.claimed)
 
     def _look_for_conflicts(self) -> None:
