@@ -281,6 +281,9 @@ SHOWS_THE_TIME = {
     "kube/lease.py": "acquireTime and renewTime, on which no decision depends",
     "net/httpport.py": "the header Date",
     "drivers/pools.py": "lastTransitionTime",
+    "roles/leaving.py": (
+        "since when a gateway leaves: only if all leave, the last one by these times keeps an address"
+    ),
     "roles/presence.py": (
         "renewTime, and when the process started: only `fairlead status` compares them with its "
         "clock, to show a duration"

@@ -7,7 +7,8 @@ announce nodes in the same way and at the same rate, and `kubectl get leases` sh
 is bounded (`MAX_LISTED`), because it is written every few seconds. These Leases have a separate
 namespace, like the Leases of kubelets: a gateway or node that may write there cannot write the
 Lease by which the controller leads. Invariant: the times in a Lease are only for people to read. An
-observer measures with its own clock how long a Lease has not changed. Follows KEP-589 (node
+observer measures with its own clock how long a Lease has not changed. Only if all gateways leave
+does a time decide: the one that left last keeps the addresses. Follows KEP-589 (node
 heartbeats by Leases)."""
 
 import re
