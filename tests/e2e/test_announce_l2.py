@@ -288,6 +288,12 @@ async def test_killing_the_gateway_of_the_owner_fails_no_call_and_moves_no_addre
     before = owners(site, addresses)
     owner = before["six0"]
     owned = itertools.cycle([addresses[name] for name in before if before[name] == owner])
+
+    async def is_served() -> bool:
+        return await count_failures(CALLS, lambda: call(site, next(owned))) == 0
+
+    # The nodes may serve a new Service some moments after the gateways announce its address.
+    await until(is_served, f"answers to {CALLS} calls")
     await site.kill_role(owner, "gateway")
     assert await count_failures(CALLS, lambda: call(site, next(owned))) == 0
     assert owners(site, addresses) == before
