@@ -84,8 +84,16 @@ async def addresses(site: Site) -> Mapping[str, str]:
     await site.apply([pod(node) for node in NODES])
     await site.await_pods()
     await site.apply([service(name, spec) for name, spec in SERVICES.items()])
-    found = {name: await addresses_of(site, name) for name in SERVICES}
-    return {name: each[0] for name, each in found.items()} | {"both/IPv6": found["both"][1]}
+    shown = {name: await addresses_of(site, name) for name in SERVICES}
+    found = {name: each[0] for name, each in shown.items()} | {"both/IPv6": shown["both"][1]}
+
+    async def are_shared() -> bool:
+        answers = ask(site, list(found.values()), 1).values()
+        return all(len(each) == 1 for each in answers) and len(set().union(*answers)) == len(NODES)
+
+    # Addresses are shown before they are announced, and move while gateways start.
+    await until(are_shared, "answers of every node")
+    return found
 
 
 def pod(node: str) -> dict[str, Any]:

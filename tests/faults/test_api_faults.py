@@ -282,7 +282,8 @@ SHOWS_THE_TIME = {
     "net/httpport.py": "the header Date",
     "drivers/pools.py": "lastTransitionTime",
     "roles/leaving.py": (
-        "since when a gateway leaves; only if all leave, the last one by these times keeps addresses"
+        "since when a gateway leaves; only if all of them leave, the last one by these times keeps "
+        "addresses"
     ),
     "roles/presence.py": (
         "renewTime, and when the process started: only `fairlead status` compares them with its "
