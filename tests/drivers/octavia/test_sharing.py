@@ -114,7 +114,6 @@ def of_other_namespace(id_: str, *ports: int, uid: str = "uid-other-namespace") 
     return msgspec.structs.replace(guest(id_, *ports, uid=uid), service=OTHER_NAMESPACE)
 
 
-@pytest.mark.soak
 async def test_a_service_of_another_namespace_needs_the_consent_of_the_owner(
     site: Site, recorder: StoringRecorder
 ) -> None:
