@@ -46,8 +46,14 @@ TAKES_A_RESOURCE = {
 }
 """All code with a parameter of type Resource. Its use of the parameter is declared above, or in the
 table of `Client`'s methods."""
-RAW_CALLS = {"fairlead.kube.client", "fairlead.kube.connection", "fairlead.drivers.octavia.cloud"}
-"""Modules that may call with a raw path: the client itself, and the module for OpenStack."""
+RAW_CALLS = {
+    "fairlead.kube.client",
+    "fairlead.kube.connection",
+    "fairlead.drivers.neighbors.watcher",
+    "fairlead.drivers.octavia.cloud",
+}
+"""Modules that may call with a raw path: the client itself, and the module for OpenStack. The
+requests of the watcher are frames of ARP."""
 
 
 class Unreadable(Exception):
