@@ -107,6 +107,15 @@ def test_it_goes_on_watching_the_owner_that_it_has_replaced() -> None:
     assert watched(planned.owner, planned) == {watch_of(planned.lost): (ADDRESS,)}
 
 
+def test_it_watches_a_silent_owner_also_when_a_new_gateway_ranks_before_it() -> None:
+    """The new gateway cannot know that the owner is lost, because it has never had an answer."""
+    planned = announcement(ADDRESS, silent={announcement(ADDRESS).owner})
+    assert watched(planned.heir, planned) == {
+        watch_of(planned.owner): (ADDRESS,),
+        watch_of(planned.lost): (ADDRESS,),
+    }
+
+
 def test_a_gateway_watches_the_one_to_which_it_has_left_addresses() -> None:
     planned = announcement(ADDRESS)
     left = {ADDRESS: Announcement(ADDRESS, planned.heir, "eth0")}
@@ -135,6 +144,7 @@ def test_a_gateway_without_a_mac_address_or_a_link_is_not_watched() -> None:
 MINE = Announcement(ADDRESS, "gw1", "eth0", "gw2")
 TAKEN = Announcement(ADDRESS, "gw1", "eth0", "gw3", lost="gw2")
 OTHERS = Announcement(ADDRESS, "gw2", "eth0", "gw1")
+BETWEEN = Announcement(ADDRESS, "gw3", "eth0", "gw1", lost="gw2")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +163,9 @@ OTHERS = Announcement(ADDRESS, "gw2", "eth0", "gw1")
         (TAKEN, "gw2", GIVE_BACK_S, "give back"),
         (TAKEN, "gw2", RETURN_S, "give back"),
         (TAKEN, "gw3", 0.0, "leave"),
+        (BETWEEN, "gw2", GIVE_BACK_S - 1, "ignore"),
+        (BETWEEN, "gw2", GIVE_BACK_S, "give back"),
+        (BETWEEN, "gw3", GIVE_BACK_S, "ignore"),
     ],
 )
 def test_what_follows_when_another_gateway_announces_an_address(
@@ -171,6 +184,13 @@ def test_a_gateway_is_lost_until_it_demands_its_addresses() -> None:
     assert heirs.silent
     assert heirs.claimed(TAKEN, ADDRESS, "gw2", 10.0 + GIVE_BACK_S) == "give back"
     assert not heirs.silent
+
+
+def test_a_lease_with_another_text_than_a_mac_address_is_not_watched() -> None:
+    planned = announcement(ADDRESS)
+    for mac in ("x", "02:00:00:00:00:0g", "02:00:00:00:00:01:02", ""):
+        wrong = {**LINKS, planned.owner: (OnLink("eth0", "192.0.2.0/24", mac),)}
+        assert watched_by(planned.heir, [planned], wrong, {}) == {}
 
 
 def test_a_gateway_that_was_cut_off_itself_takes_nothing() -> None:

@@ -60,10 +60,14 @@ async def leave(client: Client, namespace: str, name: str) -> HandOver:
             f"gateway {name} announces no addresses",
             fix="withdraw the routes that lead to it from the routers",
         )
-    await _ask(client, key, lease.spec.holder_identity or "")
-    if not await _until(
-        lambda _, record: bool(record.leaving), client, key, name, within_s=ANSWER_S
-    ):
+    identity = lease.spec.holder_identity or ""
+    await _ask(client, key, identity)
+
+    # A new process may show the record of the one before for a moment.
+    def leaves(lease: Lease, record: Presence) -> bool:
+        return bool(record.leaving) and lease.spec.holder_identity == identity
+
+    if not await _until(leaves, client, key, name, within_s=ANSWER_S):
         await _ask(client, key, "")
         raise Unavailable(
             f"gateway {name} has not noticed within {ANSWER_S:g} s that it is to leave, and keeps "

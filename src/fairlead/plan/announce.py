@@ -10,6 +10,7 @@ the owner itself (`plan.heirs`): a gateway that does not answer it owns an addre
 no other. Two gateways whose knowledge differs may both announce an address for a while: connections
 of class fairlead.io/direct go on, because every gateway forwards every packet. Pure."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -25,6 +26,7 @@ from fairlead.plan.members import excluded
 
 NOT_ANNOUNCED = "AddressNotAnnounced"
 NOT_ON_SEGMENT = "AddressNotOnSegment"
+_MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 MAX_NAMED = 5
 """Maximum number of networks that a message names."""
 
@@ -245,8 +247,8 @@ def _links_of(
     links: tuple[OnLink, ...], silent: frozenset[str] = frozenset(), leaving: str = ""
 ) -> Sequence[Link]:
     """Return the networks, the smallest first. `silent`: the interfaces that do not answer.
-    `leaving`: see `Link`. A text that is not a network is left out: any client with the token of a
-    gateway can write it into a Lease."""
+    `leaving`: see `Link`. A text that is not a network or a MAC address is left out: any client
+    with the token of a gateway can write it into a Lease."""
     found = []
     for each in links:
         try:
@@ -255,5 +257,6 @@ def _links_of(
             continue
         mask = (1 << 129) - (1 << network.max_prefixlen - network.prefixlen)
         first, lost = _number(str(network.network_address)), each.interface in silent
-        found.append(Link(mask, first, each.interface, each.settles, each.mac, lost, leaving))
+        mac = each.mac if _MAC.fullmatch(each.mac) else ""
+        found.append(Link(mask, first, each.interface, each.settles, mac, lost, leaving))
     return sorted(found, key=lambda each: (-each.mask, each.interface))

@@ -57,7 +57,7 @@ def watched_by(
     left: Mapping[str, Announcement],
 ) -> Mapping[Watched, tuple[str, ...]]:
     """Return what the gateway `own` watches, with the addresses to ask about: the owners whose heir
-    it is, those whose addresses it has taken over, and those to which it has left addresses.
+    it is, those that it has found silent, and those to which it has left addresses.
     `announcements`: of all addresses. `links`: of all gateways. `left`: see `Heirs.left`."""
     found: dict[Watched, list[str]] = {}
     looked_at = Counter[tuple[str, bool]]()
@@ -65,9 +65,11 @@ def watched_by(
         # A gateway is asked by ARP; what that shows holds for its IPv6 addresses, too.
         if family_of(each.address) != "IPv4":
             continue
-        other = each.owner if each.heir == own else each.lost if each.owner == own else ""
+        owner = each.owner if each.heir == own else ""
+        lost = each.lost if own in (each.owner, each.heir) else ""
         holder = left.get(each.address) if each.owner == own else None
-        for name, is_left in ((other, False), (holder.owner if holder else "", True)):
+        others = ((owner, False), (lost, False), (holder.owner if holder else "", True))
+        for name, is_left in others:
             if name in ("", own) or looked_at[name, is_left] == MAX_LOOKED_AT:
                 continue
             looked_at[name, is_left] += 1
@@ -88,11 +90,14 @@ def step_after_claim(
     """Return what to do when the gateway `claimant` announces the address of this announcement.
     None: no Service has the address. `failed_s_ago`: how long ago the gateway was last observed to
     be lost, or to return."""
-    if announcement is None or announcement.owner != own or claimant in ("", own):
+    if announcement is None or claimant in ("", own):
         return "ignore"
+    owns = announcement.owner == own
     if announcement.lost != claimant:
-        return "leave"
-    return "give back" if failed_s_ago >= GIVE_BACK_S else "insist"
+        return "leave" if owns else "ignore"
+    if failed_s_ago >= GIVE_BACK_S and own in (announcement.owner, announcement.heir):
+        return "give back"
+    return "insist" if owns else "ignore"
 
 
 class Heirs:

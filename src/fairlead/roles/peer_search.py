@@ -83,7 +83,11 @@ class PeerSearch(Component):
             log.warning("cannot read the addresses of this host", problem=str(problem))
             return
         self._selection = select(self._selectors, present, self._selection)
-        self._networks = tuple(dict.fromkeys(each.network for each in networks))
+        # Pods of this host are behind other interfaces, and no router is between.
+        chosen = self._selection.names
+        self._networks = tuple(
+            dict.fromkeys(each.network for each in networks if each.interface in chosen)
+        )
         if host == "*":
             host = first_address(self._selection)
         if host and join_host_port(host, port) != self.own:

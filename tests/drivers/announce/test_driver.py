@@ -175,6 +175,63 @@ def test_an_address_that_moves_is_answered_until_its_new_owner_is_heard(
     run(scenario)
 
 
+def test_a_restarted_gateway_answers_until_the_new_owner_is_heard(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves on purpose, and its addresses may have moved while it restarted."""
+    monkeypatch.setattr(driver_module, "LINGER_S", 0.0)
+    monkeypatch.setattr(driver_module, "LINGER_LOOK_S", 0.01)
+    monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0)
+    leaving = msgspec.structs.replace(GATEWAYS, leaving={"gw1": "now"})
+
+    async def scenario() -> None:
+        first = driver()
+        await first.open()
+        await serve(first, balancer(WEB, vip="gw1"))
+        await first.close()
+        second = driver(gateways=lambda: leaving)
+        await second.open()
+        running = asyncio.ensure_future(second.run())
+        await serve(second, balancer(WEB, vip="gw2"))
+        await asyncio.sleep(0.1)
+        assert router.answers(VIP) == [MAC]
+        router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
+        await until(lambda: not second.answered)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await second.close()
+
+    run(scenario)
+
+
+def test_the_heir_of_a_silent_owner_answers_until_it_hears_the_new_heir(
+    run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that has started since then cannot know that the owner is silent."""
+    monkeypatch.setattr(driver_module, "LINGER_LOOK_S", 0.01)
+    monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0)
+
+    def owned_by(owner: str, heir: str, lost: str) -> LoadBalancer:
+        found = (Announcement(VIP, owner, "eth0", heir, lost),)
+        return msgspec.structs.replace(balancer(WEB), announcements=found)
+
+    async def scenario() -> None:
+        made = driver()
+        await made.open()
+        running = asyncio.ensure_future(made.run())
+        await serve(made, owned_by("gw1", "", "gw3"))
+        await serve(made, owned_by("gw2", "gw1", "gw3"))
+        await asyncio.sleep(0.1)
+        assert router.answers(VIP) == [MAC]
+        await serve(made, owned_by("gw3", "gw2", ""))
+        await until(lambda: not made.answered)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.close()
+
+    run(scenario)
+
+
 def test_a_restart_changes_nothing(run: Any, router: Router) -> None:
     async def scenario() -> None:
         first = driver()

@@ -37,6 +37,7 @@ from fairlead.kube.objects import ANNOUNCE_LABEL
 from fairlead.kube.presence import Claimed, OnLink, Presence
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
+from fairlead.net.address import is_ipv6
 from fairlead.net.interfaces import Link
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
 from fairlead.plan.announce import SilentLinks, claim_note, macs_of
@@ -156,12 +157,13 @@ class AnnounceDriver(Component):
             raise Unavailable(problem, fix="check announce.l2.interfaces against `ip address`")
         await self._responder.open()
         self._inherited = self._responder.answered()
+        self._succession.inherited = frozenset(self._inherited)
 
     def follow(self, before: Presence) -> None:
         """Take into account what the previous process of the gateway announced. If nothing of it is
         answered any more, the host was down, and others have taken the addresses over: they keep
         them until this gateway has run for a while."""
-        if before.announced_count and not self._inherited:
+        if (before.announced_count or before.leaving) and not self._inherited:
             now_s = time.monotonic()
             for each in self._on_link:
                 self._steadiness.begin((each.interface, each.network), now_s)
@@ -241,10 +243,12 @@ class AnnounceDriver(Component):
         before, after = self._held, self._all(known)
         answered = self._responder.answered()
         now_s = time.monotonic()
+        # At the start, what a previous process answered may have moved meanwhile.
+        had = before.owned if any(before) else self._inherited
         self._lingering = {
-            address: self._lingering.get(address) or Lingering(before.owned[address], now_s)
+            address: self._lingering.get(address) or Lingering(had[address], now_s)
             for address in after.others.keys() - self._succession.left.keys()
-            if address in before.owned or address in self._lingering
+            if address in had or address in self._lingering
         }
         # An address is answered before it is announced.
         await self._answer(after)
@@ -256,6 +260,11 @@ class AnnounceDriver(Component):
             if before.owned.get(address) != interface:
                 self._gratuitous.announce(address, interface)
                 self._since_s[address] = time.monotonic()
+        # The heir that gives addresses back may have announced those of IPv6 on the interface too.
+        back = {name for address, name in after.owned.items() if address in before.others}
+        for address, interface in after.owned.items():
+            if interface in back and is_ipv6(address):
+                self._gratuitous.announce(address, interface)
         self._succession.owned, self._succession.interfaces = after.owned, [*self._usable]
         self._succession.follow()
         return after.owned.keys() - answered
@@ -287,7 +296,6 @@ class AnnounceDriver(Component):
         gateways, now_s = self._gateways(), time.monotonic()
         macs = macs_of(gateways) if gateways is not None else {}
         leaving = gateways is not None and self._gateway in gateways.leaving
-        most_s = math.inf if leaving else UNHEARD_S
         heard_s = {
             claim.address: claim.age_s
             for claim in self._responder.claims()
@@ -297,9 +305,16 @@ class AnnounceDriver(Component):
         return [
             address
             for address, each in self._lingering.items()
-            if (passed_s := now_s - each.since_s) >= most_s
+            if (passed_s := now_s - each.since_s)
+            >= (math.inf if leaving or self._is_lost(address) else UNHEARD_S)
             or (passed_s >= LINGER_S and heard_s.get(address, math.inf) <= passed_s + BEFORE_S)
         ]
+
+    def _is_lost(self, address: str) -> bool:
+        """Return whether this gateway has observed that the first owner of the address does not
+        answer. A new heir has not observed it, and may count on that owner."""
+        other = self._held.others.get(address)
+        return other is not None and bool(other.lost)
 
     def _all(self, known: Mapping[ServiceKey, Spec]) -> Held:
         """Return what this gateway does. It goes on answering for what a previous process left
@@ -467,7 +482,7 @@ class AnnounceDriver(Component):
         yield from self._succession.findings()
         gateways = self._gateways()
         if gateways is not None and (since := gateways.leaving.get(self._gateway)):
-            kept = len(self._held.owned)
+            kept = len(self._held.owned) + len(self._lingering)
             yield Finding(
                 LEAVES,
                 f"this gateway has given its addresses to other gateways since {since}"

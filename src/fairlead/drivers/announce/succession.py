@@ -47,6 +47,8 @@ class Succession:
         """The addresses that this gateway announces, each with the interface."""
         self.interfaces: Collection[str] = ()
         """The interfaces on which it can announce addresses now."""
+        self.inherited: frozenset[str] = frozenset()
+        """The addresses that a previous process answered, until the first gateways are watched."""
         self._own, self._gateways = own, gateways
         self._heirs = Heirs(own)
         self._watch = NeighborWatch(command, self._observed) if command else None
@@ -103,6 +105,11 @@ class Succession:
         gateways = self._gateways()
         links = gateways.announcers if gateways is not None else {}
         asked = watched_by(self._own, self.planned.values(), links, self._heirs.left)
+        if asked and self.inherited:
+            # The previous process may have taken them over from an owner that is silent still. So
+            # the owner counts as one that has answered, and is lost again if it does not.
+            taken = [each for each, found in asked.items() if self.inherited.intersection(found)]
+            trusted, self.inherited = [*trusted, *taken], frozenset()
         planned = self.planned.items()
         self._heirs.forget(asked, {name for name, each in planned if each.owner == self._own})
         self._observe_silent(self._heirs.silent)
@@ -174,5 +181,9 @@ class Succession:
                 yield from (found for found in self._watched.values() if found.gateway == claimant)
 
     def _claimed(self, address: str, claimant: str) -> Step:
+        gateways = self._gateways()
+        if gateways is not None and claimant in gateways.leaving:
+            # It repeats what it announced before it knew that it leaves.
+            return "ignore"
         planned = self.planned.get(address)
         return self._heirs.claimed(planned, address, claimant, time.monotonic())

@@ -57,7 +57,8 @@ def read_frame(own: bytes, frame: bytes) -> Seen | None:
     """Return what the frame says; None if it is neither an answer to this host nor an
     announcement."""
     found = arp.parse(frame)
-    if found is None or found.operation != arp.REPLY:
+    # Switches that check who sends a frame check its header only.
+    if found is None or found.operation != arp.REPLY or found.source != found.sender_mac:
         return None
     if not found.announces and found.destination != own:
         return None
