@@ -144,7 +144,10 @@ def test_the_findings_name_annotations_without_effect_and_obstacles_to_the_takeo
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (("bad",), "it shows 'bad', which is no address: it would get one; correct status."),
+        (
+            ("bad",),
+            "it shows 'bad', which is no address: Fairlead would assign another one; correct ",
+        ),
         (("203.0.113.999",), "it shows '203.0.113.999', which is no address"),
         (("203.0.113.20", "fe80::1%eth0"), "it shows 'fe80::1%eth0', which is no address"),
         (("127.0.0.1",), "it shows 127.0.0.1, which no client outside of its host or link reaches"),

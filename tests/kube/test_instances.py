@@ -224,6 +224,22 @@ async def test_an_address_with_two_users_is_named(
     ]
 
 
+async def test_of_accepted_addresses_only_those_of_strangers_are_named(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernels of gateways that announce nothing all answer for what they accept."""
+    stranger = "02:00:00:00:00:99"
+    claims = (Claimed("192.0.2.8", "eth0", MAC3), Claimed("192.0.2.9", "eth0", stranger))
+    first = Presence("gateway", "gw2", "1", "", macs=(MAC2,), claimed=claims)
+    async with renewing(server, first, Presence("gateway", "gw3", "1", "", macs=(MAC3,))):
+        lines = await shown(server, capsys)
+    assert [each for each in lines if "192.0.2." in each] == [
+        f"192.0.2.9 is accepted by gateway gw2, and a station that is no gateway ({stranger}) "
+        "answers for it on the network of its eth0; give that station another address, or exclude "
+        "the address from the pool"
+    ]
+
+
 async def test_without_the_right_to_list_services_the_addresses_are_shown_alone(
     server: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -384,6 +384,13 @@ def test_other_endpoints_are_listed_as_not_read(service: str, endpoints: str) ->
     assert not note.is_error
 
 
+def test_a_port_of_stored_endpoints_may_have_no_number() -> None:
+    """Of stored objects only the types are checked."""
+    stored = ENDPOINTS.replace("name: db", "name: db, uid: a").replace("port: 5432", "name: sql")
+    (first, *_) = read_manifests(["-"], io.StringIO(database() + stored)).endpoint_slices
+    assert [each.port for each in first.ports or ()] == [0]
+
+
 def test_endpoints_that_a_server_has_mirrored_are_not_mirrored_again() -> None:
     labels = (
         "{kubernetes.io/service-name: db, "

@@ -151,6 +151,7 @@ def test_an_address_that_metallb_does_not_have_is_named() -> None:
     assert "203.0.113.9 is in no pool of MetalLB, which would refuse the request" in remark
     assert len(bodies) == 1
     assert requests([served("203.0.113.9")], "kube-vip", [POOL])[1] == []
+    requests([served("127.0.0.1")], "metallb", [POOL])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from fairlead.net.address import pack_address
 from fairlead.plan.addresses import held_by
 from fairlead.plan.announce import claim_note
 from fairlead.plan.classes import CLASSES
-from fairlead.plan.gateways import Gateways
+from fairlead.plan.gateways import Gateways, conflict_notes
 
 HEADER = (
     "ROLE",
@@ -165,9 +165,16 @@ def _used_twice(instances: Sequence[Instance]) -> None:
                 "moment while the address moves"
             )
     gateways = Gateways(announcers={each.name: each.announces for each in instances})
+    own = {mac for each in instances for mac in each.macs}
     for each in instances:
         for claim in each.claimed:
-            click.echo(str(claim_note(claim, each.name, gateways)))
+            if each.announces:
+                click.echo(str(claim_note(claim, each.name, gateways)))
+            elif claim.mac not in own:
+                # As in the controller: the kernels of all gateways answer for what they accept.
+                accepted = Gateways(claimed={claim.address: (each.name, claim)})
+                for note in conflict_notes((claim.address,), accepted):
+                    click.echo(str(note))
 
 
 def _place(address: str) -> tuple[bool, bytes]:

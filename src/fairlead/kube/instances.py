@@ -65,6 +65,7 @@ class Instance(msgspec.Struct, frozen=True):
     silent_s: float | None
     renewed: str
     interfaces: tuple[str, ...]
+    macs: tuple[str, ...]
     announces: tuple[OnLink, ...]
     announced_count: int
     announced: tuple[AnnouncedFor, ...]
@@ -144,6 +145,7 @@ def _instance(lease: Lease, seen_s: float | None, begun_s: float, now_s: float) 
         silent_s=_silent_s(lease, now_s - begun_s) if seen_s is None else None,
         renewed=lease.spec.renew_time or "",
         interfaces=record.interfaces,
+        macs=record.macs,
         announces=record.announces,
         announced_count=record.announced_count,
         announced=tuple(

@@ -18,7 +18,7 @@ from fairlead.model import ServiceKey
 from fairlead.plan.annotations import ADDRESSES, SHARING_KEY, found
 from fairlead.plan.classes import CLASSES
 from fairlead.plan.metallb import translations
-from fairlead.plan.migrated_pools import is_balanced, shown_addresses
+from fairlead.plan.migrated_pools import is_balanced, is_unreachable, shown_addresses
 from fairlead.plan.service import CLASS_ANNOTATION
 
 Next = Literal["metallb", "kube-vip", "cilium", "openstack"]
@@ -98,6 +98,8 @@ def _in_no_pool(
                 ranges.append(parse_range(text))
     for service in services if ranges else ():
         for address in shown_addresses(service):
+            if is_unreachable(address):
+                continue
             version, value, _ = parse_range(address)
             if not any(v == version and low <= value <= high for v, low, high in ranges):
                 yield (

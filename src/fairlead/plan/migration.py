@@ -317,7 +317,8 @@ def _not_valid(service: Service) -> Iterator[Finding]:
         if entry.ip and (address := shown_address(entry)) is None:
             yield Finding(
                 NOT_VALID,
-                f"it shows {annotations.quoted(entry.ip)}, which is no address: it would get one",
+                f"it shows {annotations.quoted(entry.ip)}, which is no address: Fairlead would "
+                "assign another one",
                 severity="error",
                 remedy=remedy,
             )

@@ -95,12 +95,13 @@ async def test_a_worker_that_is_stopped_gets_no_second_one_beside_it(folder: Pat
     first, changed = balancer({"node1": 1}), balancer({"node1": 1}, settings=HEADER)
     async with nodes("node1"), opened(folder) as made:
         await reconcile(made, first)
-        worker = await pid_of_worker(made)
+        worker, text = await pid_of_worker(made), made.haproxy.text()
         os.kill(worker, signal.SIGSTOP)
         successor = ProxyDriver(folder, reload_pause_s=0.1)
         for each in (made, successor):
             with pytest.raises(Unavailable, match="does not answer"):
                 await each.apply(each.diff(each.render({WEB: changed}), await each.read([WEB])))
+        assert made.haproxy.text() == text, "what the worker runs with"
         async with running(successor):
 
             async def is_noticed() -> bool:

@@ -8,6 +8,7 @@ controller can, by the MAC addresses in the Leases of gateways (`roles.gateways`
 The kernel keeps the first answer: a host that answers later than another gateway is not noticed."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import structlog
@@ -38,7 +39,10 @@ class Conflicts:
             except FairleadError as error:
                 log.warning("cannot look for other stations with our addresses", problem=str(error))
                 continue
+            # The kernels of other gateways answer for all these addresses, another station for one
+            # or a few, and a Lease has room for the first ones only.
+            number = Counter(each.mac for each in found.values())
+            rare = sorted(found.items(), key=lambda item: (number[item[1].mac], item[0]))
             self.claimed = tuple(
-                Claimed(address, each.interface, each.mac)
-                for address, each in sorted(found.items())
+                Claimed(address, each.interface, each.mac) for address, each in rare
             )

@@ -389,8 +389,10 @@ class ProxyDriver(Component):
                 log.info("HAProxy answers again")
                 self._hanging = ""
             elif not self._hanging and missed == HANGING_CHECKS:
+                # A master that is frozen too does not name its worker.
+                pid = await self._current_worker() or self.haproxy.master_pid() or 0
                 self._hanging = (
-                    f"HAProxy's worker (process {await self._current_worker()}) does not answer: "
+                    f"HAProxy's worker (process {pid}) does not answer: "
                     "no Service of class fairlead.io/proxy is served"
                 )
                 log.error(self._hanging)

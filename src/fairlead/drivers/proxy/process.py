@@ -140,20 +140,22 @@ class Haproxy:
         candidate.write_text(text)
         self._states.write_text(states.NOTHING)
         await self._check(candidate)
+        running = await self.running()
+        if running and await self.hangs():
+            # It cannot hand its listening sockets over, so that the kernel would go on passing half
+            # of the connections to it, and nothing would show that.
+            raise Unavailable("HAProxy's worker does not answer, so that it cannot be reloaded")
+        if not running and (master := self._live_master()) is not None:
+            # Its worker still serves. A second HAProxy would share the ports with it, and the first
+            # one could not be reloaded any more.
+            raise Unavailable(
+                f"HAProxy's master (process {master}) does not answer, so that it cannot be "
+                "reloaded"
+            )
         before = self.text()
         candidate.replace(self._text)
         try:
-            if await self.running():
-                await self._reload(text)
-            elif (master := self._live_master()) is not None:
-                # Its worker still serves. A second HAProxy would share the ports with it, and
-                # nobody could reload the first one any more.
-                raise Unavailable(
-                    f"HAProxy's master (process {master}) does not answer, so that "
-                    "it cannot be reloaded"
-                )
-            else:
-                await self._start()
+            await (self._reload(text) if running else self._start())
         except Refused:
             if before:
                 self._text.write_text(before)
@@ -223,10 +225,6 @@ class Haproxy:
         log.info("HAProxy started", pid=self.master_pid())
 
     async def _reload(self, text: str) -> None:
-        if await self.hangs():
-            # It cannot hand its listening sockets over, so that the kernel would go on passing half
-            # of the connections to it, and nothing would show that.
-            raise Unavailable("HAProxy's worker does not answer, so that it cannot be reloaded")
         before, failed = await runtime.workers(self.master)
         known = {each.pid for each in before}
         # Without the states the new worker begins as at a start: its first checks find the servers
