@@ -69,6 +69,9 @@ class Unit(NamedTuple):
 
 
 RESOURCE = Unit("fairlead.kube.objects", "Resource")
+OF_OPERATORS = {Unit("fairlead.cli.roles", "_leave")}
+"""What the command of a role does with the rights of the operator who calls it (`gateway --leave`),
+and never as the role's account."""
 
 
 class Right(NamedTuple):
@@ -135,7 +138,7 @@ class Source:
         waiting = [start]
         while waiting:
             unit = waiting.pop()
-            if unit in known:
+            if unit in known or unit in OF_OPERATORS:
                 continue
             known.add(unit)
             waiting += [*self._named_in(unit), Unit(unit.module, "")]
