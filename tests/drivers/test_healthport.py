@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from structlog.testing import capture_logs
+from tests.children import children
 
 from fairlead.drivers.health_answers import VALID_S, Health, Opened, Update
 from fairlead.drivers.health_targets import StartProbes
@@ -27,6 +28,7 @@ from fairlead.model import HealthCheck, NodeService, Outcome, ServiceKey, Verdic
 from fairlead.net.httprequest import Request
 from fairlead.roles.health_check_server import command
 
+PROGRAM = "fairlead.roles.health_check_server"
 DEADLINE_S = 60.0
 WEB, SHOP = ServiceKey("default", "web"), ServiceKey("shop", "front")
 
@@ -65,7 +67,7 @@ async def running(driver: HealthPortDriver) -> AsyncIterator[HealthPortDriver]:
         await driver.close()
         # A process whose start was cancelled ends by itself. The next test must not find it.
         async with asyncio.timeout(DEADLINE_S):
-            while children():
+            while children(PROGRAM):
                 await asyncio.sleep(0.01)
 
 
@@ -96,17 +98,6 @@ def free_port() -> int:
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::", 0))
         return int(probe.getsockname()[1])
-
-
-def children() -> list[int]:
-    """Return the ids of the health check servers of this process."""
-    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
-    return [
-        int(pid)
-        for pids in found
-        for pid in pids
-        if b"fairlead.roles.health_check_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
 
 
 def intent(key: ServiceKey, port: int, count: int) -> NodeService:
@@ -411,7 +402,7 @@ async def test_a_port_takes_one_file_descriptor_and_answers_both_families(
 ) -> None:
     """A node may have thousands of health ports."""
     wanted = [intent(ServiceKey("default", f"web-{nth}"), free_port(), nth + 1) for nth in range(5)]
-    (answering,) = children()
+    (answering,) = children(PROGRAM)
     before = len(os.listdir(f"/proc/{answering}/fd"))
     assert not await install(driver, *wanted)
     assert len(os.listdir(f"/proc/{answering}/fd")) == before + len(wanted)
@@ -426,10 +417,10 @@ async def test_a_killed_answering_process_is_replaced_for_all_ports(
 ) -> None:
     first, second = free_port(), free_port()
     await install(driver, intent(WEB, first, 3), intent(SHOP, second, 0))
-    (killed,) = children()
+    (killed,) = children(PROGRAM)
     os.kill(killed, signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
-        while children() in ([], [killed]) or not await takes_connections(
+        while children(PROGRAM) in ([], [killed]) or not await takes_connections(
             driver.proxy_port, first, second
         ):
             await asyncio.sleep(0.01)
@@ -458,14 +449,14 @@ async def test_a_role_survives_while_no_process_can_be_started(tmp_path: Path) -
     async with running(made):
         program.rename(away)
         with capture_logs() as logs:
-            (pid,) = children()
+            (pid,) = children(PROGRAM)
             os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(DEADLINE_S):
                 while not any("No such file" in entry.get("problem", "") for entry in logs):
                     await asyncio.sleep(0.01)
         away.rename(program)
         async with asyncio.timeout(DEADLINE_S):
-            while not children():
+            while not children(PROGRAM):
                 await asyncio.sleep(0.01)
 
 
@@ -482,7 +473,7 @@ async def test_a_port_taken_by_another_process_meanwhile_is_reported(switches: S
     async with running(made) as driver:
         port = free_port()
         await install(driver, intent(WEB, port, 1))
-        (killed,) = children()
+        (killed,) = children(PROGRAM)
         # The process must not notice anything before the port is taken.
         os.kill(killed, signal.SIGSTOP)
         with socket.socket(socket.AF_INET6) as other:

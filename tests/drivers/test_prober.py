@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
+from tests.children import children
 from tests.drivers.test_monitor import API, DEADLINE_S, WEB, HealthPort, VerdictLog, balancer
 
 from fairlead.drivers.prober import Prober
@@ -18,16 +18,7 @@ from fairlead.model import LoadBalancer
 from fairlead.roles.prober_process import NICENESS, command
 
 COMMAND = command(0.02, 0.2)
-
-
-def children() -> list[int]:
-    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
-    return [
-        int(pid)
-        for pids in found
-        for pid in pids
-        if b"fairlead.roles.prober_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+PROGRAM = "fairlead.roles.prober_process"
 
 
 @asynccontextmanager
@@ -72,7 +63,7 @@ async def test_verdicts_follow_health_ports_of_added_and_removed_services() -> N
             await set_balancers(driver)
             await driver.settled()
             await log.wait("127.0.0.1", other.port, None)
-    assert children() == []
+    assert children(PROGRAM) == []
 
 
 async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
@@ -82,7 +73,7 @@ async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
             balancer(WEB, health.port, "127.0.0.1"),
             # The prober is up once it has received a message.
         )
-        (pid,) = children()
+        (pid,) = children(PROGRAM)
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(
             19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         )
@@ -91,7 +82,7 @@ async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
 async def test_a_gateway_exits_when_its_prober_dies() -> None:
     async with running(VerdictLog()) as (driver, task):
         await set_balancers(driver, balancer(WEB, 1, "127.0.0.1"))
-        (pid,) = children()
+        (pid,) = children(PROGRAM)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="ended by itself, with status -9"):
             await task
