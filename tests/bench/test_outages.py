@@ -18,4 +18,4 @@ async def test_an_outage_shows_in_the_status_readyz_and_metrics() -> None:
     assert any(row.shown[1].startswith("503 HAProxy's worker") for row in stopped.during)
     for each in (down, killed, failed, stopped):
         assert "200 ok" in [row.shown[1] for row in each.after]
-    assert [row.shown[1] for row in flushed.during if row.shown[1]] == ["200 ok"]
+    assert {row.shown[1] for row in flushed.during if row.shown[1]} == {"200 ok"}
