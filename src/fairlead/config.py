@@ -567,8 +567,8 @@ def cidr_problem(text: str, *, alone: bool = False) -> tuple[str, str] | None:
 
 
 def _ambiguous(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[str, str] | None:
-    """Return why a text of an IPv6 address is none of the address that packets have, and what to
-    write; None if it is one."""
+    """Return why packets have another address than this IPv6 address, and what to write; None if
+    they have this one."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if (mapped := address.ipv4_mapped) is not None:

@@ -230,8 +230,8 @@ def check(target: str, output: Format, **options: Any) -> None:
     must not be trusted. Run the check outside the cluster and in a pod, because each reaches entry
     points that the other does not.
 
-    What was not tested is listed too, as findings NotTested: ports of other protocols, ports whose
-    answers are not HTTP, and entry points that answer no request.
+    Findings NotTested name the ports and entry points that were not tested: ports of other
+    protocols, ports whose answers are not HTTP, and entry points that answer no request.
 
     Exit status: 0 no problem found, 3 a problem found, 1 the check could not be made."""
     from fairlead.ingress.check import check as make

@@ -190,7 +190,7 @@ def _report_ignored(manifests: "Manifests") -> None:
 
 
 def _unused_pools(config: Config, manifests: "Manifests") -> list[Finding]:
-    """Return why AddressPools are not used, except those that are being deleted."""
+    """Return why AddressPools are not used. AddressPools that are being deleted are left out."""
     from fairlead.plan.pools import DELETED, read_pools
 
     problems = read_pools(config.pools, manifests.address_pools).problems

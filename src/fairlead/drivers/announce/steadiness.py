@@ -5,8 +5,8 @@ and whether the host itself has returned. Out: the links that settle. Each loss 
 others notice moves addresses to other gateways; if they came back with the link, a link or a host
 that comes and goes would move them each time. Therefore a link that others have missed settles for
 a period, and each further loss begins the period again. While it settles, an address stays with a
-gateway whose link is steady. A loss that nobody has noticed moves nothing, and neither does the
-return."""
+gateway whose link is steady. A loss that no other gateway
+has noticed moves nothing, and neither does the return."""
 
 from collections.abc import Collection
 

@@ -100,8 +100,8 @@ class Succession:
             self._claimed(address, macs_of(gateways).get(mac, ""))
 
     def follow(self, trusted: Collection[Watched] = ()) -> None:
-        """Watch the gateways whose addresses this one inherits, and those that it has left its own
-        to. `trusted`: those that do not count as lost any more."""
+        """Watch the gateways whose addresses this gateway inherits, and the gateways to which it
+        has left its own addresses. `trusted`: the gateways that do not count as lost any more."""
         gateways = self._gateways()
         links = gateways.announcers if gateways is not None else {}
         asked = watched_by(self._own, self.planned.values(), links, self._heirs.left)
