@@ -233,7 +233,10 @@ async def test_the_older_service_takes_an_address_and_has_it_after_a_flush_and_a
     looping.cancel()
     await asyncio.gather(following, looping, return_exceptions=True)
     await heir.close(remove=False)
-    assert len(role.events) == 1
+    # How often is not counted: a transaction that the flush cuts short is reported as well, and the
+    # conflict is then reported again.
+    losers = {about for about, _, text in role.events if "has this frontend" in text}
+    assert losers == {key("a")}, role.events
 
 
 @pytest.mark.root
