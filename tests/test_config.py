@@ -151,7 +151,7 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ),
         (
             "gateway: {interfacesByNode: {edge-*: [192.0.2.1/24]}}",
-            "host bits set - at $.gateway.interfacesByNode.edge-*[0]",
+            "host bits set (write 192.0.2.0/24) - at $.gateway.interfacesByNode.edge-*[0]",
         ),
         ("gateway: {interfacesByNode: {edge-1: []}}", "$.gateway.interfacesByNode"),
         ("node: {interfaces: [a name]}", "$.node.interfaces[0]"),

@@ -17,10 +17,11 @@ import msgspec
 from fairlead.errors import Refused, plain
 from fairlead.mistakes import mistake
 from fairlead.net import selection
-from fairlead.net.address import family_of, numeric_host, split_host_port
+from fairlead.net.address import ambiguity, cidr_problem, numeric_host, split_host_port
 from fairlead.sections import (
     CIDR,
     AbsolutePath,
+    Address,
     AddressRange,
     AnnounceConfig,
     HostPort,
@@ -33,6 +34,8 @@ from fairlead.sections import (
 
 MAX_RANGE_LENGTH = 128
 """The maximum length of a range of addresses; two IPv6 addresses have at most 90 characters."""
+_SPACES = " \t\n\f\r"
+"""The white space of a pattern in a schema of Helm and in a CustomResourceDefinition."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_SUFFIX_LENGTH = 253 - 40
 """A DNS name has at most 253 characters. An IPv6 address and the dot after it take 40 of them."""
@@ -110,7 +113,7 @@ class ApiServerConfig(Section, frozen=True):
     """A load balancer for the Kubernetes API server itself. The section is complete in itself,
     because this load balancer starts before the API is reachable."""
 
-    addresses: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(min_length=1)]
     """The addresses where clients connect, of either family: addresses that routers send to the
     gateways, or addresses of the gateway's host."""
     servers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -543,41 +546,6 @@ def _check_selectors(lists: Mapping[str, Selectors], source: str) -> None:
                 raise Refused(f"{source}: {error} - at $.{where}[{at}]", fix=INTERFACE) from error
 
 
-def cidr_problem(text: str, *, alone: bool = False) -> tuple[str, str] | None:
-    """Return what is wrong with a CIDR, and what to write instead; None if it is valid. An address
-    without a prefix length is valid only if it may stand `alone`: more often than a single address,
-    a network is meant."""
-    address, slash, length = text.partition("/")
-    try:
-        single = ipaddress.ip_network(address)
-    except ValueError:
-        return f"{text!r} is not a CIDR", "write a network such as 192.0.2.0/24 or 2001:db8::/64"
-    if problem := _ambiguous(single.network_address):
-        return f"{text} {problem[0]}", problem[1]
-    if not slash:
-        fix = f"write {single} for this address alone, or the length of the whole network"
-        return None if alone else (f"{text} has no prefix length", fix)
-    if not re.fullmatch("[0-9]{1,3}", length) or int(length) > single.max_prefixlen:
-        longest = f"write a length from 0 to {single.max_prefixlen}"
-        return f"{length!r} in {text} is not a prefix length of {family_of(address)}", longest
-    network = ipaddress.ip_network(text, strict=False)
-    if network.network_address != single.network_address:
-        return f"{text} has host bits set", f"write {network}"
-    return None
-
-
-def _ambiguous(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[str, str] | None:
-    """Return why packets have another address than this IPv6 address, and what to write; None if
-    they have this one."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return None
-    if (mapped := address.ipv4_mapped) is not None:
-        return "is an IPv4-mapped IPv6 address", f"write it as IPv4: {mapped}"
-    if address.scope_id is not None:
-        return "has a zone, which has a meaning on one host only", f"remove %{address.scope_id}"
-    return None
-
-
 def read_suffix(text: str) -> str | None:
     """Return the DNS name (RFC 1123) in lower case and without outer dots. Return None if the name
     is invalid, or too long to be prefixed with an address."""
@@ -610,12 +578,12 @@ def parse_range(text: str) -> tuple[int, int, int]:
         first, last = network.network_address, network.broadcast_address
     else:
         try:
-            first = ipaddress.ip_address(first_text.strip())
-            last = ipaddress.ip_address(last_text.strip()) if dash else first
+            first = ipaddress.ip_address(first_text.strip(_SPACES))
+            last = ipaddress.ip_address(last_text.strip(_SPACES)) if dash else first
         except ValueError:
             raise ValueError(f"{text!r} is not a range of addresses") from None
     for each in (first, last):
-        if problem := _ambiguous(each):
+        if problem := ambiguity(each):
             message, fix = problem
             raise ValueError(f"{text!r} {message} ({fix})")
     if first.version != last.version or int(last) < int(first):

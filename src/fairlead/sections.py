@@ -16,7 +16,8 @@ class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 Selectors = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 """Network interfaces by name, by pattern, by subnet or by default route; see `net.selection`."""
 
-# `config.check` checks these texts. Here they are described for the schema of the chart's values.
+# `config.check` checks these texts. Here they are described for the schema of the chart's values,
+# whose templates check networks further.
 CIDR = Annotated[
     str,
     msgspec.Meta(
@@ -24,10 +25,20 @@ CIDR = Annotated[
         description="a CIDR, such as 192.0.2.0/24",
     ),
 ]
+Address = Annotated[
+    str,
+    msgspec.Meta(
+        extra_json_schema={"pattern": "^[0-9a-fA-F.:]+$"},
+        description="an IPv4 or IPv6 address",
+    ),
+]
 AddressRange = Annotated[
     str,
     msgspec.Meta(
-        extra_json_schema={"pattern": "^[0-9a-fA-F.:]+(/[0-9]+| *- *[0-9a-fA-F.:]+)?$"},
+        extra_json_schema={
+            "pattern": r"^\s*[0-9a-fA-F.:]+(/[0-9]+|\s*-\s*[0-9a-fA-F.:]+)?\s*$",
+            "maxLength": 128,
+        },
         description="an address, a CIDR, or the first and the last address: 192.0.2.1-192.0.2.9",
     ),
 ]

@@ -102,7 +102,10 @@ def test_valid_selectors_are_accepted(text: str) -> None:
         ("192.0.2.1", "write it as a CIDR"),
         ("2001:db8::1", "write it as a CIDR"),
         ("192.0.2.1/24", "has host bits set"),
-        ("eth0/1", "IPv4 or IPv6 network"),
+        ("eth0/1", "is not a CIDR"),
+        ("10.0.0.0/016", "'016' in 10.0.0.0/016 is not a prefix length of IPv4"),
+        ("10.0.0.0/255.0.0.0", "'255.0.0.0' in 10.0.0.0/255.0.0.0 is not a prefix length"),
+        ("::ffff:10.0.0.0/104", "is an IPv4-mapped IPv6 address"),
     ],
 )
 def test_a_selector_that_cannot_match_is_rejected(text: str, words: str) -> None:

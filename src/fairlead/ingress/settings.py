@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from fairlead.config import cidr_problem
 from fairlead.errors import Refused
+from fairlead.net.address import cidr_problem
 
 Controller = Literal["nginx", "haproxy", "traefik"]
 Class = Literal["direct", "proxy", "octavia", "occm"]

@@ -1,14 +1,15 @@
 """IP addresses, and `address:port`, as text.
 
-In: texts that are valid addresses. Out: their family, their canonical form, their 16 bytes;
-`address:port` split and joined as in RFC 3986 (`[2001:db8::1]:80`). Pure. Texts of Kubernetes
-objects may be invalid, and are parsed by `kube.networks`."""
+In: texts that are valid addresses, or networks that a person wrote. Out: their family, their
+canonical form, their 16 bytes; `address:port` split and joined as in RFC 3986 (`[2001:db8::1]:80`);
+what is wrong with a network. Pure. Texts of Kubernetes objects may be invalid, and are parsed by
+`kube.networks`."""
 
 import ipaddress
 import re
 import socket
 from functools import lru_cache
-from ipaddress import IPv6Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Literal
 
 MAPPED_PREFIX = bytes(10) + b"\xff\xff"
@@ -75,6 +76,42 @@ def numeric_host(text: str) -> str | None:
         return bare if ipaddress.ip_address(bare).version == (4 if bare == host else 6) else None
     except ValueError:
         return None
+
+
+def cidr_problem(text: str, *, alone: bool = False) -> tuple[str, str] | None:
+    """Return what is wrong with a CIDR, and what to write instead; None if it is valid. An address
+    without a prefix length is valid only if it may stand `alone`: more often than a single address,
+    a network is meant."""
+    address, slash, length = text.partition("/")
+    try:
+        single = ipaddress.ip_network(address)
+    except ValueError:
+        return f"{text!r} is not a CIDR", "write a network such as 192.0.2.0/24 or 2001:db8::/64"
+    if problem := ambiguity(single.network_address):
+        return f"{text} {problem[0]}", problem[1]
+    if not slash:
+        fix = f"write {single} for this address alone, or the length of the whole network"
+        return None if alone else (f"{text} has no prefix length", fix)
+    # Some programs read a number that begins with 0 as octal.
+    if not re.fullmatch("0|[1-9][0-9]{0,2}", length) or int(length) > single.max_prefixlen:
+        longest = f"write a length from 0 to {single.max_prefixlen}"
+        return f"{length!r} in {text} is not a prefix length of {family_of(address)}", longest
+    network = ipaddress.ip_network(text, strict=False)
+    if network.network_address != single.network_address:
+        return f"{text} has host bits set", f"write {network}"
+    return None
+
+
+def ambiguity(address: IPv4Address | IPv6Address) -> tuple[str, str] | None:
+    """Return why packets have another address than this IPv6 address, and what to write; None if
+    they have this one."""
+    if isinstance(address, IPv4Address):
+        return None
+    if (mapped := address.ipv4_mapped) is not None:
+        return "is an IPv4-mapped IPv6 address", f"write it as IPv4: {mapped}"
+    if address.scope_id is not None:
+        return "has a zone, which has a meaning on one host only", f"remove %{address.scope_id}"
+    return None
 
 
 @lru_cache(maxsize=65536)

@@ -19,6 +19,8 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple, TypeVar
 
+from fairlead.net.address import cidr_problem
+
 DEFAULT_ROUTE = "default-route"
 MAX_NAME_LENGTH = 15
 """IFNAMSIZ of Linux, without the terminating zero byte."""
@@ -94,7 +96,9 @@ def check(selector: str) -> None:
     if not selector:
         raise ValueError("the text is empty")
     if "/" in selector:
-        ip_network(selector)
+        if problem := cidr_problem(selector):
+            message, fix = problem
+            raise ValueError(f"{message} ({fix})")
     elif is_name(selector) and (len(selector) > MAX_NAME_LENGTH or any(map(str.isspace, selector))):
         raise ValueError(
             f"{selector!r} is not an interface name: a name has at most {MAX_NAME_LENGTH} "
