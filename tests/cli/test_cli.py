@@ -45,7 +45,7 @@ def test_help_of_a_node_mentions_tunnels_and_kube_proxy() -> None:
 @pytest.mark.parametrize(
     ("selector", "words"),
     [
-        ("eth0/1", "'eth0/1' does not appear to be an IPv4 or IPv6 network"),
+        ("eth0/1", "'eth0/1' is not a CIDR"),
         ("192.0.2.1", "write it as a CIDR"),
         ("", "the text is empty; give the name of an interface, a pattern"),
     ],
