@@ -98,7 +98,7 @@ def doctor(
 
     Exit status: 0 nothing wrong, 1 findings, 2 it could not look."""
     if services[:1] == (EXPLAIN,):
-        _explain(services[1:])
+        _explain(services[1:], output)
         return
     if all_namespaces and (namespace or services):
         raise click.UsageError("-A looks at all Services: give neither -n nor a SERVICE with it")
@@ -129,7 +129,7 @@ def doctor(
         raise SystemExit(FINDINGS)
 
 
-def _explain(codes: tuple[str, ...]) -> None:
+def _explain(codes: tuple[str, ...], output: Format) -> None:
     from fairlead.doctor.pages import PAGES
 
     # Capitals are easily forgotten.
@@ -141,8 +141,8 @@ def _explain(codes: tuple[str, ...]) -> None:
         )
         click.echo(f"fairlead: {problem}", err=True)
         raise SystemExit(COULD_NOT_LOOK)
-    named = [by_lower[each.lower()] for each in codes] or list(PAGES)
-    click.echo("\n".join(PAGES[each].render() for each in named).rstrip())
+    pages = [PAGES[by_lower[each.lower()]] for each in codes] or list(PAGES.values())
+    show(pages, output, lambda: click.echo("\n".join(each.render() for each in pages).rstrip()))
 
 
 def _key(text: str, where: str, namespace: str | None) -> ServiceKey:
