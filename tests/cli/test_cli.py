@@ -147,6 +147,25 @@ def test_an_unknown_command_names_similar_ones(name: str, words: str) -> None:
     assert words in done.stderr
 
 
+def test_the_way_back_says_what_services_show_in_between() -> None:
+    services = yaml.safe_dump_all(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "annotations": {"fairlead.io/class": "fairlead.io/direct"}},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": address}]}},
+        }
+        for name, address in (("a", "192.0.2.1"), ("b", "192.0.2.2"))
+    )
+    done = fairlead("migrate", "back", "--to", "cilium", "-f", "-", stdin=services)
+    assert done.returncode == 0
+    assert [each["metadata"]["name"] for each in yaml.safe_load_all(done.stdout)] == ["a", "b"]
+    assert "kubectl shows its EXTERNAL-IP as <pending>, and it is not served, until cilium" in (
+        done.stderr
+    )
+
+
 @pytest.mark.parametrize("group", ["lab", "migrate", "ingress", "octavia"])
 def test_the_help_of_a_group_has_whole_sentences(group: str) -> None:
     commands = fairlead(group, "--help").stdout.partition("Commands:")[2]

@@ -104,8 +104,9 @@ def pools(source: Source) -> None:
 def back(source: Source, to: Next) -> None:
     """Print the requests by which another system gives Services the addresses that they have now.
 
-    When Fairlead releases a Service, its addresses are removed from the status. Apply the requests
-    before that:
+    When Fairlead releases a Service, its addresses are removed from the status. Until the other
+    system has started, kubectl shows <pending>, and the Service is not served. Apply the requests
+    before the release:
 
     \b
     fairlead migrate back --to metallb |
@@ -122,6 +123,11 @@ def back(source: Source, to: Next) -> None:
         yaml.safe_dump_all(bodies, sys.stdout, sort_keys=False)
     else:
         click.echo(f"no Service has to request its addresses from {to}", err=True)
+    click.echo(
+        "when Fairlead releases a Service, kubectl shows its EXTERNAL-IP as <pending>, and it is "
+        f"not served, until {to} has started: have it ready to start before",
+        err=True,
+    )
     _report(found)
 
 
