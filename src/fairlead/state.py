@@ -349,6 +349,7 @@ class State:
             or bool(before.forwarding) != bool(gateways.forwarding)
             or before.gone != gateways.gone
             or before.problems != gateways.problems
+            or before.problem_classes != gateways.problem_classes
         ):
             self._mark(self._balanced())
             return
@@ -364,8 +365,7 @@ class State:
             {
                 key
                 for key in old.keys() | new.keys()
-                if old.get(key) != new.get(key)
-                or bool(before.serving(key)) != bool(gateways.serving(key))
+                if old.get(key) != new.get(key) or before.alive != gateways.alive
             }
         )
 

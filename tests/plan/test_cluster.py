@@ -22,9 +22,11 @@ from fairlead.kube.objects import (
     ServiceStatus,
 )
 from fairlead.kube.presence import Claimed, OnLink
-from fairlead.model import LoadBalancer, ServiceKey
+from fairlead.model import Finding, LoadBalancer, ServiceKey
 from fairlead.plan.announce import announcers_of, owner_of
+from fairlead.plan.direct import DIRECT
 from fairlead.plan.gateways import Gateways, gateway_notes
+from fairlead.plan.proxying import PROXY
 from fairlead.roles.controller import Planner
 from fairlead.sections import AnnounceConfig, L2Config
 from fairlead.state import State
@@ -232,10 +234,11 @@ def gateways_of(key: ServiceKey, *states: str) -> Gateways:
     named = [(f"gw{number}", state) for number, state in enumerate(states)]
     refusals = {name: "no room" for name, state in named if state == "refuses"}
     return Gateways(
-        frozenset(name for name, state in named if state in ("serves", "refuses", "down")),
+        frozenset(name for name, state in named if state not in ("absent", "gone")),
         {key: refusals} if refusals else {},
-        {name: "interface eth0 is down" for name, state in named if state == "down"},
+        {name: "it is down" for name, state in named if state in ("down", "half down")},
         frozenset(name for name, state in named if state == "gone"),
+        problem_classes={name: PROXY for name, state in named if state == "half down"},
     )
 
 
@@ -243,13 +246,19 @@ def test_a_service_is_dirty_when_its_findings_about_gateways_change() -> None:
     state = state_of(service("a"))
     values = [
         gateways_of(A, *states)
-        for states in product(("absent", "gone", "serves", "refuses", "down"), repeat=2)
+        for states in product(
+            ("absent", "gone", "serves", "refuses", "down", "half down"), repeat=2
+        )
     ]
+
+    def notes(gateways: Gateways) -> list[tuple[Finding, ...]]:
+        return [gateway_notes(gateways, A, name) for name in (DIRECT, PROXY)]
+
     for before, after in product(values, repeat=2):
         state.update_gateways(before)
         with state.subscribers.subscription() as dirty:
             state.update_gateways(after)
-            if gateway_notes(before, A) != gateway_notes(after, A):
+            if notes(before) != notes(after):
                 assert A in dirty, (before, after)
             if before == after:
                 assert A not in dirty

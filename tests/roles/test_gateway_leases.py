@@ -19,7 +19,9 @@ from fairlead.kube.presence import (
     Presence,
 )
 from fairlead.model import ServiceKey
+from fairlead.plan.direct import DIRECT
 from fairlead.plan.gateways import Gateways, gateway_notes
+from fairlead.plan.proxying import PROXY
 from fairlead.roles.gateways import MAX_PEERS, FoundPeers, GatewayLeases
 
 WEB = ServiceKey("default", "web")
@@ -33,6 +35,7 @@ def lease(
     ready: bool = True,
     refuses: str = "",
     problem: str = "",
+    problem_class: str = "",
     announces: tuple[OnLink, ...] = (),
     announced: int = 0,
     claimed: tuple[Claimed, ...] = (),
@@ -50,6 +53,7 @@ def lease(
         "",
         ready=ready,
         problem=problem,
+        problem_class=problem_class,
         not_served=refused,
         announces=announces,
         announced_count=announced,
@@ -189,7 +193,7 @@ def test_a_gateway_that_reports_a_problem_of_its_host_is_not_gone() -> None:
         silences.update(lease("gw1", ready=False, problem=down), first=False)
         pass_time(silences, 1)
     assert silences.value() == Gateways(frozenset({"gw1"}), problems={"gw1": down})
-    assert [str(each) for each in gateway_notes(silences.value(), WEB)] == [
+    assert [str(each) for each in gateway_notes(silences.value(), WEB, DIRECT)] == [
         "gateway gw1 cannot serve it: interface eth0 is down"
     ]
     silences.update(lease("gw1"), first=False)
@@ -235,8 +239,8 @@ def test_a_problem_that_exists_at_the_start_counts_at_once() -> None:
     assert silences.value().problems == {"gw1": "down"}
 
 
-def ready_or_not(gateways: Gateways) -> list[tuple[str, str]]:
-    return [(str(each), each.blocks) for each in gateway_notes(gateways, WEB)]
+def ready_or_not(gateways: Gateways, class_name: str = DIRECT) -> list[tuple[str, str]]:
+    return [(str(each), each.blocks) for each in gateway_notes(gateways, WEB, class_name)]
 
 
 def test_a_service_is_ready_while_a_gateway_forwards_and_serves_it() -> None:
@@ -251,6 +255,31 @@ def test_a_service_is_ready_while_a_gateway_forwards_and_serves_it() -> None:
     assert ready_or_not(Gateways(both, no_room, problems={"gw1": "down"})) == [
         (f"{down}; gateway gw2 cannot serve it: no room", "Ready")
     ]
+
+
+def test_a_problem_of_one_class_concerns_only_the_services_of_this_class() -> None:
+    """HAProxy does not answer: the packets of class direct do not pass it."""
+    silences = GatewayLeases(MOST_S)
+    hanging, text = "HAProxy does not answer", "gateway gw1 cannot serve it: "
+
+    def report(problem: str, class_name: str, seconds: int) -> list[list[tuple[str, str]]]:
+        for _ in range(seconds):
+            silences.update(
+                lease("gw1", ready=not problem, problem=problem, problem_class=class_name),
+                first=False,
+            )
+            pass_time(silences, 1)
+        return [ready_or_not(silences.value(), each) for each in (DIRECT, PROXY)]
+
+    blocked = [(text + hanging, "Ready")]
+    assert report(hanging, PROXY, 2) == [[], blocked]
+    assert silences.value().forwarding == set(), "addresses of both classes move elsewhere"
+    both = f"{hanging}; eth0 is down"
+    assert report(both, "", 1) == [[], blocked]
+    assert report(both, "", 1) == [[(text + both, "Ready")]] * 2
+    assert report(hanging, PROXY, DURATION_S - 1) == [[(text + both, "Ready")]] * 2
+    assert report(hanging, PROXY, 1) == [[], blocked]
+    assert report("", "", DURATION_S) == [[], []]
 
 
 def test_a_gateway_that_was_gone_counts_again_when_it_is_ready() -> None:

@@ -19,6 +19,7 @@ from fairlead.kube.objects import ObjectKey
 from fairlead.kube.presence import lease_body, lease_name, presence_of
 from fairlead.model import DONE, Finding, Outcome, ServiceKey
 from fairlead.plan.gateways import Gateways
+from fairlead.plan.proxying import PROXY
 from fairlead.roles.metrics import GatewaysCollector
 from fairlead.roles.presence import Announcer
 from fairlead.web import View
@@ -168,6 +169,24 @@ async def test_a_gateway_that_does_not_forward_is_named(cluster: Cluster) -> Non
             assert after["Ready"]["message"].endswith(found["Ready"]["message"])
         await cluster.has("web", Ready="False/GatewayNotServing")
     await cluster.has("web", Ready="True/GatewayGone")
+
+
+class Balancer(Interfaces):
+    """A part of a gateway without which it serves no Service of class proxy."""
+
+    problem, problem_class = "HAProxy does not answer", PROXY
+
+
+async def test_a_gateway_whose_haproxy_hangs_serves_class_direct(cluster: Cluster) -> None:
+    """/readyz is about the whole host, a condition about one Service."""
+    await serve(cluster)
+    with cluster.gateway.showing(Balancer()):
+        record = Announcer(cluster.client, cluster.presence, cluster.gateway, "gw1").record()
+        assert (record.ready, record.problem_class) == (False, PROXY)
+        await cluster.apply("shop", loadBalancerClass=PROXY)
+        await cluster.set_endpoints("shop", ("10.244.1.1", "life-1", True))
+        await cluster.has("shop", Ready="False/GatewayNotServing")
+        await cluster.has("web", Ready="True/EndpointsReady")
 
 
 async def test_only_the_text_of_a_problem_waits_for_the_next_renewal(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_network
+from itertools import product
 
 import aiohttp
 import pytest
@@ -170,6 +171,19 @@ async def test_a_role_that_cannot_work_on_its_host_is_not_ready(port: int) -> No
             ]
             interfaces.down = False
             assert await get(f"{address}/readyz") == (200, "ok\n")
+
+
+class Balancer(Interfaces):
+    problem_class = "fairlead.io/proxy"
+
+
+def test_the_class_that_a_problem_concerns_is_known() -> None:
+    view, interfaces, balancer = View("gateway", "gw1"), Interfaces(), Balancer()
+    with view.showing(interfaces), view.showing(balancer):
+        seen = []
+        for interfaces.down, balancer.down in product((False, True), repeat=2):
+            seen.append((bool(view.problem), view.problem_class))
+    assert seen == [(False, ""), (True, "fairlead.io/proxy"), (True, ""), (True, "")]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class Component:
 
     name = ""
     """Name in logs, and of the component's task."""
+    problem_class = ""
+    """The class of Services that a finding which blocks Ready concerns; empty: all Services."""
     batch = 0
     """Drivers only: see `Driver.batch`."""
 

@@ -104,6 +104,8 @@ class Presence(Fields, frozen=True):
     ready: bool = False
     problem: str = ""
     """Why it cannot do its work on its host now; it is not ready then."""
+    problem_class: str = ""
+    """The class of Services that `problem` concerns; empty: all Services."""
     leads: bool = False
     """For a controller: whether it leads."""
     interfaces: tuple[str, ...] = ()

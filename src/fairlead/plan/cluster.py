@@ -117,7 +117,7 @@ def _balancer(
     if result.rivals:
         notes = (*notes, _port_conflict(result.rivals))
     if class_.served_by == "gateways":
-        notes = (*gateway_notes(cluster.gateways, service.key), *notes)
+        notes = (*gateway_notes(cluster.gateways, service.key, class_.name), *notes)
         if (gateways := cluster.gateways) is not None:
             found = (
                 announce_notes(balancer.addresses, gateways, cluster.nodes)

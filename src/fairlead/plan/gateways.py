@@ -29,7 +29,8 @@ SEE_THERE = "see the Event `SyncGatewayFailed`, or `fairlead status` on that hos
 class Gateways(msgspec.Struct, frozen=True):
     """The gateways as the controller observes them. `refusals`: the Services that some live
     gateways cannot serve, with the message of each of these gateways. `problems`: why some live
-    gateways do not forward now, for any Service. `gone`: gateways that have stopped renewing their
+    gateways do not forward now. `problem_classes`: those of them that fail only the Services of one
+    class, with this class. `gone`: gateways that have stopped renewing their
     Leases. `announcers`: the live gateways that can announce addresses, with the networks on their
     links. `unproved`: the live gateways that have not renewed their Leases since this process began
     to watch: they may have been gone for long. `claimed`: the addresses that another station uses
@@ -44,20 +45,31 @@ class Gateways(msgspec.Struct, frozen=True):
     unproved: frozenset[str] = frozenset()
     claimed: Mapping[str, tuple[str, Claimed]] = msgspec.field(default_factory=dict)
     leaving: Mapping[str, str] = msgspec.field(default_factory=dict)
+    problem_classes: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def forwarding(self) -> frozenset[str]:
-        """The live gateways that forward."""
+        """The live gateways that forward for the Services of all classes."""
         return self.alive.difference(self.problems)
 
-    def serving(self, key: ServiceKey) -> frozenset[str]:
-        """Return the gateways that forward and do not refuse this Service."""
-        return self.forwarding.difference(self.refusals.get(key, ()))
+    def problems_of(self, class_name: str) -> Mapping[str, str]:
+        """Return the problems that concern the Services of this class."""
+        return {
+            name: text
+            for name, text in self.problems.items()
+            if self.problem_classes.get(name, class_name) == class_name
+        }
+
+    def serving(self, key: ServiceKey, class_name: str) -> frozenset[str]:
+        """Return the gateways that forward for this class and do not refuse this Service of it."""
+        return self.alive.difference(self.problems_of(class_name), self.refusals.get(key, ()))
 
 
-def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, ...]:
-    """Return the Findings for this Service. `gateways`: None while the gateways are unknown, or if
-    the controller may not read their Leases."""
+def gateway_notes(
+    gateways: Gateways | None, key: ServiceKey, class_name: str
+) -> tuple[Finding, ...]:
+    """Return the Findings for this Service of this class. `gateways`: None while the gateways are
+    unknown, or if the controller may not read their Leases."""
     if gateways is None:
         return ()
     if not gateways.alive:
@@ -70,7 +82,7 @@ def gateway_notes(gateways: Gateways | None, key: ServiceKey) -> tuple[Finding, 
             "label nodes NODE fairlead.io/gateway=`), and check `fairlead status --cluster`"
         )
         return (Finding(NO_GATEWAY, message, severity="error", remedy=remedy, blocks="Ready"),)
-    return (*_not_served(gateways, key), *_gone(gateways))
+    return (*_not_served(gateways, key, class_name), *_gone(gateways))
 
 
 def conflict_notes(addresses: Iterable[str], gateways: Gateways) -> Sequence[Finding]:
@@ -104,8 +116,8 @@ def _gone(gateways: Gateways) -> Iterator[Finding]:
     )
 
 
-def _not_served(gateways: Gateways, key: ServiceKey) -> Iterator[Finding]:
-    refusals = {**gateways.refusals.get(key, {}), **gateways.problems}
+def _not_served(gateways: Gateways, key: ServiceKey, class_name: str) -> Iterator[Finding]:
+    refusals = {**gateways.refusals.get(key, {}), **gateways.problems_of(class_name)}
     if not refusals:
         return
     reports = [
@@ -114,7 +126,7 @@ def _not_served(gateways: Gateways, key: ServiceKey) -> Iterator[Finding]:
     ]
     more = f"; and {len(reports) - MAX_NAMED} more gateways" if len(reports) > MAX_NAMED else ""
     message = "; ".join(reports[:MAX_NAMED]) + more
-    if gateways.serving(key):
+    if gateways.serving(key, class_name):
         yield Finding(NOT_SERVED, message)
     else:
         yield Finding(NOT_SERVED, message, severity="error", blocks="Ready")

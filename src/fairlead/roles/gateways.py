@@ -15,7 +15,7 @@ Leases of controllers, and the renewals of this process's own Lease prove that t
 renewals. A Lease that exists at the start proves nothing: whether its gateway is alive is known
 once the Lease changes, or has not changed for its duration. A gateway whose problem comes and goes
 changes `Gateways` at most twice in the duration of its Lease, because each change concerns all
-Services."""
+Services. A problem that concerns one class counts apart from one that concerns all of them."""
 
 import asyncio
 import time
@@ -99,18 +99,38 @@ class Lasting(msgspec.Struct):
 class Observed(msgspec.Struct):
     """One gateway. `silent_s`: how long its Lease has not changed while a renewal could be
     observed. `unready_s`: how long the gateway has not been ready. `renewed`: whether a renewal was
-    observed. `problem`: the problem that counts."""
+    observed. `problems`: its problems by the class of Services that they concern; those of the
+    class "" concern all Services, and are the first."""
 
     presence: Presence
     duration_s: float
     renewed: bool
-    problem: Lasting
+    problems: dict[str, Lasting]
     silent_s: float = 0.0
     unready_s: float = 0.0
 
     @property
     def expired(self) -> bool:
         return max(self.silent_s, self.unready_s) > self.duration_s
+
+    @property
+    def problem(self) -> tuple[str, str]:
+        """The class and the text of the problem that counts; the text is empty if none does."""
+        counting = ((each, problem.text) for each, problem in self.problems.items() if problem.text)
+        return next(counting, ("", ""))
+
+    def count_problems(self, passed_s: float) -> None:
+        """Count a time in which the gateway reported the problem of its presence."""
+        reported = self.presence.problem_class[:MAX_REASON_LENGTH]
+        self.problems.setdefault(reported, Lasting())
+        for each, problem in self.problems.items():
+            text = self.presence.problem if each == reported else ""
+            problem.advance(text, passed_s, self.duration_s)
+        self.problems = {
+            each: problem
+            for each, problem in self.problems.items()
+            if problem.text or each in ("", reported)
+        }
 
 
 class GatewayLeases:
@@ -160,11 +180,11 @@ class GatewayLeases:
             duration_s = float(lease.spec.lease_duration_seconds or 1)
             # A problem that exists at the start counts at once: otherwise Services that an earlier
             # controller has shown as not ready would be ready for a moment.
-            problem = (
-                before.problem if before is not None else Lasting(presence.problem if first else "")
-            )
+            problems = before.problems if before is not None else {"": Lasting()}
+            if before is None and first:
+                problems[presence.problem_class[:MAX_REASON_LENGTH]] = Lasting(presence.problem)
             self.gateways[key] = Observed(
-                presence, duration_s, not first, problem, unready_s=unready_s
+                presence, duration_s, not first, problems, unready_s=unready_s
             )
 
     def advance(self, passed_s: float) -> None:
@@ -174,7 +194,7 @@ class GatewayLeases:
             each.silent_s += step_s
             if not self._is_counted(each.presence):
                 each.unready_s += step_s
-            each.problem.advance(each.presence.problem, step_s, each.duration_s)
+            each.count_problems(step_s)
 
     def _is_counted(self, presence: Presence) -> bool:
         return self._own_counts and presence.name == self._own
@@ -230,11 +250,9 @@ class GatewayLeases:
             for each in presence.not_served[:MAX_NAMED]:
                 name, reason = presence.name[:MAX_REASON_LENGTH], each.message[:MAX_REASON_LENGTH]
                 refusals.setdefault(each.key, {})[name] = reason
-        problems = {
-            each.presence.name[:MAX_REASON_LENGTH]: each.problem.text[:MAX_REASON_LENGTH]
-            for each in observed
-            if each.problem.text
-        }
+        counting = {each.presence.name[:MAX_REASON_LENGTH]: each.problem for each in observed}
+        problems = {name: text[:MAX_REASON_LENGTH] for name, (_, text) in counting.items() if text}
+        classes = {name: class_name for name, (class_name, _) in counting.items() if class_name}
         names = frozenset(presence.name[:MAX_REASON_LENGTH] for presence in alive)
         gone = frozenset(
             each.presence.name[:MAX_REASON_LENGTH]
@@ -270,7 +288,15 @@ class GatewayLeases:
             if presence.leaving
         }
         return Gateways(
-            names, refusals, problems, gone - names, announcers, unproved, claimed, leaving
+            names,
+            refusals,
+            problems,
+            gone - names,
+            announcers,
+            unproved,
+            claimed,
+            leaving,
+            classes,
         )
 
 

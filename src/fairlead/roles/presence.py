@@ -154,7 +154,7 @@ class Announcer:
     def _condition(self) -> tuple[object, ...]:
         view = self._view
         return (
-            *(view.synced, view.working, bool(view.problem)),
+            *(view.synced, view.working, bool(view.problem), view.problem_class),
             *(tuple(self._announces()), self._peer(), self._leaving()),
             len(self._announced()) if self._waited_for() else 0,
         )
@@ -236,6 +236,7 @@ class Announcer:
             self._since,
             ready=self._view.ready,
             problem=self._view.problem[:MAX_REASON_LENGTH],
+            problem_class=self._view.problem_class,
             leads=self._view.role == "controller" and self._view.working,
             interfaces=tuple(self._interfaces()),
             peer=self._peer(),

@@ -129,8 +129,20 @@ class View:
     @property
     def problem(self) -> str:
         """Why the role cannot do its work on this host now; empty if it can."""
-        found = (each for component in self.components.copy() for each in component.findings())
-        return "; ".join(str(each) for each in found if each.blocks == "Ready")
+        return "; ".join(text for _, text in self._problems())
+
+    @property
+    def problem_class(self) -> str:
+        """The class of Services that `problem` concerns; empty: all Services."""
+        classes = {each for each, _ in self._problems()}
+        return classes.pop() if len(classes) == 1 else ""
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each problem, with the class of Services that it concerns."""
+        for component in self.components.copy():
+            for each in component.findings():
+                if each.blocks == "Ready":
+                    yield component.problem_class, str(each)
 
     @property
     def synced(self) -> bool:

@@ -23,6 +23,7 @@ from tests.drivers.proxy.site import (
 from fairlead.drivers.proxy import ProxyDriver, driver, process, runtime
 from fairlead.errors import Unavailable
 from fairlead.model import ProxySettings
+from fairlead.plan.proxying import PROXY
 
 HEADER = ProxySettings(header="v1")
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("inside")]
@@ -65,6 +66,7 @@ async def test_a_gateway_is_not_ready_while_the_worker_of_haproxy_is_stopped(fol
         await until(is_noticed)
         (finding,) = made.findings()
         assert (finding.code, finding.blocks) == (driver.NOT_ANSWERING, "Ready")
+        assert made.problem_class == PROXY, "the others are served"
         assert f"process {worker}" in finding.message
         outcomes = await made.apply(made.diff(made.render({WEB: both}), await made.read([WEB])))
         assert outcomes[WEB].state == "unavailable"

@@ -62,7 +62,7 @@ from fairlead.kube.networks import read_address
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import localroutes
 from fairlead.net.nfnetlink import RulesetChanges
-from fairlead.plan.proxying import connections_limited, ended, limit_capped, reload_delayed
+from fairlead.plan.proxying import PROXY, connections_limited, ended, limit_capped, reload_delayed
 from fairlead.plan.proxying import switched as switched_note
 from fairlead.role_state import ProxiedTraffic, ProxyState, WorkerState
 
@@ -109,6 +109,7 @@ class ProxyDriver(Component):
     - `shares`: the shares of namespaces and Services in HAProxy's connections."""
 
     name = "proxy"
+    problem_class = PROXY
 
     def __init__(
         self,
