@@ -1,4 +1,4 @@
-"""A HAProxy that exists and does not answer: the gateway is not ready, and starts no second one."""
+"""A HAProxy that exists and does not answer: the gateway reports it, and starts no second one."""
 
 import asyncio
 import os
@@ -136,3 +136,48 @@ async def test_a_stopped_master_of_haproxy_gets_no_second_one_beside_it(folder: 
             os.kill(master, signal.SIGCONT)
         await reconcile(made, balancer({"node1": 1}, settings=HEADER))
         assert await new_answers() == [["node1", "v1:127.0.0.1", "x"]]
+
+
+async def test_no_change_waits_for_a_master_that_is_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker serves, and takes what needs no reload. If the worker ends, nobody starts another
+    one, which is noticed too."""
+    made: ProxyDriver
+
+    async def is_noticed() -> bool:
+        return bool(made.findings())
+
+    async def is_not_ready() -> bool:
+        return [each.blocks for each in made.findings()] == ["Ready"]
+
+    async def is_over() -> bool:
+        return not made.findings() and await made.haproxy.running()
+
+    async with nodes("node1", "node2"), opened(folder) as made, running(made):
+        await reconcile(made, balancer({"node1": 1}))
+        worker, master = await pid_of_worker(made), made.haproxy.master_pid()
+        assert master is not None
+        os.kill(master, signal.SIGSTOP)
+        try:
+            await until(is_noticed)
+            (finding,) = made.findings()
+            assert (finding.code, finding.blocks) == (driver.NOT_ANSWERING, "")
+            assert f"master (process {master})" in finding.message
+            monkeypatch.setattr(runtime, "ANSWER_S", 600.0)
+            async with asyncio.timeout(60):
+                both = balancer({"node1": 1, "node2": 1})
+                await reconcile(made, both)
+                assert {node for node, *_ in await new_answers(4)} == {"node1", "node2"}
+                changed = made.render({WEB: balancer({"node1": 1, "node2": 1}, settings=HEADER)})
+                outcomes = await made.apply(made.diff(changed, await made.read([WEB])))
+                assert (outcomes[WEB].state, outcomes[WEB].in_part) == ("unavailable", True)
+                assert await remaining(made, both) == (), "an audit does not wait either"
+            os.kill(worker, signal.SIGKILL)
+            await until(is_not_ready)
+        finally:
+            os.kill(master, signal.SIGKILL)
+
+        await until(is_over)
+        assert {node for node, *_ in await new_answers(4)} == {"node1", "node2"}
+        assert made.counters.unexpected_exits() == 1

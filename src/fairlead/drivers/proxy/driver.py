@@ -21,7 +21,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -153,6 +153,8 @@ class ProxyDriver(Component):
         self._removed_s = float("-inf")
         self._hanging = ""
         """What is wrong with a worker that hangs; empty: it answers."""
+        self._master_hanging = ""
+        """The same of the master."""
         self._changing = asyncio.Lock()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
@@ -266,7 +268,7 @@ class ProxyDriver(Component):
         live = [change for change in changes if change not in reloading]
         waiting: dict[ServiceKey, Outcome] = {}
         if services and not (waiting := self._paused(services)):
-            if not (waiting := await self._delayed_outcomes(services)):
+            if not (waiting := self._blocked(services) or await self._delayed_outcomes(services)):
                 return await self._reload(changes, services)
             # The wait is longer than the pause, and the plan may already have given the address and
             # port of a removed listener to another Service. HAProxy keeps its last listener.
@@ -282,6 +284,12 @@ class ProxyDriver(Component):
             return {}
         why = Outcome("waiting", "HAProxy has just been reloaded", again_s=left_s)
         return dict.fromkeys(services, why)
+
+    def _blocked(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
+        """Return the outcomes of these Services, which need a reload, while the master hangs."""
+        if not (why := self._master_hanging):
+            return {}
+        return dict.fromkeys(services, Outcome("unavailable", why))
 
     async def _delayed_outcomes(
         self, services: Collection[ServiceKey]
@@ -328,6 +336,7 @@ class ProxyDriver(Component):
             group.create_task(self._keep_shield())
             group.create_task(self._keep_running())
             group.create_task(self._watch_worker())
+            group.create_task(self._watch_master())
             if self._finds_conflicts:
                 group.create_task(self.conflicts.run())
 
@@ -391,21 +400,49 @@ class ProxyDriver(Component):
                 self._hanging = ""
             elif not self._hanging and missed == HANGING_CHECKS:
                 # A master that is frozen too does not name its worker.
-                pid = await self._current_worker() or self.haproxy.master_pid() or 0
+                worker = await self._current_worker()
+                which = (
+                    f"worker (process {worker})"
+                    if worker
+                    else f"worker, of the master with process id {self.haproxy.master_pid() or 0},"
+                )
                 self._hanging = (
-                    f"HAProxy's worker (process {pid}) does not answer: "
+                    f"HAProxy's {which} does not answer: "
                     "no Service of class fairlead.io/proxy is served"
                 )
                 log.error(self._hanging)
 
+    async def _watch_master(self) -> None:
+        """Find out whether the master answers. Each change would wait for it."""
+        missed = 0
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            # It does not answer during a reload. While it hangs there is none.
+            async with nullcontext() if self._master_hanging else self._changing:
+                hangs = await self.haproxy.check_master()
+            missed = missed + 1 if hangs else 0
+            if self._master_hanging and not hangs:
+                log.info("HAProxy's master answers again")
+                self._master_hanging, self.haproxy.master_hangs = "", False
+            elif not self._master_hanging and missed == HANGING_CHECKS:
+                self._master_hanging = (
+                    f"HAProxy's master (process {self.haproxy.master_pid() or 0}) does not answer: "
+                    "no listener of class fairlead.io/proxy is added or changed"
+                )
+                self.haproxy.master_hangs = True
+                log.error(self._master_hanging)
+
     def findings(self) -> Sequence[Finding]:
-        if not (hanging := self._hanging):
-            return ()
         remedy = (
             "see whether the process is stopped (state T in `ps`): continue it with `kill -CONT`, "
             "or end it with `kill -KILL`, and the gateway starts HAProxy again"
         )
-        return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"),)
+        if hanging := self._hanging:
+            return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"),)
+        if hanging := self._master_hanging:
+            # The worker serves what it has.
+            return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy),)
+        return ()
 
     async def _restart(self) -> None:
         log.error("HAProxy ended unexpectedly and is restarted", services=len(self._specs))
@@ -497,9 +534,9 @@ class ProxyDriver(Component):
         """Return what the running HAProxy serves: listeners from the configuration file, if HAProxy
         runs with it, and servers from HAProxy itself. What cannot be determined is left out, so
         that it is set again."""
-        if not await self.haproxy.running() or not await self.haproxy.runs(
-            text := self.haproxy.text()
-        ):
+        text = self.haproxy.text()
+        has_worker = self.haproxy.master_hangs or await self.haproxy.running()
+        if not has_worker or not await self.haproxy.runs(text):
             return {}
         shown: dict[str, list[Server]] = {}
         for each in await runtime.servers(self.haproxy.worker):
@@ -592,7 +629,10 @@ class ProxyDriver(Component):
         return outcomes
 
     async def _current_worker(self) -> int:
-        """Return the process id of the worker that accepts connections; 0 if there is none."""
+        """Return the process id of the worker that accepts connections; 0 if there is none, or the
+        master does not name it."""
+        if self.haproxy.master_hangs:
+            return 0
         with suppress(Unavailable):
             found, _ = await runtime.workers(self.haproxy.master)
             return next((each.pid for each in found if not each.old), 0)

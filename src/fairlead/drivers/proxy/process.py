@@ -35,7 +35,7 @@ POLL_S = 0.02
 TIMEOUT_S = 20.0
 """Time-out of a start, a reload or an end."""
 HANG_S = 3.0
-"""How long a worker may take to answer before it counts as one that hangs."""
+"""How long a worker or a master may take to answer before it counts as one that hangs."""
 _FIXES = {
     "Address already in use": "stop the process that listens on the address",
     "Permission denied": "give the gateway CAP_NET_BIND_SERVICE",
@@ -61,6 +61,8 @@ class Haproxy:
         self._states = Path(self.paths.states)
         self._pid_file = folder / "haproxy.pid"
         self._reload_record = folder / "reloads.json"
+        self.master_hangs = False
+        """Whether the master is known to exist without answering: nobody waits for it then."""
 
     def make_folder(self) -> None:
         """Create the folder if it is missing. Raise Refused if that fails."""
@@ -91,7 +93,7 @@ class Haproxy:
 
     async def running(self) -> bool:
         """Whether a master answers and has a current worker."""
-        if not self.master.exists():
+        if self.master_hangs or not self.master.exists():
             return False
         try:
             found, _ = await runtime.workers(self.master)
@@ -105,17 +107,13 @@ class Haproxy:
 
     async def hangs(self) -> bool:
         """Whether the current worker exists and does not answer: it is stopped, or blocked. One
-        that has ended does not hang."""
-        try:
-            async with asyncio.timeout(HANG_S):
-                await runtime.query(self.worker, "show version", 2 * HANG_S)
-        except TimeoutError:
-            return True
-        except Unavailable as error:
-            # Any other failure is that of a process which exists: the kernel accepts a limited
-            # number of connections for it, which the queries of a minute use up.
-            return not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError)
-        return False
+        that has ended does not hang, unless its master does not notice that."""
+        return await _hangs(self.worker, "show version", ended=self.master_hangs)
+
+    async def check_master(self) -> bool:
+        """Return whether the master exists and does not answer. A reload, during which it does not
+        answer for some time, must not take place meanwhile."""
+        return self.alive() and await _hangs(self.master, "show proc", ended=False)
 
     async def runs(self, text: str) -> bool:
         """Whether the current worker runs with this configuration."""
@@ -205,6 +203,7 @@ class Haproxy:
         return None
 
     async def _start(self) -> None:
+        self.master_hangs = False
         self.master.unlink(missing_ok=True)
         options = [
             "-D",
@@ -276,6 +275,22 @@ class Haproxy:
         )
         _, output = await process.communicate()
         return process.returncode or 0, output.decode(errors="replace")
+
+
+async def _hangs(path: Path, command: str, *, ended: bool) -> bool:
+    """Return whether the process that listens there exists and does not answer. `ended`: the result
+    for one that has ended."""
+    try:
+        async with asyncio.timeout(HANG_S):
+            await runtime.query(path, command, 2 * HANG_S)
+    except TimeoutError:
+        return True
+    except Unavailable as error:
+        # Any other failure is that of a process which exists: the kernel accepts a limited number
+        # of connections for it, which the queries of a minute use up.
+        gone = isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError)
+        return ended or not gone
+    return False
 
 
 def max_files() -> int:
