@@ -1,13 +1,16 @@
 """Which other stations on the links of a host have its addresses, as the kernel finds out."""
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from fairlead.lab import namespace
-from fairlead.net import interfaces, localroutes
+from fairlead.net import interfaces, localroutes, stations
+from fairlead.net.routing import Routing
 from fairlead.net.stations import Station, stations_at
 
 pytestmark = pytest.mark.root
@@ -65,3 +68,60 @@ async def test_this_host_itself_is_no_other_station() -> None:
         ip("link", "set", name, "up")
     await localroutes.add({"198.51.100.50"})
     assert await stations_at({"198.51.100.50"}) == {}
+
+
+async def test_few_neighbours_are_asked_for_at_once_and_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel keeps 1,024 in all network namespaces together. A neighbour that the host has
+    anyway stays."""
+    monkeypatch.setattr(stations, "AT_ONCE", 8)
+    monkeypatch.setattr(stations, "WAIT_S", 0.2)
+    known = "192.0.2.60"
+    ip("neigh", "add", known, "lladdr", "02:00:00:00:00:60", "nud", "reachable", "dev", "eth0")
+    addresses = {TAKEN, TAKEN6, *(f"192.0.2.{number}" for number in range(51, 100))}
+    await localroutes.add(addresses)
+    seen: list[set[str]] = []
+
+    def neighbours() -> set[str]:
+        with closing(Routing()) as routing:
+            return {each for _, each in routing.neighbours()} & addresses
+
+    checking = asyncio.ensure_future(stations_at(addresses))
+    while not checking.done():
+        seen.append(neighbours())
+        await asyncio.sleep(0.02)
+    assert await checking == {
+        TAKEN: Station("eth0", MAC),
+        TAKEN6: Station("eth0", MAC),
+        known: Station("eth0", "02:00:00:00:00:60"),
+    }
+    assert set().union(*seen) > {TAKEN, FREE}
+    assert max(map(len, seen)) <= 8 + 1
+    assert neighbours() == {known}
+
+
+async def test_addresses_of_a_link_that_is_gone_end_no_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stations, "AT_ONCE", 1)
+    monkeypatch.setattr(stations, "WAIT_S", 0.3)
+    ip("link", "add", "eth1", "type", "veth", "peer", "name", "eth2")
+    ip("address", "add", "10.0.0.1/24", "dev", "eth1")
+    for name in ("eth1", "eth2"):
+        ip("link", "set", name, "up")
+    gone = {"10.0.0.5", "10.0.0.6"}
+    checking = asyncio.ensure_future(stations_at({TAKEN, *gone}))
+    await asyncio.sleep(0.1)
+    ip("link", "delete", "eth1")
+    assert await checking == {TAKEN: Station("eth0", MAC)}
+
+
+def test_a_card_without_an_address_answers_too_and_the_network_of_a_pod_does_not() -> None:
+    """Otherwise the second card of a gateway on the same network would pass for a stranger. Each
+    pod has a device with a link-local address."""
+    ip("link", "add", "card", "address", "02:00:00:00:00:02", "type", "bridge")
+    ip("link", "add", "pod", "type", "veth", "peer", "name", "pod", "netns", OTHER)
+    for name in ("card", "pod"):
+        ip("link", "set", name, "up")
+    assert interfaces.macs() == [OWN_MAC, "02:00:00:00:00:02"]

@@ -31,7 +31,10 @@ _LINK, _ADDRESS, _ROUTE, _HOP = (
     struct.Struct("=HBBi"),
 )
 """struct ifinfomsg, ifaddrmsg, rtmsg and rtnexthop."""
-_LINK_MAC, _LINK_NAME, _LINK_MTU = 1, 3, 4
+_LINK_MAC, _LINK_NAME, _LINK_MTU, _LINK_ABOUT = 1, 3, 4, 18
+_ABOUT_KIND = 1
+_OF_PODS = frozenset({"veth", "netkit", "tun"})
+"""The kinds of devices that are one end of the network of a pod or a virtual machine."""
 _ADDRESS_OTHER_END, _ADDRESS_OWN = 1, 2
 _ROUTE_DEVICE, _ROUTE_HOPS = 4, 9
 _NUMBER = struct.Struct("=I")
@@ -119,15 +122,29 @@ def networks() -> Sequence[Network]:
 
 
 def macs() -> Sequence[str]:
-    """Return the MAC addresses of the devices that are on a network, sorted. Link-local networks do
-    not count: each device of a pod has one. Raise Unavailable."""
+    """Return the MAC addresses with which this host may answer for its addresses: those of devices
+    that are on a network, sorted, and after them those of all others, because the kernel answers
+    ARP requests on each device. Left out is the host's end of the network of a pod or a virtual
+    machine, unless it has a network that is more than link-local: there may be thousands. Raise
+    Unavailable."""
     present = links()
-    found = {
-        present[each.interface].mac
-        for each in networks()
-        if each.interface in present and not each.network.is_link_local
-    }
-    return sorted(found - {"", "00:00:00:00:00:00"})
+    on_network = {each.interface for each in networks() if not each.network.is_link_local}
+    with open_rtnetlink("listing interfaces and their kinds") as kernel:
+        others = {name for name, kind in _kinds(kernel) if kind not in _OF_PODS}
+    found = (
+        present[name].mac
+        for name in (*sorted(on_network & present.keys()), *sorted(others & present.keys()))
+    )
+    return [each for each in dict.fromkeys(found) if each not in ("", "00:00:00:00:00:00")]
+
+
+def _kinds(kernel: RtnetlinkSocket) -> Iterator[tuple[str, str]]:
+    """Yield the name of each device with its kind; empty: it is a network card."""
+    for body in kernel.exchange(_GET_LINK, DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        fields = dict(attributes(body, _LINK.size))
+        about = dict(attributes(fields.get(_LINK_ABOUT, b""), 0))
+        name, kind = fields[_LINK_NAME], about.get(_ABOUT_KIND, b"")
+        yield name.rstrip(b"\0").decode(), kind.rstrip(b"\0").decode()
 
 
 def _default_routes(kernel: RtnetlinkSocket, family: int) -> Iterator[int]:
