@@ -116,17 +116,45 @@ static __always_inline bool within_limit(enum limit limit, __u32 per_s)
 	return allowance->used++ < per_s;
 }
 
+/* Return whether another flow entry of this type is within its limit for each second and CPU. A
+ * namespace may use three quarters of what the others have not used, so that a flood to a Service of
+ * one namespace leaves entries to the others. This is more than its share of the tables, because
+ * what nobody uses within the second is lost. `shared`: false for no such limit. */
+static __always_inline bool within_share(enum limit limit, __u32 per_s, __u32 share, bool shared)
+{
+	struct allowance *all = bpf_map_lookup_elem(&allowances, &limit);
+	struct namespace_allowance *own = bpf_map_lookup_elem(&namespace_allowances, &share);
+
+	if (!all || !own)
+		return false;
+	__u32 now = tick();
+	if (all->since_ns != now) {
+		all->since_ns = now;
+		all->used = 0;
+	}
+	if (own->tick != now)
+		*own = (struct namespace_allowance){ .tick = now };
+	__u64 used = own->used[limit], others = all->used > used ? all->used - used : 0,
+	      left = per_s > others ? per_s - others : 0;
+	if (used >= (shared ? left - left / 4 : left))
+		return false;
+	own->used[limit]++;
+	all->used++;
+	return true;
+}
+
 /* Insert an entry, within the rate limit. `mark`: the sequence number or, for datagrams, the tick.
  */
 static __always_inline bool insert(void *table, enum limit limit, const struct flow_key *key,
-				   __u32 node, __u32 mark)
+				   const struct choice *choice, __u32 mark)
 {
 	const struct settings *config = read_settings();
-	struct flow flow = { .node = node, .sequence = mark };
+	struct flow flow = { .node = choice->node, .sequence = mark };
 	bool tentative = limit == NEW_CONNECTIONS || limit == NEW_DATAGRAMS;
 
 	return config &&
-	       within_limit(limit, tentative ? config->tentative_per_s : config->inserts_per_s) &&
+	       within_share(limit, tentative ? config->tentative_per_s : config->inserts_per_s,
+			    choice->share, config->namespace_share < 1 << 16) &&
 	       bpf_map_update_elem(table, key, &flow, BPF_ANY) == 0;
 }
 
@@ -182,9 +210,9 @@ static __always_inline bool establish(void *table, enum shared_table shared, enu
 	if (!known && !has_room(choice->share, shared)) {
 		/* Counted first, so that the entry is found as soon as it exists. */
 		count_entries(TOTAL, EXCESS, 1);
-		return insert(&excess_flows, limit, key, choice->node, mark);
+		return insert(&excess_flows, limit, key, choice, mark);
 	}
-	if (!insert(table, limit, key, choice->node, mark))
+	if (!insert(table, limit, key, choice, mark))
 		return false;
 	if (!known) {
 		count_entries(choice->share, shared, 1);
@@ -403,10 +431,9 @@ static __always_inline __u32 open(const struct packet *packet, struct choice *ch
 	bool datagram = key->protocol == IPPROTO_UDP, inserted;
 
 	if (datagram) {
-		inserted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice->node, choice->now);
+		inserted = insert(&new_datagrams, NEW_DATAGRAMS, key, choice, choice->now);
 	} else {
-		inserted = insert(&new_connections, NEW_CONNECTIONS, key, choice->node,
-			       packet->sequence);
+		inserted = insert(&new_connections, NEW_CONNECTIONS, key, choice, packet->sequence);
 		if (inserted && choice->entry)
 			choice->entry->challenged = true;
 	}
@@ -459,8 +486,7 @@ static __always_inline void close(const struct packet *packet, const struct choi
 	     within = known || has_room(choice->share, CLOSING_CONNECTIONS);
 
 	if (within) {
-		if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice->node,
-			    packet->sequence))
+		if (!insert(&closing_connections, CLOSED_CONNECTIONS, key, choice, packet->sequence))
 			return;
 		if (!known)
 			count_entries(choice->share, CLOSING_CONNECTIONS, 1);
@@ -468,7 +494,7 @@ static __always_inline void close(const struct packet *packet, const struct choi
 		if (find_excess(key))
 			return;
 		count_entries(TOTAL, EXCESS, 1);
-		if (!insert(&excess_flows, CLOSED_CONNECTIONS, key, choice->node, 0))
+		if (!insert(&excess_flows, CLOSED_CONNECTIONS, key, choice, 0))
 			return;
 	}
 	if (choice->entry)

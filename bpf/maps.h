@@ -198,6 +198,14 @@ struct {
 	__type(value, struct allowance);
 } allowances SEC(".maps");
 
+/* The same for each namespace, by its index in `shares`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, struct namespace_allowance);
+} namespace_allowances SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

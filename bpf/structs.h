@@ -283,20 +283,30 @@ struct settings {
 	__u32 namespace_share;
 };
 
-/* The separate rate limits. A flood of one type must not use up the limit of another. */
+/* The separate rate limits. A flood of one type must not use up the limit of another. The first ones
+ * are those of flow entries, in which namespaces have shares. */
 enum limit {
 	NEW_CONNECTIONS,
 	NEW_DATAGRAMS,
 	ESTABLISHED_CONNECTIONS,
 	ESTABLISHED_DATAGRAMS,
 	CLOSED_CONNECTIONS,
-	ECHO_REPLIES,
+	INSERT_LIMITS,
+	ECHO_REPLIES = INSERT_LIMITS,
 	SIZE_MESSAGES, /* "too big" */
 	REFUSALS,
 	LIMITS,
 };
 
+/* How much has been used of a limit. `since_ns`: when the second began; for limits of flow entries,
+ * the `tick`. */
 struct allowance {
 	__u64 since_ns;
 	__u64 used;
+};
+
+/* How much a namespace has used of each limit of flow entries in this `tick`. */
+struct namespace_allowance {
+	__u32 tick;
+	__u32 used[INSERT_LIMITS];
 };

@@ -136,6 +136,7 @@ MUTATIONS = (
         _FLOW_SHARES,
     ),
     Mutation("bpf/choose.h", "	count_entries(share, shared, -1);\n", "", _FLOW_SHARES),
+    Mutation("bpf/choose.h", "shared ? left - left / 4 : left", "left", _FLOW_SHARES),
     Mutation(
         "bpf/listeners.h",
         "	return ours[0] == theirs[0] && ours[1] == theirs[1] && ours[2] == theirs[2];",

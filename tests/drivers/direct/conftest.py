@@ -73,6 +73,7 @@ SIZES = {
     "retained_nodes": 16384,
     "ranges": 16384,
     "shares": 16,
+    "namespace_allowances": 16,
 }
 """Map sizes for tests. Creating and reading maps of the size of a gateway takes longer than most
 tests."""

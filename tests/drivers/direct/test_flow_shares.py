@@ -158,6 +158,23 @@ def test_a_flood_of_forged_flows_evicts_no_entry_of_another_namespace(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
+def test_a_flood_of_new_flows_leaves_entries_to_other_namespaces(
+    shared: Forwarder, kind: Kind
+) -> None:
+    """The number of new entries in a second is limited. Without an entry, new connections would go
+    to the node that had their slots before, which may be dead."""
+    shared.set_settings(per_s=FLOWS // 2, usable=(LIMIT, LIMIT, LIMIT), share=0.5)
+    for service in (CALM, GREEDY):
+        in_transition(shared, kind.protocol, service)
+    flood(shared, kind, FLOWS)
+    before, _ = counts(shared, kind.table)
+    for port in SILENT:
+        assert [shared.run(each).node for each in kind.opening(port)] == ["node2", "node2"]
+    after, _ = counts(shared, kind.table)
+    assert after == before + len(SILENT)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
 def test_a_flow_beyond_the_share_has_an_entry_too(shared: Forwarder, kind: Kind) -> None:
     """It stays on its node, and its entry ends as every entry does."""
     shared.set_settings(usable=(1, 1, LIMIT), share=0.5)

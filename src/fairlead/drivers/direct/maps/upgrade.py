@@ -35,7 +35,16 @@ DESCRIPTION = "description"
 
 _ARRAY, _LPM_TRIE = 2, 11
 _FIRST = bytes(4)
-_TRANSIENT = frozenset({"allowances", "fragments", "listener_cache", "flow_reports", "walks"})
+_TRANSIENT = frozenset(
+    {
+        "allowances",
+        "fragments",
+        "listener_cache",
+        "flow_reports",
+        "namespace_allowances",
+        "walks",
+    }
+)
 """Maps whose content is meaningful only for a moment."""
 _ARENA, _LISTENERS, _STATISTICS = "arena", "listeners", "statistics"
 _INDEXED = {_LISTENERS, _STATISTICS, "retained_nodes"}
