@@ -15,10 +15,10 @@
 #                 build/soak; ONLY=name selects tests, ROUNDS=n repeats them; needs root; 40 minutes
 #                 a round
 # make tools      setup, and the other dependencies of the tests: kube-apiserver, kube-proxy, etcd
-#                 and helm (built once from their Go modules, minutes), Debian's older etcd, the
-#                 official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy and iperf3
-#                 from Debian; says at its start what there is to do, and how long that took the last
-#                 time; what does not run any more is made again
+#                 and helm (built once from their Go modules, minutes), Debian's older etcd and
+#                 BIRD, the official Python client, all into ~/.cache/fairlead; wrk, nginx, HAProxy
+#                 and iperf3 from Debian; says at its start what there is to do, and how long that
+#                 took the last time; what does not run any more is made again
 # make clean-cache  remove ~/.cache/fairlead, with everything that `make tools` made there
 # make mutations  change the product in 40 small ways, and check that the tests detect each change
 # make manifests  write the schema of the chart, and render deploy/manifests from the chart
@@ -62,6 +62,7 @@ lint: base
 
 tools: $(if $(EXPECTED),,expected) setup
 	@$(STEP) debian-etcd sh tools/etcd.sh || echo "setup: Debian's etcd is missing: see above" >&2
+	@$(STEP) bird sh tools/bird.sh || echo "setup: BIRD is missing: see above" >&2
 	@$(STEP) etcd sh tools/build.sh etcd || echo "setup: no etcd: see above" >&2
 	@$(STEP) kubernetes sh tools/build.sh kubernetes || \
 		echo "setup: no kube-apiserver and kube-proxy: see above" >&2

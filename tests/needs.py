@@ -22,6 +22,7 @@ LAB = "a lab"
 MISSING = "needs a program that is not there"
 """The start of the reason for which a test is skipped or fails if its program is missing."""
 FIXTURES = {
+    "bird": "BIRD",
     "openstack_programs": "OpenStack",
     "kube_proxy": "kube-proxy",
     "older_etcd": "kube-apiserver",
@@ -55,6 +56,7 @@ REFUSED_COMMANDS = (
 SERVERS = (server.SERVER_LABEL, kubeapiserver.LABEL, kubeapiserver.ETCD_LABEL)
 """Labels of processes that every lab has."""
 PROGRAMS = {
+    "bird": "BIRD",
     "helm": "helm",
     "kube-apiserver": "kube-apiserver",
     "kube-proxy": "kube-proxy",

@@ -40,7 +40,7 @@ def real_programs() -> None:
 def older_etcd() -> Path:
     """Require Debian's etcd, over which kube-apiserver has no streamed lists, and return its
     path."""
-    return needed(find_older_etcd)
+    return needed(partial(find_unpacked, "debian-etcd", "etcd"))
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +65,12 @@ def systemd_analyze() -> Path:
 def official_client() -> Path:
     """Require the official Python client, and return the path of its Python interpreter."""
     return needed(scale.official_client)
+
+
+@pytest.fixture(scope="session")
+def bird() -> Path:
+    """Require the routing daemon BIRD, and return its path."""
+    return needed(partial(find_unpacked, "bird", "bird"))
 
 
 def needed(find: Callable[[], Path]) -> Path:
@@ -103,13 +109,11 @@ def older_real_apiserver(
     asyncio.run(server.down())
 
 
-def find_older_etcd() -> Path:
-    """Return the path to which `make tools` unpacked Debian's etcd. Raise Refused if the program is
-    missing."""
+def find_unpacked(folder: str, name: str) -> Path:
+    """Return the path of a program of a Debian package that `make tools` has unpacked into this
+    folder of the cache. Raise Refused if the program is missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    found = cache / "fairlead" / "debian-etcd" / "etcd"
+    found = cache / "fairlead" / folder / name
     if not os.access(found, os.X_OK):
-        raise Refused(
-            f"{found} does not exist", fix="run `make tools`, which gets this etcd from Debian"
-        )
+        raise Refused(f"{found} does not exist", fix="run `make tools`, which gets it from Debian")
     return found

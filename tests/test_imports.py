@@ -23,7 +23,7 @@ RANKS = [
     {"web"},
     {"roles"},
     {"probe"},
-    {"ingress", "doctor", "reach"},
+    {"ingress", "doctor", "reach", "routers"},
     {"lab"},
     {"cli"},
 ]

@@ -138,7 +138,7 @@ def test_an_output_that_cannot_be_written_is_reported(output: str, unbuffered: s
         ("gatway", "did you mean gateway?"),
         ("statsu", "did you mean status?"),
         ("Node", "did you mean node?"),
-        ("xyzzy", "there is no command 'xyzzy'; commands: controller, "),
+        ("xyzzy", "there is no command 'xyzzy'; commands: announce, controller, "),
     ],
 )
 def test_an_unknown_command_names_similar_ones(name: str, words: str) -> None:

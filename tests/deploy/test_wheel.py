@@ -65,7 +65,8 @@ def test_help_names_the_commands_of_the_wheel(program: Path) -> None:
     assert done.returncode == 0, done.stderr
     _, _, commands = done.stdout.partition("Commands:")
     named = [line.split()[0] for line in commands.splitlines() if line[:3].strip()]
-    assert named == ["plan", "migrate", "ingress", "doctor", "probe", "octavia", "status", *ROLES]
+    others = ["ingress", "doctor", "probe", "octavia", "status"]
+    assert named == ["plan", "migrate", "announce", *others, *ROLES]
     for command in named:
         assert run(program, command, "--help").returncode == 0
 

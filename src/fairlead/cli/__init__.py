@@ -18,6 +18,10 @@ COMMANDS = {
         "fairlead.cli.migrate",
         "Prepare to take Services over from MetalLB or OpenStack's cloud controller.",
     ),
+    "announce": (
+        "fairlead.cli.announce",
+        "Print the routes, or the BGP configuration, by which routers reach the gateways.",
+    ),
     "ingress": (
         "fairlead.cli.ingress",
         "Configure an ingress controller behind a load balancer, and check one.",
@@ -127,7 +131,7 @@ def cli() -> None:
     With root, in the source tree:        fairlead demo
                                           fairlead lab up
     Processes of a cluster:               fairlead controller | gateway | node
-    As a client of a cluster:             kubectl fairlead plan | doctor
+    As a client of a cluster:             kubectl fairlead plan | doctor | announce plan
     As a client of load balancers:        fairlead probe
     """
 

@@ -1,5 +1,5 @@
-"""The objects and the configuration that `fairlead plan` and `fairlead migrate` read from a
-cluster.
+"""The objects and the configuration that `fairlead plan`, `fairlead migrate` and `fairlead
+announce` read from a cluster.
 
 In: an Access. Out: a `Manifests`, as if the objects had been read from files, and the Config in the
 ConfigMap that the Helm chart and the manifests create. Read-only: it lists resources and gets the
@@ -7,8 +7,9 @@ ConfigMap. If the CRDs of Fairlead are not installed, their lists are empty."""
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
+import click
 import msgspec
 
 from fairlead.config import Config, parse
@@ -16,7 +17,8 @@ from fairlead.errors import Refused
 from fairlead.kube.access import Access
 from fairlead.kube.answers import NotFound
 from fairlead.kube.client import Client
-from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS
+from fairlead.kube.crds import ADDRESS_GRANTS, ADDRESS_POOLS, AddressPool
+from fairlead.kube.instances import Instance, observe
 from fairlead.kube.manifests import Manifests
 from fairlead.kube.objects import (
     CONFIG_MAPS,
@@ -26,6 +28,7 @@ from fairlead.kube.objects import (
     NAMESPACES,
     NODES,
     SERVICES,
+    Node,
     ObjectT,
     Resource,
 )
@@ -34,6 +37,15 @@ from fairlead.plan.metallb import CONFIG_MAP, GROUP, RESOURCES, concerns_pools
 from fairlead.plan.migrated_pools import Inventory
 
 GIVE_ONE = "give --config with the roles' fairlead.yaml"
+
+
+class Routing(NamedTuple):
+    """What routes to the gateways of a cluster depend on."""
+
+    config: Config
+    address_pools: tuple[AddressPool, ...]
+    nodes: tuple[Node, ...]
+    gateways: tuple[Instance, ...]
 
 
 async def read_cluster(access: Access, config: Config | None) -> tuple[Config, Manifests]:
@@ -54,6 +66,22 @@ async def read_inventory(access: Access, config: Config | None) -> tuple[Config 
                 config = await _configuration(client)
         return config, Inventory(
             await _list_objects(client), tuple(await _read_objects_of_metallb(client))
+        )
+
+
+async def read_routing(access: Access, config: Config | None, *, gateways: bool) -> Routing:
+    """Return the pools and, if `gateways` are wanted, the Nodes and the gateways that have a Lease.
+    Raise Refused or Unavailable."""
+    async with Client(access) as client:
+        config = config if config is not None else await read_configuration(client)
+        pools = await _list_own(client, ADDRESS_POOLS)
+        if not gateways:
+            return Routing(config, pools, (), ())
+        nodes = tuple(await client.list(NODES))
+        click.echo("waiting until each process has renewed its Lease ...", err=True)
+        instances = await observe(client, config.presence.namespace)
+        return Routing(
+            config, pools, nodes, tuple(each for each in instances if each.role == "gateway")
         )
 
 
