@@ -1,6 +1,7 @@
 """When a gateway gives its addresses away, and when it ends."""
 
 from fairlead.kube.objects import ANNOUNCE_LABEL, Node, ObjectKey, ObjectMeta
+from fairlead.plan.gateways import Gateways
 from fairlead.roles.leaving import Leaving
 from fairlead.state import State
 
@@ -23,6 +24,13 @@ def test_a_gateway_leaves_by_request_or_by_the_label_of_its_node() -> None:
     assert leaving(state(), asked=True).since() != ""
     assert leaving(state("leave")).since() != ""
     assert leaving(state("anything")).since() == ""
+
+
+def test_the_last_gateway_that_leaves_has_the_latest_time_also_if_its_clock_is_late() -> None:
+    given = state("leave")
+    others = {"gw2": "2999-01-01T00:00:00Z", "gw3": "9999-12-31T23:59:59Z", "gw4": "a text"}
+    given.gateways = Gateways(frozenset(others), leaving=others)
+    assert leaving(given).since() == "2999-01-01T00:00:01Z"
 
 
 def test_it_ends_with_the_label_and_does_not_begin_again_meanwhile() -> None:
