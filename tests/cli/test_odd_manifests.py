@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairlead.cli.plan import EXAMPLE, plan_of
-from fairlead.kube.manifests import read_manifests
+from fairlead.kube.manifests import manifests_of, scan
 
 OBJECTS: tuple[dict[str, Any], ...] = (
     {
@@ -128,7 +128,7 @@ def test_any_odd_value_is_answered_with_a_plan_or_a_reason(number: int) -> None:
                 place = place[name]
             place[path[-1]] = odd
             text = "\n---\n".join(map(json.dumps, objects))
-            read = read_manifests(["-"], io.StringIO("# YAML\n" + text))
+            read = manifests_of(scan(["-"], io.StringIO("# YAML\n" + text)))
             planned = plan_of(EXAMPLE, read)
             reasons = [str(each) for each in read.left_out] + [each.refused for each in planned]
             where = f"{path}: {odd!r}: {reasons}"

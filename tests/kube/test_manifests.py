@@ -2,12 +2,14 @@
 
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from fairlead.errors import Refused
-from fairlead.kube.manifests import read_documents, read_manifests
+from fairlead.kube.manifests import Manifests, manifests_of, read_documents, scan
 
 SERVICE = """\
 apiVersion: v1
@@ -53,6 +55,10 @@ subsets:
   ports: [{port: 5432}]
 """
 OTHER = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n"
+
+
+def read_manifests(paths: Iterable[str | Path], stdin: TextIO | None = None) -> Manifests:
+    return manifests_of(scan(paths, stdin))
 
 
 def test_all_manifests_of_a_folder_are_read_and_other_kinds_are_counted(tmp_path: Path) -> None:

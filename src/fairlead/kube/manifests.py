@@ -107,18 +107,11 @@ NOT_MIRRORED = (
 )
 
 
-def read_manifests(
-    paths: Iterable[str | Path], stdin: TextIO | None = None, service_cidrs: Sequence[str] = ()
-) -> Manifests:
-    """Return all objects in these files that the plan uses. `service_cidrs`: the configured ranges
-    of ClusterIPs, if any. Raise Refused for a file that cannot be opened."""
-    return manifests_of(scan(paths, stdin), service_cidrs)
-
-
 def manifests_of(
     scanned: Iterable[Document | LeftOut], service_cidrs: Sequence[str] = ()
 ) -> Manifests:
-    """Return all objects among these documents that the plan uses."""
+    """Return all objects among these documents that the plan uses. `service_cidrs`: the configured
+    ranges of ClusterIPs, if any."""
     resources = {(each.group_version, each.kind): each for each in KINDS}
     found: dict[str, list[Any]] = {each.kind: [] for each in KINDS}
     ignored: Counter[str] = Counter()
