@@ -156,3 +156,13 @@ class AnnotationReader:
     def given(self, annotation: str) -> str:
         """Return the full name under which the annotation is present; empty if it is absent."""
         return found(self._annotations, names_of(annotation))[0]
+
+    def note_second_header(self) -> None:
+        """Add the Finding about a Service that requests both headers with the client's address."""
+        one, other = self.given("proxy-protocol"), self.given("x-forwarded-for")
+        message = (
+            f"{other} has no effect together with {one}: pods get the client's address in one "
+            "header only"
+        )
+        remedy = "remove one of the two annotations"
+        self.notes.append(Finding(NOT_UNDERSTOOD, message, remedy=remedy))

@@ -40,7 +40,7 @@ from fairlead.plan.annotation_reader import (
     any_text,
     choice,
 )
-from fairlead.plan.annotations import NOT_UNDERSTOOD, WITHOUT_EFFECT, names_of, quoted
+from fairlead.plan.annotations import WITHOUT_EFFECT, names_of, quoted
 from fairlead.plan.capabilities import METHODS, OTHER_PROVIDER, SOURCE_RANGES, UNSUPPORTED
 from fairlead.plan.floating import FLOATING_ANNOTATIONS, IS_INTERNAL, floating_of
 from fairlead.plan.proxying import HOSTNAME, SUFFIX
@@ -183,14 +183,7 @@ def settings_of(
     ]
     reader.notes += _unsupported(reader, unsupported_annotations, choice)
     if header and forwarded_for:
-        one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
-        message = (
-            f"{other} has no effect together with {one}: pods get the client's address in one "
-            "header only"
-        )
-        reader.notes.append(
-            Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two annotations")
-        )
+        reader.note_second_header()
     if provider == "amphora" and request.local:
         reader.notes += _client_hidden(request.protocols, header, forwarded_for and not header)
     checks, monitor_types = _checks(reader, provider, request, config)

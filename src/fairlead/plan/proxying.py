@@ -145,14 +145,7 @@ def settings_of(
     method = reader.get(METHOD, default.method)
     limit = reader.get(LIMIT, default.connection_limit)
     if header and forwarded_for:
-        one, other = reader.given("proxy-protocol"), reader.given("x-forwarded-for")
-        message = (
-            f"{other} has no effect together with {one}: pods get the client's address in one "
-            "header only"
-        )
-        reader.notes.append(
-            Finding(NOT_UNDERSTOOD, message, remedy="remove one of the two annotations")
-        )
+        reader.note_second_header()
     if affinity and method != "source" and (name := reader.given("lb-method")):
         reader.notes.append(
             Finding(
