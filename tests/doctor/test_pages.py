@@ -67,7 +67,12 @@ def test_explain_prints_one_page() -> None:
 def test_explain_names_the_findings_that_exist() -> None:
     answer = CliRunner().invoke(doctor, ["explain", "NoSuchFinding"])
     assert answer.exit_code == 2
-    assert "there is no finding NoSuchFinding; name one of AddressElsewhere" in answer.output
+    assert "there is no finding NoSuchFinding; findings: AddressElsewhere" in answer.output
+
+
+def test_explain_names_a_finding_that_is_spelled_similarly() -> None:
+    answer = CliRunner().invoke(doctor, ["explain", "PodNotReady"])
+    assert "there is no finding PodNotReady; did you mean PodsNotReady?" in answer.output
 
 
 def test_the_documented_role_allows_everything_that_is_used() -> None:

@@ -12,6 +12,7 @@ from fairlead.cli.output import Format, output_option, show
 from fairlead.cli.parameters import NamedFile, Seconds, namespace_name
 from fairlead.config import load
 from fairlead.errors import FairleadError, Refused
+from fairlead.mistakes import suggestion
 from fairlead.model import ServiceKey
 from fairlead.plan.classes import CLASSES
 
@@ -136,9 +137,8 @@ def _explain(codes: tuple[str, ...], output: Format) -> None:
     by_lower = {each.lower(): each for each in PAGES}
     unknown = [each for each in codes if each.lower() not in by_lower]
     if unknown:
-        problem = Refused(
-            f"there is no finding {unknown[0]}", fix=f"name one of {', '.join(sorted(PAGES))}"
-        )
+        hint = suggestion(unknown[0], sorted(PAGES), "findings")
+        problem = Refused(f"there is no finding {unknown[0]}", fix=hint)
         click.echo(f"fairlead: {problem}", err=True)
         raise SystemExit(COULD_NOT_LOOK)
     pages = [PAGES[by_lower[each.lower()]] for each in codes] or list(PAGES.values())
