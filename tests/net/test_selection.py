@@ -103,7 +103,7 @@ def test_valid_selectors_are_accepted(text: str) -> None:
         ("2001:db8::1", "write it as a CIDR"),
         ("192.0.2.1/24", "has host bits set"),
         ("eth0/1", "is not a CIDR"),
-        ("10.0.0.0/016", "'016' in 10.0.0.0/016 is not a prefix length of IPv4"),
+        ("10.0.0.0/016", r"the prefix length of 10.0.0.0/016 begins with 0 \(write 10.0.0.0/16\)"),
         ("10.0.0.0/255.0.0.0", "'255.0.0.0' in 10.0.0.0/255.0.0.0 is not a prefix length"),
         ("::ffff:10.0.0.0/104", "is an IPv4-mapped IPv6 address"),
     ],

@@ -92,10 +92,11 @@ def cidr_problem(text: str, *, alone: bool = False) -> tuple[str, str] | None:
     if not slash:
         fix = f"write {single} for this address alone, or the length of the whole network"
         return None if alone else (f"{text} has no prefix length", fix)
-    # Some programs read a number that begins with 0 as octal.
-    if not re.fullmatch("0|[1-9][0-9]{0,2}", length) or int(length) > single.max_prefixlen:
+    if not re.fullmatch("[0-9]{1,3}", length) or int(length) > single.max_prefixlen:
         longest = f"write a length from 0 to {single.max_prefixlen}"
         return f"{length!r} in {text} is not a prefix length of {family_of(address)}", longest
+    if length != str(int(length)):  # Some programs read such a number as octal.
+        return f"the prefix length of {text} begins with 0", f"write {address}/{int(length)}"
     network = ipaddress.ip_network(text, strict=False)
     if network.network_address != single.network_address:
         return f"{text} has host bits set", f"write {network}"

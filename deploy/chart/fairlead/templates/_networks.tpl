@@ -36,7 +36,7 @@ which is no network: write one such as 192.0.2.0/24 or 2001:db8::/64
 {{- else if regexMatch "^0{80}1{16}" $bits -}}
 an IPv4-mapped IPv6 address: write it as IPv4
 {{- else if or (not (regexMatch "^(0|[1-9][0-9]{0,2})$" $parts._1)) (gt $length (len $bits)) -}}
-whose prefix length must be a number from 0 to {{ len $bits }}
+whose prefix length must be a number from 0 to {{ len $bits }} without a leading 0
 {{- else if not (regexMatch (printf "^[01]{%d}0*$" $length) $bits) -}}
 which has host bits set: only its first {{ $length }} bits may be other than 0
 {{- else if $isRange }}
