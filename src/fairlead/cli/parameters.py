@@ -3,6 +3,7 @@ does anything."""
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from fairlead.net.address import split_host_port
 ADDRESS = "write an address and a port, such as 127.0.0.1:9440"
 EMPTY_PATH = "the path is empty, as that of an unset variable is; write the path of a file"
 
+Check = Callable[[click.Context, click.Parameter, str | None], str | None]
 GivenT = TypeVar("GivenT", str, tuple[str, ...], None)
 
 
@@ -65,41 +67,32 @@ def host_port(context: click.Context, parameter: click.Parameter, given: GivenT)
     return given
 
 
-def namespace_name(
-    context: click.Context, parameter: click.Parameter, given: str | None
-) -> str | None:
-    """Check the name of a namespace. Raise BadParameter if no namespace can have it."""
-    if given is not None and names.dns_label(given):
-        raise click.BadParameter(
-            f"{given!r} is not the name of a namespace; write lower-case letters, digits and -",
-            context,
-            parameter,
-        )
-    return given
+def _text(is_wrong: Callable[[str], object], problem: str) -> Check:
+    """Return the check of a text that may be absent. `problem`: what is wrong with it, and what to
+    write."""
+
+    def check(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+        if given is not None and is_wrong(given):
+            raise click.BadParameter(f"{given!r} is {problem}", context, parameter)
+        return given
+
+    return check
 
 
-def object_name(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    """Check the name of an object of Kubernetes. Raise BadParameter if no object can have it."""
-    if names.dns_subdomain(given):
-        raise click.BadParameter(
-            f"{given!r} is not a name in Kubernetes; write lower-case letters, digits, - and .",
-            context,
-            parameter,
-        )
-    return given
+namespace_name = _text(
+    names.dns_label, "not the name of a namespace; write lower-case letters, digits and -"
+)
+"""Check the name of a namespace. Raise BadParameter if no namespace can have it."""
+object_name = _text(
+    names.dns_subdomain, "not a name in Kubernetes; write lower-case letters, digits, - and ."
+)
+"""Check the name of an object of Kubernetes. Raise BadParameter if no object can have it."""
+absolute = _text(lambda path: not path.startswith("/"), "relative; write an absolute path")
+"""Check a path. Raise BadParameter if it is relative."""
 
 
 def not_empty(context: click.Context, parameter: click.Parameter, given: str) -> str:
     """Check a name. Raise BadParameter if it is empty, as that of an unset variable is."""
     if not given.strip():
         raise click.BadParameter("the name is empty; write a name", context, parameter)
-    return given
-
-
-def absolute(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """Check a path. Raise BadParameter if it is relative."""
-    if given is not None and not given.startswith("/"):
-        raise click.BadParameter(
-            f"{given!r} is relative; write an absolute path", context, parameter
-        )
     return given
