@@ -21,8 +21,8 @@ TAKEN, TAKEN6 = "192.0.2.50", "2001:db8:1::50"
 FREE, ELSEWHERE = "192.0.2.51", "203.0.113.7"
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ async def test_few_neighbours_are_asked_for_at_once_and_are_forgotten(
     monkeypatch.setattr(stations, "AT_ONCE", 8)
     monkeypatch.setattr(stations, "WAIT_S", 0.2)
     known = "192.0.2.60"
-    ip("neigh", "add", known, "lladdr", "02:00:00:00:00:60", "nud", "reachable", "dev", "eth0")
+    ip("neigh", "add", known, "lladdr", "02:00:00:00:00:60", "nud", "permanent", "dev", "eth0")
     addresses = {TAKEN, TAKEN6, *(f"192.0.2.{number}" for number in range(51, 100))}
     await localroutes.add(addresses)
     seen: list[set[str]] = []
@@ -99,6 +99,7 @@ async def test_few_neighbours_are_asked_for_at_once_and_are_forgotten(
     assert set().union(*seen) > {TAKEN, FREE}
     assert max(map(len, seen)) <= 8 + 1
     assert neighbours() == {known}
+    assert "PERMANENT" in ip("neigh", "show", known)
 
 
 async def test_addresses_of_a_link_that_is_gone_end_no_check(

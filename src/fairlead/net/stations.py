@@ -60,10 +60,12 @@ async def _ask(
     """Return the MAC addresses that answer. `questions`: the index of an interface, and an address.
     `refused`: gets a failure for each question that the kernel does not ask, because it has as many
     neighbours as it may, or because the interface is gone."""
-    before = routing.neighbours().keys()
+    before = routing.neighbours()
     asked = []
     try:
         for each in questions:
+            if (entry := before.get(each)) and entry.mac and not entry.unconfirmed:
+                continue  # a question would end an entry that an operator has made permanent
             try:
                 routing.resolve(*each)
                 asked.append(each)
@@ -71,7 +73,7 @@ async def _ask(
                 refused.append(error)
         await asyncio.sleep(WAIT_S if asked else 0)
         known = routing.neighbours()
-        answers = ((each, known[each].mac) for each in asked if each in known)
+        answers = ((each, known[each].mac) for each in questions if each in known)
         return {each: mac.hex(":") for each, mac in answers if mac}
     finally:
         for each in asked:
