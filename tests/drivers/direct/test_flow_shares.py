@@ -1,6 +1,7 @@
 """Namespaces have shares in the tables of flow entries: however many flows clients open or forge to
 Services of one namespace, the entries of another one stay."""
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,6 +158,16 @@ def test_a_flood_of_forged_flows_evicts_no_entry_of_another_namespace(
     assert {shared.run(kind.next(port)).node for port in SILENT} == {"node2"}
 
 
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """Run all packets of a test on one CPU: rates are limited for each of them."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_cpu")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
 def test_a_flood_of_new_flows_leaves_entries_to_other_namespaces(
     shared: Forwarder, kind: Kind
