@@ -1,7 +1,9 @@
-"""Which other stations on the links of a host have its addresses, as the kernel finds out."""
+"""Which other stations on the links of a host have its addresses."""
 
 import asyncio
+import ctypes
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,9 +18,24 @@ from fairlead.net.stations import Station, stations_at
 pytestmark = pytest.mark.root
 
 OTHER = f"flt-{os.getpid()}-other"
-MAC, OWN_MAC = "02:00:00:00:00:99", "02:00:00:00:00:01"
+MAC, OTHER_MAC, OWN_MAC = "02:00:00:00:00:99", "02:00:00:00:00:98", "02:00:00:00:00:01"
 TAKEN, TAKEN6 = "192.0.2.50", "2001:db8:1::50"
 FREE, ELSEWHERE = "192.0.2.51", "203.0.113.7"
+CAPABILITIES_V3, CAP_NET_RAW = 0x20080522, 13  # linux/capability.h
+
+
+@pytest.fixture
+def without_net_raw() -> Iterator[None]:
+    """Run the test without the effective capability CAP_NET_RAW, so that the kernel asks."""
+    libc = ctypes.CDLL(None)
+    header = struct.pack("=Ii", CAPABILITIES_V3, 0)
+    before = ctypes.create_string_buffer(24)
+    assert libc.capget(header, before) == 0
+    (effective,) = struct.unpack_from("=I", before)
+    without = struct.pack("=I", effective & ~(1 << CAP_NET_RAW)) + before.raw[4:]
+    assert libc.capset(header, without) == 0
+    yield
+    assert libc.capset(header, before) == 0
 
 
 def ip(*words: str) -> str:
@@ -55,8 +72,8 @@ async def test_a_station_that_has_an_address_of_this_host_too_is_found() -> None
     addresses = {TAKEN, TAKEN6, FREE, ELSEWHERE}
     await localroutes.add(addresses)
     station = Station("eth0", MAC)
-    assert await stations_at(addresses) == {TAKEN: station, TAKEN6: station}
-    assert await stations_at({ELSEWHERE}) == {}
+    assert await stations_at(addresses) == {(TAKEN, station), (TAKEN6, station)}
+    assert await stations_at({ELSEWHERE}) == set()
     assert interfaces.macs() == [OWN_MAC]
 
 
@@ -67,9 +84,39 @@ async def test_this_host_itself_is_no_other_station() -> None:
         ip("address", "add", address, "dev", name)
         ip("link", "set", name, "up")
     await localroutes.add({"198.51.100.50"})
-    assert await stations_at({"198.51.100.50"}) == {}
+    assert await stations_at({"198.51.100.50"}) == set()
 
 
+def add_a_second_station() -> None:
+    """Have another network card with another MAC address answer on the link too."""
+    ip("-n", OTHER, "link", "add", "br0", "address", MAC, "type", "bridge")
+    ip("-n", OTHER, "link", "set", "eth0", "master", "br0")
+    ip("-n", OTHER, "link", "add", "port", "type", "veth", "peer", "name", "card")
+    ip("-n", OTHER, "link", "set", "card", "address", OTHER_MAC)
+    ip("-n", OTHER, "link", "set", "port", "master", "br0")
+    for name in ("br0", "port", "card"):
+        ip("-n", OTHER, "link", "set", name, "up")
+
+
+async def test_all_stations_that_have_an_address_are_found() -> None:
+    """Beside another gateway, which answers for all its addresses, a foreign host is found too."""
+    add_a_second_station()
+    assert await stations_at({TAKEN, FREE}) == {
+        (TAKEN, Station("eth0", MAC)),
+        (TAKEN, Station("eth0", OTHER_MAC)),
+    }
+
+
+@pytest.mark.usefixtures("without_net_raw")
+async def test_without_the_capability_one_station_is_found() -> None:
+    add_a_second_station()
+    await localroutes.add({TAKEN, TAKEN6, FREE})
+    ((address, station),) = await stations_at({TAKEN, FREE})
+    assert address == TAKEN
+    assert station.mac in (MAC, OTHER_MAC)
+
+
+@pytest.mark.usefixtures("without_net_raw")
 async def test_few_neighbours_are_asked_for_at_once_and_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,9 +139,9 @@ async def test_few_neighbours_are_asked_for_at_once_and_are_forgotten(
         seen.append(neighbours())
         await asyncio.sleep(0.02)
     assert await checking == {
-        TAKEN: Station("eth0", MAC),
-        TAKEN6: Station("eth0", MAC),
-        known: Station("eth0", "02:00:00:00:00:60"),
+        (TAKEN, Station("eth0", MAC)),
+        (TAKEN6, Station("eth0", MAC)),
+        (known, Station("eth0", "02:00:00:00:00:60")),
     }
     assert set().union(*seen) > {TAKEN, FREE}
     assert max(map(len, seen)) <= 8 + 1
@@ -102,9 +149,12 @@ async def test_few_neighbours_are_asked_for_at_once_and_are_forgotten(
     assert "PERMANENT" in ip("neigh", "show", known)
 
 
+@pytest.mark.parametrize("by", ["probes", "kernel"])
 async def test_addresses_of_a_link_that_is_gone_end_no_check(
-    monkeypatch: pytest.MonkeyPatch,
+    by: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if by == "kernel":
+        request.getfixturevalue("without_net_raw")
     monkeypatch.setattr(stations, "AT_ONCE", 1)
     monkeypatch.setattr(stations, "WAIT_S", 0.3)
     ip("link", "add", "eth1", "type", "veth", "peer", "name", "eth2")
@@ -115,7 +165,7 @@ async def test_addresses_of_a_link_that_is_gone_end_no_check(
     checking = asyncio.ensure_future(stations_at({TAKEN, *gone}))
     await asyncio.sleep(0.1)
     ip("link", "delete", "eth1")
-    assert await checking == {TAKEN: Station("eth0", MAC)}
+    assert await checking == {(TAKEN, Station("eth0", MAC))}
 
 
 def test_a_card_without_an_address_answers_too_and_the_network_of_a_pod_does_not() -> None:

@@ -1,20 +1,25 @@
 """Find other stations on the links of this host that have given addresses.
 
-In: addresses. Out: the MAC address of the station that answers for each of them, by ARP or neighbor
-discovery of the kernel, which needs no further rights (frames of our own would need CAP_NET_RAW).
-An address that is local to this host is asked for too: another station may have it as well. The
-kernel keeps a limited number of neighbours, by default 1,024 in all network namespaces together,
-and each question is one of them: so few are asked at once, and are forgotten before the next ones.
-Follows RFC 826, RFC 4861, rtnetlink(7), NTF_USE, and Linux net/core/neighbour.c (gc_thresh3)."""
+In: addresses. Out: the MAC addresses of the stations that answer for each of them. An address that
+is local to this host is asked for too: another station may have it as well.
+
+For IPv4 every station is found, by ARP probes. This needs CAP_NET_RAW. Without it, and for IPv6,
+the kernel asks, and keeps the first answer. That suffices for IPv6: no kernel answers for an
+address that only a route makes local, as those of other gateways do for IPv4. The kernel keeps a
+limited number of neighbours, by default 1,024 in all network namespaces together, and each question
+is one of them: so few are asked at once, and are forgotten before the next ones. Follows RFC 826,
+RFC 5227, RFC 4861, rtnetlink(7), NTF_USE, and Linux net/core/neighbour.c (gc_thresh3)."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from fairlead.errors import Unavailable
-from fairlead.net import interfaces
+from fairlead.errors import Refused, Unavailable
+from fairlead.net import arp, interfaces
+from fairlead.net.address import is_ipv6
+from fairlead.net.packet_socket import PacketSocket
 from fairlead.net.routing import Routing
 
 WAIT_S = 1.0
@@ -22,6 +27,8 @@ WAIT_S = 1.0
 AT_ONCE = 64
 """So many addresses are asked for at once. Each is a broadcast frame, and a neighbour of the
 kernel."""
+DRAIN_S = 0.05
+"""The interval at which answers are read from sockets."""
 POINT_TO_POINT = 1
 """Networks whose prefix leaves so many bits or fewer have two hosts (RFC 3021, RFC 6164)."""
 
@@ -33,25 +40,66 @@ class Station(NamedTuple):
     mac: str
 
 
-async def stations_at(addresses: Collection[str]) -> Mapping[str, Station]:
+Found = frozenset[tuple[str, Station]]
+"""Stations, each with an address that it has."""
+Question = tuple[str, str]
+"""An address, and an interface on whose link it is."""
+
+
+async def stations_at(addresses: Collection[str]) -> Found:
     """Return the stations that answer for these addresses. Addresses that are on no link of this
-    host, or for which the kernel does not ask, are left out. Raise Unavailable if it asks for
-    none."""
+    host, or for which nobody can be asked now, are left out. Raise Unavailable if that holds for
+    all that are on a link."""
     links = interfaces.links()
     asked = sorted(set(_on_links(addresses, links)))
     own = {each.mac for each in links.values()}
-    found: dict[str, Station] = {}
     refused: list[Unavailable] = []
+    found: set[tuple[str, Station]] = set()
+    by_kernel = asked
+    with suppress(Refused):  # without CAP_NET_RAW
+        for some in _batches([each for each in asked if not is_ipv6(each[0])]):
+            found |= await _probe(some, refused)
+        by_kernel = [each for each in asked if is_ipv6(each[0])]
     with closing(Routing()) as routing:
-        for at in range(0, len(asked), AT_ONCE):
-            names = {(links[name].index, each): name for each, name in asked[at : at + AT_ONCE]}
+        for some in _batches(by_kernel):
+            names = {(links[name].index, each): name for each, name in some}
             answers = await _ask(routing, names, refused)
-            for question, mac in answers.items():
-                if mac not in own:
-                    found[question[1]] = Station(names[question], mac)
+            found |= {(each[1], Station(names[each], mac)) for each, mac in answers.items()}
     if asked and len(refused) == len(asked):
         raise refused[0]
-    return found
+    return frozenset(each for each in found if each[1].mac not in own)
+
+
+def _batches(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
+    return (questions[at : at + AT_ONCE] for at in range(0, len(questions), AT_ONCE))
+
+
+async def _probe(questions: Iterable[Question], refused: list[Unavailable]) -> Found:
+    """Return all stations that answer an ARP probe. `refused`: gets a failure for each question
+    that could not be asked, because the interface is down or gone. Raise Refused without
+    CAP_NET_RAW."""
+    asked: set[Question] = set()
+    found: set[tuple[str, Station]] = set()
+    with ExitStack() as opened:
+        sockets: dict[str, PacketSocket] = {}
+        for address, name in questions:
+            try:
+                if name not in sockets:
+                    sockets[name] = opened.enter_context(PacketSocket(name, arp.ETHERTYPE))
+                sockets[name].send(arp.probe(sockets[name].mac, address))
+                asked.add((address, name))
+            except Unavailable as error:
+                refused.append(error)
+        until_s = asyncio.get_running_loop().time() + WAIT_S
+        while asked and asyncio.get_running_loop().time() < until_s:
+            await asyncio.sleep(DRAIN_S)
+            for name, each in sockets.items():
+                with suppress(Unavailable):
+                    while frame := each.receive():
+                        said = arp.parse(frame)
+                        if said and said.operation == arp.REPLY and (said.sender, name) in asked:
+                            found.add((said.sender, Station(name, said.sender_mac.hex(":"))))
+    return frozenset(found)
 
 
 async def _ask(

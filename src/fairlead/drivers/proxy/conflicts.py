@@ -5,18 +5,18 @@ another station on one of its links answers. Clients on that link may reach the 
 the gateway, and the gateway cannot reach it. The gateway goes on serving the address: it cannot
 tell a foreign host from another gateway, whose kernel answers for its local addresses too. The
 controller can, by the MAC addresses in the Leases of gateways (`roles.gateways`), and reports it.
-The kernel keeps the first answer, so a host beside another gateway is found only in those checks in
-which it answers sooner than the gateway does. Therefore it counts for some checks more."""
+Without CAP_NET_RAW, a host beside another gateway is found only in those checks in which it answers
+sooner than the gateway does. Therefore a station counts for some checks more."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import structlog
 
 from fairlead.errors import FairleadError
 from fairlead.kube.presence import Claimed
-from fairlead.net.stations import Station, stations_at
+from fairlead.net.stations import Found, Station, stations_at
 
 log = structlog.get_logger()
 
@@ -45,10 +45,10 @@ class Conflicts:
             except FairleadError as error:
                 log.warning("cannot look for other stations with our addresses", problem=str(error))
 
-    def take(self, found: Mapping[str, Station]) -> None:
+    def take(self, found: Found) -> None:
         """Process what one check has found."""
         kept = {each: left - 1 for each, left in self._left.items() if left > 1}
-        self._left = {**kept, **dict.fromkeys(found.items(), CHECKS)}
+        self._left = {**kept, **dict.fromkeys(found, CHECKS)}
         # The kernels of other gateways answer for all these addresses, another station for one or a
         # few, and a Lease has room for the first ones only.
         number = Counter(station.mac for _, station in self._left)
