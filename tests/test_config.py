@@ -78,7 +78,54 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
         ("announce: l3", "'l3' is not a mapping of names to values - at $.announce"),
         (
             "announce: {l3: {}}",
-            "there is no field l3 - at $.announce; fields there: ignoreExcludeLabel, l2",
+            "there is no field l3 - at $.announce; fields there: bgp, ignoreExcludeLabel, l2",
+        ),
+        *(
+            (f"announce: {{bgp: {{asn: 64513, routers: [{{{router}}}]}}}}", words)
+            for router, words in (
+                ("name: a, address: 192.0.2.1, asn: 0", "$.announce.bgp.routers[0].asn"),
+                ("name: A, address: 192.0.2.1, asn: 1", "$.announce.bgp.routers[0].name"),
+                (
+                    "name: a, address: 192.0.2.1, asn: 65535",
+                    "AS 65535 is reserved (RFC 7300) - at $.announce.bgp.routers[0].asn",
+                ),
+                (
+                    "name: a, address: 192.0.2.1, asn: 1, gracefulRestart: true",
+                    "the router keeps the routes of a dead gateway for two minutes - at "
+                    "$.announce.bgp.routers[0].gracefulRestart; add bfd: {}",
+                ),
+                ("name: a, address: tor, asn: 1", "'tor' does not appear to be an IPv4 or IPv6"),
+                ("name: a, address: '2001:DB8::1', asn: 1", "is not the usual form of this"),
+                ("name: a, address: 'fe80::1', asn: 1", "not reachable from other hosts - at"),
+                (
+                    "name: a, address: 192.0.2.1, asn: 1, holdTimeS: 5",
+                    "more than half of the hold time of 5 s",
+                ),
+                ("name: a, address: 192.0.2.1, asn: 1, passwordFile: x", "'x' is relative"),
+                (
+                    "name: a, address: 192.0.2.1, asn: 1}, {name: b, address: 192.0.2.1, asn: 1",
+                    "two routers have the name b or the address 192.0.2.1 - at",
+                ),
+            )
+        ),
+        ("announce: {bgp: {asn: 64513, routers: []}}", "$.announce.bgp.routers"),
+        (
+            "announce: {bgp: {asn: 23456, routers: [{name: a, address: 192.0.2.1, asn: 1}]}}",
+            "AS 23456 stands for numbers above 65535 (RFC 6793) - at $.announce.bgp.asn",
+        ),
+        (
+            "announce: {bgp: {asn: 1, routerId: a, routers: [{name: a, address: 192.0.2.1, "
+            "asn: 1}]}}",
+            "'a' is not an IPv4 address - at $.announce.bgp.routerId",
+        ),
+        (
+            "announce: {l2: {}, bgp: {asn: 1, routers: [{name: a, address: 192.0.2.1, asn: 1}]}}",
+            "either on layer 2 or by BGP - at $.announce",
+        ),
+        (
+            "{pools: [{name: p, addresses: [192.0.2.0/24]}], "
+            "announce: {bgp: {asn: 1, routers: [{name: a, address: 192.0.2.1, asn: 1}]}}}",
+            "192.0.2.1 is in 192.0.2.0/24 of a pool, so a Service may get it",
         ),
         ("announce: {l2: {interfaces: [192.0.2.1]}}", "$.announce.l2.interfaces[0]"),
         ("announce: {l2: {networks: [192.0.2.1/24]}}", "$.announce.l2.networks[0]"),

@@ -31,6 +31,8 @@ from fairlead.role_state import (
     ApiServerContact,
     ApiServersState,
     ApiServerState,
+    BgpSessionState,
+    BgpState,
     ControllerState,
     DrainState,
     GatewayState,
@@ -137,6 +139,9 @@ GATEWAY = GatewayState(
             AnnouncedAddress("192.0.2.225", "gw2", "eth1"),
         ),
         {"answered": 3, "dropped": 1},
+    ),
+    bgp=BgpState(
+        3, (BgpSessionState("tor1", "192.0.2.1", 64512, "Active", "Down", 0, "Socket: refused"),)
     ),
     peers=PeersState((PeerState("192.0.2.12:7946", False, "refused"),), 1),
     probes=ProbesState((ProbedNode("node1", "192.0.2.21", "route", "up"),)),

@@ -24,6 +24,7 @@ from fairlead.sections import (
     Address,
     AddressRange,
     AnnounceConfig,
+    BgpConfig,
     HostPort,
     L2Config,
     Name,
@@ -49,6 +50,12 @@ LISTEN = "write an address and a port, such as 127.0.0.1:9440, or *:9440 for all
 
 RENAMED = {"gateway.way": "gateway.forwarding"}
 """Renamed options: the old name, and the new name."""
+
+RESERVED_ASNS = {
+    23456: "AS 23456 stands for numbers above 65535 (RFC 6793)",
+    65535: "AS 65535 is reserved (RFC 7300)",
+}
+"""AS numbers that no network may have, and why."""
 
 PEER_LISTEN = "*:9445"
 """Where a gateway listens for peers that find each other."""
@@ -415,6 +422,8 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
                         fix="list each address once",
                     )
             seen.append((version, first, last, text))
+    if config.announce.bgp is not None:
+        _check_bgp(config.announce.bgp, config, seen, source)
     api, l2 = config.gateway.api_server, config.announce.l2 or L2Config()
     if api is not None:
         _check_api_server(api, seen, source)
@@ -506,6 +515,84 @@ def _check_api_server(
                 f"{source}: {server} is listed twice - at {where}.servers[{at}]",
                 fix="remove one of the two",
             )
+
+
+def _check_bgp(
+    bgp: BgpConfig, config: Config, pools: Iterable[tuple[int, int, int, str]], source: str
+) -> None:
+    where = "$.announce.bgp"
+    if config.announce.l2 is not None:
+        raise Refused(
+            f"{source}: addresses are announced either on layer 2 or by BGP - at $.announce",
+            fix="remove announce.l2 or announce.bgp",
+        )
+    for name, number in (
+        ("asn", bgp.asn),
+        *((f"routers[{at}].asn", each.asn) for at, each in enumerate(bgp.routers)),
+    ):
+        if number in RESERVED_ASNS:
+            raise Refused(
+                f"{source}: {RESERVED_ASNS[number]} - at {where}.{name}",
+                fix="write another number, such as one from 64512 to 65534, for private use",
+            )
+    if bgp.router_id and not _is_router_id(bgp.router_id):
+        raise Refused(
+            f"{source}: {bgp.router_id!r} is not an IPv4 address - at {where}.routerId",
+            fix="write one that differs from those of all other routers, or leave it out",
+        )
+    names: set[str] = set()
+    addresses: set[str] = set()
+    for at, each in enumerate(bgp.routers):
+        here = f"{where}.routers[{at}]"
+        try:
+            if ipaddress.ip_address(each.address).compressed != each.address:
+                raise ValueError(f"{each.address!r} is not the usual form of this address")
+            version, number, _ = parse_range(each.address)
+        except ValueError as error:
+            raise Refused(
+                f"{source}: {error} - at {here}.address",
+                fix="write the address of the router on the link of the gateways",
+            ) from error
+        for pool_version, low, high, pool in pools:
+            if version == pool_version and low <= number <= high:
+                raise Refused(
+                    f"{source}: {each.address} is in {pool} of a pool, so a Service may get it - "
+                    f"at {here}.address",
+                    fix="remove it from the pool",
+                )
+        if each.name in names or each.address in addresses:
+            raise Refused(
+                f"{source}: two routers have the name {each.name} or the address {each.address} - "
+                f"at {here}",
+                fix="list each router once for each of its addresses, with names that differ",
+            )
+        names.add(each.name)
+        addresses.add(each.address)
+        if each.password_file and not each.password_file.startswith("/"):
+            raise Refused(
+                f"{source}: {each.password_file!r} is relative - at {here}.passwordFile",
+                fix="write an absolute path",
+            )
+        if each.keepalive_time_s * 2 > each.hold_time_s:
+            raise Refused(
+                f"{source}: one lost message would end the session, because the keepalive time of "
+                f"{each.keepalive_time_s} s is more than half of the hold time of "
+                f"{each.hold_time_s} s - at {here}.keepaliveTimeS",
+                fix="write a third of the hold time",
+            )
+        if each.restarts_gracefully and each.bfd is None:
+            raise Refused(
+                f"{source}: with graceful restart and without BFD, the router keeps the routes of "
+                f"a dead gateway for two minutes - at {here}.gracefulRestart",
+                fix="add bfd: {}, or remove gracefulRestart",
+            )
+
+
+def _is_router_id(text: str) -> bool:
+    try:
+        return int(ipaddress.IPv4Address(text)) > 0
+    except ValueError:
+        return False
 
 
 def _check_tunnel(config: Config, source: str) -> None:

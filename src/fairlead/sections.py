@@ -72,12 +72,69 @@ class L2Config(Section, frozen=True):
     interface of a gateway has an address in them."""
 
 
+AsNumber = Annotated[int, msgspec.Meta(ge=1, le=4294967294)]
+"""The number of an autonomous system, as BGP identifies it."""
+
+
+class BfdConfig(Section, frozen=True):
+    """Bidirectional forwarding detection (RFC 5880): a peer that does not receive `multiplier`
+    packets in a row knows that this host is gone."""
+
+    interval_ms: Annotated[int, msgspec.Meta(ge=10, le=10_000)] = 100
+    multiplier: Annotated[int, msgspec.Meta(ge=2, le=50)] = 3
+
+
+class BgpPeerConfig(Section, frozen=True):
+    """A router on a link of the gateways. A session carries the routes of the family of its
+    address."""
+
+    name: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
+            description="a name of at most 40 lower-case letters, digits and -",
+        ),
+    ]
+    address: Annotated[str, msgspec.Meta(min_length=1)]
+    asn: AsNumber
+    password_file: str = ""
+    """The path of a file with the password of the session (RFC 2385). Empty: none."""
+    bfd: BfdConfig | None = None
+    """Absent: a dead gateway is noticed after the hold time."""
+    graceful_restart: bool | None = None
+    """Whether the router keeps the routes while BIRD restarts (RFC 4724). Absent: if there is BFD.
+    """
+    hold_time_s: Annotated[int, msgspec.Meta(ge=3, le=65_535)] = 9
+    keepalive_time_s: Annotated[int, msgspec.Meta(ge=1, le=21_845)] = 3
+
+    @property
+    def restarts_gracefully(self) -> bool:
+        """Whether the router keeps the routes while BIRD restarts."""
+        return self.bfd is not None if self.graceful_restart is None else self.graceful_restart
+
+
+class BgpConfig(Section, frozen=True):
+    """The announcement of addresses by BGP, through a BIRD on the host of each gateway."""
+
+    asn: AsNumber
+    """The AS number of the gateways."""
+    routers: Annotated[tuple[BgpPeerConfig, ...], msgspec.Meta(min_length=1)]
+    directory: AbsolutePath = "/run/fairlead/bird"
+    """Directory for the configuration of BIRD, `bird.conf`, and for its control socket,
+    `bird.ctl`."""
+    router_id: str = ""
+    """The identifier of a gateway in BGP, an IPv4 address. Empty: BIRD chooses an address of the
+    host, which needs an IPv4 address then."""
+
+
 class AnnounceConfig(Section, frozen=True):
     """How gateways announce the addresses of Services themselves. Absent: they do not, and routes
     lead to them."""
 
     l2: L2Config | None = None
     """Absent: no address is announced on layer 2."""
+    bgp: BgpConfig | None = None
+    """Absent: no address is announced by BGP."""
     ignore_exclude_label: bool = False
     """Whether Nodes with the label node.kubernetes.io/exclude-from-external-load-balancers get
     traffic and announce addresses like others. kubeadm gives the label to nodes of the control

@@ -100,7 +100,7 @@ async def test_both_sides_of_the_sessions_have_the_same_numbers(config: Path) ->
         assert code == 0, errors
         assert "65001" in output
         assert "192.0.2.21 as 4200000001" in output or "remote-as 4200000001" in output
-        assert "check: Fairlead does not speak BGP: each gateway needs a BIRD" in errors
+        assert "check: announce.bgp is not configured: each gateway needs a BIRD" in errors
     side = ("--gateway", "bird", "--router-address", "192.0.2.1", "--router-address", "192.0.2.2")
     code, output, errors = await plan(*given, *side)
     assert code == 0, errors
@@ -108,6 +108,39 @@ async def test_both_sides_of_the_sessions_have_the_same_numbers(config: Path) ->
     assert "    neighbor 192.0.2.2 as 65001;\n" in output
     assert "check: without --bfd a router notices a dead gateway after 9 s" in errors
     assert "every Node counts" not in errors
+
+
+def test_the_configuration_has_the_numbers_of_the_sessions(tmp_path: Path) -> None:
+    routers = [
+        {"name": f"tor{number}", "address": f"192.0.2.{number}", "asn": 65000 + number, "bfd": {}}
+        for number in (1, 2)
+    ]
+    file = tmp_path / "fairlead.yaml"
+    for own, options, words in (
+        (routers[:1], ("--router", "frr"), "router bgp 65001\n"),
+        (routers, ("--router", "frr", "--router-asn", "65002"), "router bgp 65002\n"),
+        (
+            routers,
+            ("--router", "frr"),
+            "several AS numbers: 65001, 65002; give that of this router",
+        ),
+        (
+            routers,
+            ("--gateway", "bird", "--router-address", "192.0.2.1"),
+            "each gateway itself writes /run/fairlead/bird/bird.conf for its BIRD; use --router",
+        ),
+    ):
+        section = {"announce": {"bgp": {"asn": 65100, "routers": own}}}
+        file.write_text(CONFIGURATION + yaml.safe_dump(section))
+        done = CliRunner().invoke(
+            announce, ("plan", "-f", EXAMPLE, "--config", str(file), *options)
+        )
+        said = str(done.exception) if done.exception is not None else done.output
+        assert words in said
+        if done.exception is None:
+            assert " neighbor fairlead4 remote-as 65100\n" in said
+            assert " neighbor fairlead4 bfd\n" in said
+            assert "not configured" not in said
 
 
 async def test_programs_get_the_plan_and_the_text(config: Path) -> None:

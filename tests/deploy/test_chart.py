@@ -144,6 +144,21 @@ def test_the_haproxy_directory_is_writable_for_the_gateway(helm: Path) -> None:
     assert "/tmp/haproxy: it must be below /run/fairlead" in elsewhere.stderr
 
 
+def test_the_chart_refuses_bgp_because_it_runs_no_bird(helm: Path) -> None:
+    router = "config.announce.bgp.routers[0]"
+    values = {
+        "gateway.enabled": "true",
+        "config.gateway.interfaces[0]": "eth0",
+        "config.announce.bgp.asn": "64513",
+        f"{router}.name": "tor1",
+        f"{router}.address": "192.0.2.1",
+        f"{router}.asn": "64512",
+    }
+    given = ",".join(f"{name}={value}" for name, value in values.items())
+    refused = run(helm, "template", "fairlead", CHART, "--kube-version", "1.36.0", "--set", given)
+    assert "config.announce.bgp needs a BIRD" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "values", [None, *VALUES], ids=lambda each: each.stem if each else "default"
 )

@@ -126,7 +126,7 @@ def test_gateways_restart_gracefully_only_with_bfd() -> None:
     for bfd in (True, False):
         text = speaker.render(side_of_gateways([POOL], bfd=bfd), ROUTER)
         assert ("graceful restart on;" in text) == bfd
-        assert ("    bfd on;" in text) == bfd
+        assert ("    bfd { interval 100 ms; multiplier 3; };" in text) == bfd
 
 
 def test_no_name_ends_a_comment() -> None:

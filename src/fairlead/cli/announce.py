@@ -9,11 +9,10 @@ import msgspec
 
 from fairlead.cli.output import Group, show
 from fairlead.cli.source import Source, report_left_out, scan_source, source_options
-from fairlead.config import Config, PoolConfig, parse_range
+from fairlead.config import RESERVED_ASNS, Config, PoolConfig, parse_range
 from fairlead.errors import Refused
 from fairlead.routers.planning import (
     ASN,
-    RESERVED_ASNS,
     ROUTER_ASN,
     check_apart,
     merged,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from fairlead.cli.cluster import Routing
     from fairlead.kube.crds import AddressPool
     from fairlead.kube.objects import Node
+    from fairlead.sections import BgpConfig
 
 Router = Literal["static", "frr", "bird"]
 Format = Literal["text", "json", "yaml"]
@@ -154,11 +154,12 @@ def plan_command(
     changed: read the text, and put it into the router.
 
     Static routes send every packet for the pools to the gateways, also to a gateway that has died.
-    With BGP a router has the routes of the gateways that are alive. Fairlead does not speak BGP
-    itself: a BIRD on each gateway announces the addresses that the gateway serves, with the
-    configuration that --gateway bird prints. The router accepts single addresses of the pools and
-    nothing else, and sends nothing. Sessions are between neighbors on one link, one for each
-    address family.
+    With BGP a router has the routes of the gateways that are alive: a BIRD on each gateway
+    announces the addresses that the gateway serves. With `announce.bgp` in the configuration, the
+    gateway manages it; AS numbers and BFD are those of the configuration then. Without it, give
+    BIRD the configuration that --gateway bird prints. The router accepts single addresses of the
+    pools and nothing else, and sends nothing. Sessions are between neighbors on one link, one for
+    each address family.
 
     The next hops are the gateways that renew their Leases (the command waits until each has done
     so, 10 s with the default), with the InternalIPs of their Nodes. With -f they are the Nodes with
@@ -183,7 +184,15 @@ def plan_command(
     given = _given(next_hops)
     others = [_address(each) for each in routers]
     found = _read(source, given, gateways=gateway is None)
-    numbers = {"asn": asn or ASN, "router_asn": router_asn or ROUTER_ASN}
+    section = found.config.announce.bgp
+    if gateway is not None and section is not None:
+        raise Refused(
+            f"announce.bgp is configured, so each gateway itself writes {section.directory}/"
+            "bird.conf for its BIRD",
+            fix="use --router for the other side",
+        )
+    numbers = _numbers(section, asn, router_asn)
+    bfd = bfd or (section is not None and any(each.bfd is not None for each in section.routers))
     if gateway is None:
         reach = reach_of(found.pools, found.gateways, **numbers, bfd=bfd)
     else:
@@ -199,6 +208,24 @@ def plan_command(
         click.echo(text, nl=False)
     for note in notes:
         click.echo(f"check: {note}", err=True)
+
+
+def _numbers(
+    section: "BgpConfig | None", asn: int | None, router_asn: int | None
+) -> dict[str, int]:
+    """Return the AS numbers of the gateways and of the router: those that the user gives, or those
+    of the configuration, or the defaults."""
+    configured = {each.asn for each in section.routers} if section is not None else {ROUTER_ASN}
+    if router_asn is None and len(configured) > 1:
+        numbers = ", ".join(map(str, sorted(configured)))
+        raise Refused(
+            f"the routers in announce.bgp have several AS numbers: {numbers}",
+            fix="give that of this router with --router-asn",
+        )
+    return {
+        "asn": asn or (section.asn if section is not None else ASN),
+        "router_asn": router_asn or min(configured),
+    }
 
 
 def _text(reach: Reach, router: Router, routers: Sequence[str]) -> str:
@@ -229,9 +256,9 @@ def _notes(config: Config, target: str, bfd: bool) -> Iterator[str]:
             "addresses of class fairlead.io/proxy are not announced: the gateways keep them in the "
             "table local, whose routes BIRD does not read"
         )
-    else:
+    elif config.announce.bgp is None:
         yield (
-            "Fairlead does not speak BGP: each gateway needs a BIRD with the configuration that "
+            "announce.bgp is not configured: each gateway needs a BIRD with the configuration that "
             "--gateway bird prints, with the same AS numbers"
         )
 

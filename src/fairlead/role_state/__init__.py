@@ -4,13 +4,15 @@
 - `part`: the base of all parts. A part is the type of what one component shows, with its tables.
 - `traffic`: the eBPF data plane.
 - `proxy`: HAProxy, for Services and for the API servers.
-- `announce`: the announcement of addresses.
+- `announce`: the announcement of addresses on layer 2.
+- `bgp`: the announcement of addresses by BGP.
 - `peers`: the exchange with other gateways.
 - `probes`: the probes of nodes.
 - `tunnel`: the node's end of the tunnels.
 - `octavia`: the load balancers in OpenStack."""
 
 from fairlead.role_state.announce import AnnouncedAddress, AnnounceState
+from fairlead.role_state.bgp import BgpSessionState, BgpState
 from fairlead.role_state.octavia import LoadBalancerHealth, MemberHealth, OctaviaState
 from fairlead.role_state.part import Part, Table, listed
 from fairlead.role_state.peers import PeersState, PeerState
@@ -58,6 +60,8 @@ __all__ = [
     "ApiServerContact",
     "ApiServerState",
     "ApiServersState",
+    "BgpSessionState",
+    "BgpState",
     "ControllerState",
     "DrainState",
     "GatewayState",

@@ -18,6 +18,7 @@ from fairlead.errors import Refused
 from fairlead.mistakes import explain
 from fairlead.model import Finding, LoadBalancer, NodeService, Outcome, Value
 from fairlead.role_state.announce import AnnounceState
+from fairlead.role_state.bgp import BgpState
 from fairlead.role_state.octavia import OctaviaState
 from fairlead.role_state.part import Part
 from fairlead.role_state.peers import PeersState
@@ -76,6 +77,7 @@ class GatewayState(StateOfAnyRole, frozen=True, kw_only=True, tag="gateway"):
     api_servers: ApiServersState | None = None
     traffic: TrafficState | None = None
     announce: AnnounceState | None = None
+    bgp: BgpState | None = None
     probes: ProbesState | None = None
     peers: PeersState | None = None
 

@@ -4,8 +4,8 @@ can serve them.
 In: Services with their addresses (from their status, where the controller publishes them),
 EndpointSlices, Nodes, and the results of its own probes of the nodes. Out: the eBPF data plane of
 this host (class direct) and a HAProxy process (class proxy); and, if the configuration says so, the
-announcement of addresses on layer 2. Any number of gateways share the work
-without coordination, because equal objects give equal plans. When the process stops or is killed,
+announcement of addresses on layer 2 or by BGP. Any number of gateways share the work without
+coordination, because equal objects give equal plans. When the process stops or is killed,
 the kernel and HAProxy continue with their last configuration, and the next start adopts both.
 Gateways with peers send each other the flow entries of slots in transition, so that a connection
 can move between gateways even while its slot is in transition. A gateway can also be the load
@@ -31,6 +31,7 @@ import structlog
 from fairlead.config import Config
 from fairlead.drivers import Component
 from fairlead.drivers.announce import AnnounceDriver, NoAnnouncement
+from fairlead.drivers.bgp import BgpDriver, NoBgp
 from fairlead.drivers.direct import (
     DirectDriver,
     Peers,
@@ -53,6 +54,7 @@ from fairlead.kube.presence import Presence
 from fairlead.model import Finding, LoadBalancer, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
+from fairlead.plan.addresses import held_by
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY, including_excluded
 from fairlead.plan.refusals import EXCLUDED
@@ -120,6 +122,7 @@ class DataPlane(NamedTuple):
     direct: DirectDriver
     proxy: ProxyDriver
     announce: AnnounceDriver | NoAnnouncement
+    bgp: BgpDriver | NoBgp
 
 
 async def run(config: Config, find: Callable[[], Access], node_name: str) -> None:
@@ -190,6 +193,7 @@ def data_plane(
             shares=Shares(max_files(), section.namespace_share),
         ),
         announce_driver(config, selectors, state, name),
+        bgp_driver(config, state),
     )
 
 
@@ -218,7 +222,12 @@ def components(
         "forwarding",
         state,
         planned.confirmed,
-        [direct, plane.proxy, *([announce] if announce is not None else [])],
+        [
+            direct,
+            plane.proxy,
+            *([announce] if announce is not None else []),
+            *([plane.bgp] if isinstance(plane.bgp, BgpDriver) else []),
+        ],
         report,
         pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE),
     )
@@ -266,6 +275,7 @@ def components(
         OwnNode("gateway", name, state),
         prober,
         plane.announce,
+        plane.bgp,
         *([search] if search is not None else []),
         *watched,
         Feed(client, state, freshness, projection, started=forwarding.settled),
@@ -449,6 +459,17 @@ def announce_driver(
         forbidden=lambda: state.gateways_forbidden,
         watch_command=neighbor_command(),
         observe_silent=state.observe_silent,
+    )
+
+
+def bgp_driver(config: Config, state: State) -> BgpDriver | NoBgp:
+    """Return the driver that announces addresses by BGP, or the component that withdraws what an
+    earlier configuration left."""
+    if (section := config.announce.bgp) is None:
+        return NoBgp()
+    return BgpDriver(
+        section,
+        shown=lambda: {each for one in state.services.values() for each in held_by(one)},
     )
 
 

@@ -3,7 +3,7 @@
 In: a Reach. Out: filters and protocols for its configuration file. The protocols that a router has
 only once, `device` and `kernel`, stay the operator's."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from fairlead.model import Family
 from fairlead.routers.values import (
@@ -11,8 +11,8 @@ from fairlead.routers.values import (
     BFD_MULTIPLIER,
     HOLD_TIME_S,
     KEEPALIVE_TIME_S,
-    Prefix,
     Reach,
+    element,
 )
 
 
@@ -28,10 +28,16 @@ def render(reach: Reach) -> str:
         ),
         "# A router that runs Linux chooses the next hop by addresses alone, unless these are 1:",
         "# net.ipv4.fib_multipath_hash_policy, net.ipv6.fib_multipath_hash_policy",
-        *(line for family in reach.families for line in pool_filter(reach, family)),
-        *bfd(reach),
+        *(line for family in reach.families for line in _filter(reach, family)),
+        *_bfd(reach),
         "template bgp fairlead_gateway {",
-        *session(reach.router_asn, reach.bfd),
+        f"    local as {reach.router_asn};",
+        "    direct;",
+        f"    hold time {HOLD_TIME_S};",
+        f"    keepalive time {KEEPALIVE_TIME_S};",
+        # By default, BIRD refuses a neighbor for a minute after one error at the start.
+        "    error wait time 1, 5;",
+        *(["    bfd on;"] if reach.bfd else []),
         "}",
     ]
     for family in reach.families:
@@ -49,20 +55,15 @@ def render(reach: Reach) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pool_filter(reach: Reach, family: Family) -> Iterator[str]:
+def _filter(reach: Reach, family: Family) -> Iterator[str]:
     """Yield the filter that accepts the single addresses of the pools and nothing else."""
     yield f"filter fairlead{family[-1]} {{"
-    yield f"    if net ~ [ {_set(reach.of(family))} ] then accept;"
+    yield f"    if net ~ [ {', '.join(map(element, reach.of(family)))} ] then accept;"
     yield "    reject;"
     yield "}"
 
 
-def _set(prefixes: Iterable[Prefix]) -> str:
-    return ", ".join(f"{each.prefix}{{{each.bits},{each.bits}}}" for each in prefixes)
-
-
-def bfd(reach: Reach) -> Iterator[str]:
-    """Yield the protocol BFD, if it is wanted."""
+def _bfd(reach: Reach) -> Iterator[str]:
     if reach.bfd:
         yield "# If there is a `protocol bfd` already, set its interval instead."
         yield "protocol bfd fairlead_bfd {"
@@ -70,15 +71,3 @@ def bfd(reach: Reach) -> Iterator[str]:
             f'    interface "*" {{ interval {BFD_INTERVAL_MS} ms; multiplier {BFD_MULTIPLIER}; }};'
         )
         yield "}"
-
-
-def session(asn: int, with_bfd: bool) -> Iterator[str]:
-    """Yield what a session needs on either side. `asn`: the number of this side."""
-    yield f"    local as {asn};"
-    yield "    direct;"
-    yield f"    hold time {HOLD_TIME_S};"
-    yield f"    keepalive time {KEEPALIVE_TIME_S};"
-    # By default, BIRD refuses a neighbor for a minute after one error at the start.
-    yield "    error wait time 1, 5;"
-    if with_bfd:
-        yield "    bfd on;"

@@ -18,10 +18,6 @@ from fairlead.routers.values import FAMILIES, MIN_PATHS, Hop, Prefix, Reach
 
 ASN, ROUTER_ASN = 64513, 64512
 """The default AS numbers of gateways and router, from the range for private use (RFC 6996)."""
-RESERVED_ASNS = {
-    23456: "AS 23456 stands for numbers above 65535 (RFC 6793)",
-    65535: "AS 65535 is reserved (RFC 7300)",
-}
 MANY_PREFIXES = 32
 MAX_NAME_LENGTH = 253
 

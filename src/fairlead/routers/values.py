@@ -36,6 +36,11 @@ class Prefix(msgspec.Struct, frozen=True):
         return 32 if self.family == "IPv4" else 128
 
 
+def element(prefix: Prefix) -> str:
+    """Return the single addresses of a prefix, as an element of a set of prefixes of BIRD."""
+    return f"{prefix.prefix}{{{prefix.bits},{prefix.bits}}}"
+
+
 class Hop(msgspec.Struct, frozen=True):
     """A gateway, with at most one address of each family."""
 
