@@ -20,8 +20,9 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
+from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -35,13 +36,17 @@ from xdist.workermanage import WorkerController
 
 from fairlead.errors import Refused
 from fairlead.lab.kubeapiserver import find_program
+from fairlead.lab.process import set_nice
 
 pytest_plugins = ["tests.programs", "tests.openstack.fixtures"]
 
 NEUTRON, OCTAVIA = "Neutron", "Octavia"
 """The groups of tests that share the servers of OpenStack, which each process starts once. So one
 process runs all tests that need Neutron, and another one those that need only Octavia."""
+QUIET = 2
+"""The number of processes with low priority: one for each group of OpenStack."""
 NICE = 5
+"""The nice value of the processes with low priority."""
 KUBECTL_MINOR = 24
 """The first version that has `kubectl create token` and `--subresource`."""
 MACHINE = "machine during the test"
@@ -53,6 +58,8 @@ so its result may depend on the machine."""
 MAX_PROCESSES = 6
 """The maximum number of processes. With more, the longest tests determine the duration."""
 
+LABS = int(os.environ.get("FAIRLEAD_LABS") or 0)
+"""The number of processes that run labs; 0: one for each processor."""
 HISTORIES = int(os.environ.get("FAIRLEAD_HISTORIES") or 4)
 """The number of random histories at Octavia; each takes 15 seconds on a busy machine."""
 
@@ -60,8 +67,8 @@ _failed = pytest.StashKey[bool]()
 _excluded = pytest.StashKey[dict[str, int]]()
 """The needs of the tests that --check excludes, with the number of tests."""
 _guard = needs.Guard()
-_quiet = pytest.StashKey[str]()
-"""The id of the process with low priority."""
+_quiet = pytest.StashKey[frozenset[str]]()
+"""The ids of the processes with low priority."""
 _stacks = pytest.StashKey[Path]()
 """The directory in which a process that is killed by a signal leaves its stack traces."""
 _machine = ExitStack()
@@ -97,9 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
-        # Ctrl-C in a terminal reaches the whole foreground process group. These processes must
-        # receive it only once, from the process that waits for them.
-        os.setpgrp()
+        _leave_the_group(quiet=config.workerinput["quiet"])
     elif config.getvalue("numprocesses"):
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, _interrupt_processes)
@@ -108,6 +113,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if (path := config.getoption("report")) and not hasattr(config, "workerinput"):
         _report_file.append(open(path, "w"))  # noqa: SIM115  # until the end of this process
     _prefer_new_kubectl()
+
+
+def _leave_the_group(*, quiet: bool) -> None:
+    """Leave the process group of the terminal: Ctrl-C reaches the whole group, and a process that
+    runs tests must receive it only once, from the process that waits for it. A quiet process also
+    lowers its priority. It leaves the session, too: where the kernel schedules sessions as groups,
+    a nice value has no effect on the processes of other sessions, such as those of OpenStack and
+    of labs, and that of the group has."""
+    if not quiet:
+        os.setpgrp()
+        return
+    os.setsid()
+    set_nice(os.getpid(), os.nice(NICE))
 
 
 def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
@@ -119,29 +137,48 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
         os.killpg(process, signal.SIGINT)
 
 
+class Kind(IntEnum):
+    """What a test needs, in the order in which the processes for labs take tests."""
+
+    LAB = 0
+    PROGRAM = 1
+    """A program that `make tools` installs, but no lab."""
+    OPENSTACK = 2
+    LIGHT = 3
+    """No more than `make base`."""
+
+
+OF_QUIET = (Kind.OPENSTACK, Kind.LIGHT, Kind.PROGRAM)
+"""The kinds of tests that quiet processes take, in this order."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """Where the scheduler places a test. `scope`: the tests of one scope run in one process, in
-    order. `needs_more`: it needs more than `make base`. `long`: it has this mark."""
+    order. `long`: it has this mark."""
 
     scope: str
-    needs_more: bool
+    kind: Kind
     long: bool
 
 
 def place_of(item: pytest.Item) -> Place:
-    need = needs.need_of(item)
-    scope = item.nodeid.partition("::")[0]
+    long = item.get_closest_marker("long") is not None
+    file, need = item.nodeid.partition("::")[0], needs.need_of(item)
     if need == needs.FIXTURES["openstack_programs"]:
-        scope = NEUTRON if "cloud" in getattr(item, "fixturenames", ()) else OCTAVIA
-    return Place(scope, need is not None, item.get_closest_marker("long") is not None)
+        group = NEUTRON if "cloud" in getattr(item, "fixturenames", ()) else OCTAVIA
+        return Place(group, Kind.OPENSTACK, long)
+    if needs.need_of_test(item.nodeid, ()) == needs.LAB:
+        return Place(file, Kind.LAB, long)
+    return Place(file, Kind.PROGRAM if need else Kind.LIGHT, long)
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """A scheduler that keeps the tests of one lab together and in order. In addition to one process
-    for each processor, there is a process `quiet` with low priority (NICE). It takes only files
-    that need no more than `make base`, and ends when there are no more. The other processes take
-    labs first, the long ones before the others: a lab mostly waits, and meanwhile the tests without
-    a lab use the processors."""
+    for each processor, there are QUIET processes with low priority (NICE). They take the groups of
+    OpenStack, then files that need no more than `make base`, then others without a lab, and end
+    when there are no more. The other processes take labs first. A lab mostly waits, and meanwhile
+    the quiet processes use the processors. Of each kind, those with the mark `long` come first, so
+    that no process runs one of them while the others are idle."""
 
     def mark_test_pending(self, item: str) -> None:
         """Do nothing. The unfinished tests of a process that died, including the test during which
@@ -150,16 +187,10 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     def _split_scope(self, nodeid: str) -> str:
         return self._places[nodeid].scope
 
-    @property
-    def _quiet(self) -> WorkerController | None:
-        return next((each for each in self.assigned_work if is_quiet(each)), None)
-
     def _assign_work_unit(self, node: WorkerController) -> None:
-        quiet = self._quiet
-        if quiet is not None:
-            light = [each for each in self.workqueue if each not in self._order]
-            heavy = sorted(set(self.workqueue) & self._order.keys(), key=self._order.__getitem__)
-            chosen = next(iter(light if node is quiet else heavy or light), None)
+        if _quiet in self.config.stash:
+            ranks = self._ranks[is_quiet(node)]
+            chosen = min(self.workqueue.keys() & ranks.keys(), key=ranks.__getitem__, default=None)
             if chosen is None:
                 node.shutdown()
                 return
@@ -180,16 +211,20 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         return msgspec.json.decode(found.read_bytes(), type=dict[str, Place])
 
     @cached_property
-    def _order(self) -> dict[str, tuple[bool, str]]:
-        """Return the scopes that need more than `make base`, with their sort keys. Long scopes come
-        first, so that no process runs one of them while the others are idle."""
-        order: dict[str, tuple[bool, str]] = {}
-        for each in self._places.values():
-            if each.needs_more:
-                is_short = not each.long and each.scope not in (NEUTRON, OCTAVIA)
-                before = order.get(each.scope, (True, each.scope))
-                order[each.scope] = min(before, (is_short, each.scope))
-        return order
+    def _ranks(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the scopes that a process takes, with their ranks: for a process for labs, which
+        takes all, and for a quiet one. A scope is of the first kind of its tests."""
+        kinds: dict[str, Kind] = {}
+        for place in self._places.values():
+            kinds[place.scope] = min(kinds.get(place.scope, Kind.LIGHT), place.kind)
+        long = {place.scope for place in self._places.values() if place.long}
+
+        def ranks(taken: Sequence[Kind]) -> dict[str, int]:
+            scopes = [scope for scope in kinds if kinds[scope] in taken]
+            scopes.sort(key=lambda scope: (taken.index(kinds[scope]), scope not in long))
+            return {scope: rank for rank, scope in enumerate(scopes)}
+
+        return ranks(tuple(Kind)), ranks(OF_QUIET)
 
 
 def is_quiet(process: WorkerController) -> bool:
@@ -206,12 +241,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `-n auto`."""
     # A lab consists of many processes. With three labs on two processors, processes did not respond
     # in time.
-    processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = LABS or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
     if config.getoption("check"):
         # Tests without a lab wait for half of their time: for a time-out, a process, a kernel.
         return min(MAX_CHECK_PROCESSES, 3 * len(os.sched_getaffinity(0)))
-    config.stash[_quiet] = f"gw{processes}"
-    return processes + 1
+    config.stash[_quiet] = frozenset(f"gw{processes + number}" for number in range(QUIET))
+    return processes + QUIET
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -220,7 +255,7 @@ def pytest_configure_node(node: WorkerController) -> None:
         node.config.stash[_stacks] = Path(tempfile.mkdtemp(prefix="fairlead-tests-"))
     node.workerinput["stacks"] = str(node.config.stash[_stacks] / node.gateway.id)
     node.workerinput["places"] = str(node.config.stash[_stacks] / f"places-{node.gateway.id}")
-    node.workerinput["quiet"] = node.gateway.id == node.config.stash.get(_quiet, "")
+    node.workerinput["quiet"] = node.gateway.id in node.config.stash.get(_quiet, ())
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -228,8 +263,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         _machine.enter_context(machine.lengthen_queue())
     else:
         faulthandler.enable(open(session.config.workerinput["stacks"], "w"))  # noqa: SIM115
-        if session.config.workerinput["quiet"]:
-            os.nice(NICE)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""The distribution of tests over processes: one process for each processor, and a quiet one with
+"""The distribution of tests over processes: one process for each processor, and two quiet ones with
 low priority."""
 
 import os
@@ -24,30 +24,61 @@ def test_it(number):
 """
 
 
-def test_the_quiet_process_runs_no_lab_and_the_others_begin_with_long_labs(tmp_path: Path) -> None:
+NEEDS_OPENSTACK = """
+@pytest.fixture(autouse=True)
+def openstack_programs():
+    pass
+"""
+NEEDS_PROGRAM = NEEDS_OPENSTACK.replace("openstack", "real")
+NEEDS_NEUTRON = """
+@pytest.fixture(autouse=True)
+def cloud():
+    pass
+"""
+
+
+def test_quiet_processes_begin_with_openstack_and_run_no_lab_and_the_others_begin_with_long_labs(
+    tmp_path: Path,
+) -> None:
     report = tmp_path / "report"
     text = REPORTS_ITS_PROCESS.format(report=str(report))
+    long = f"{text}\npytestmark = pytest.mark.long\n"
     labs = {f"e2e/test_lab{number}.py": text for number in range(4)}
-    labs["e2e/test_lab9.py"] = f"{text}\npytestmark = pytest.mark.long\n"
+    labs |= {f"e2e/test_lab{number}.py": long for number in (8, 9)}
+    clouds = {
+        f"plan/test_cloud{number}.py": text + needed
+        for number, needed in enumerate((NEEDS_OPENSTACK, NEEDS_OPENSTACK + NEEDS_NEUTRON))
+    }
+    programs = {"kube/test_real.py": text + NEEDS_PROGRAM}
     others = {f"plan/test_plan{number}.py": text for number in range(8)}
-    with nested.start(tmp_path, labs | others, "-n", "auto", stdout=subprocess.PIPE) as running:
+    others["plan/test_plan9.py"] = long
+    files = labs | clouds | programs | others
+    with nested.start(tmp_path, files, "-n", "auto", stdout=subprocess.PIPE) as running:
         printed, _ = running.communicate(timeout=120)
     assert running.returncode == 0, printed
     executed = [line.split() for line in report.read_text().splitlines()]
-    assert len(executed) == 3 * (len(labs) + len(others))
+    assert len(executed) == 3 * len(files)
     by_process: dict[str, list[str]] = defaultdict(list)
     nice = {}
     for process, own, file in executed:
         by_process[process].append(file)
         nice[process] = int(own)
-    quiet = max(nice, key=lambda process: nice[process])
-    assert {own - nice[quiet] for process, own in nice.items() if process != quiet} == {-5}
-    assert all(file.startswith("test_plan") for file in by_process.pop(quiet))
-    assert any(files[0] == "test_lab9.py" for files in by_process.values())
+    # Long files come first.
+    for ran in by_process.values():
+        light = [file for file in ran if file.startswith("test_plan")]
+        assert "test_plan9.py" not in light[1:] or light[0] == "test_plan9.py"
+    quiet = [process for process, own in nice.items() if own == max(nice.values())]
+    assert {own - min(nice.values()) for own in nice.values()} == {0, 5}
+    assert {by_process[process][0] for process in quiet} == {"test_cloud0.py", "test_cloud1.py"}
+    of_quiet = {file for process in quiet for file in by_process.pop(process)}
+    assert not any(file.startswith("test_lab") for file in of_quiet)
+    assert {"test_lab8.py", "test_lab9.py"} <= {
+        file for ran in by_process.values() for file in (ran[0], ran[3])
+    }
     # Each of the other processes runs labs until there are no more.
-    for files in by_process.values():
-        labs_of_it = [file for file in files if file.startswith("test_lab")]
-        assert files[: len(labs_of_it)] == labs_of_it
+    for ran in by_process.values():
+        labs_of_it = [file for file in ran if file.startswith("test_lab")]
+        assert ran[: len(labs_of_it)] == labs_of_it
     assert sum(map(len, by_process.values())) >= 3 * len(labs)
 
 
