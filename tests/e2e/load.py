@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
+from tests.pauses import pauses
 
 from fairlead.errors import Unavailable
 from fairlead.kube.objects import SERVICES, ObjectKey
@@ -33,7 +34,6 @@ PATIENCE_S = 3.0
 """The time for which a pod or the whole machine may stand still: the same for new connections as
 for open ones."""
 DEADLINE_S = 60.0
-CHECK_INTERVAL_S = 0.05
 
 _numbers = itertools.count(1)
 
@@ -42,13 +42,13 @@ async def until(
     condition: Callable[[], Awaitable[object]], what: str, *, deadline_s: float = DEADLINE_S
 ) -> None:
     """Wait until the condition is true. Fail with `what` and the last value after `deadline_s`."""
-    end_s = time.monotonic() + deadline_s
+    end_s, waits = time.monotonic() + deadline_s, pauses()
     while not (answer := await condition()):
         if time.monotonic() > end_s:
             raise AssertionError(
                 f"waited {deadline_s:g} s in vain for {what}; last result: {answer!r}"
             )
-        await asyncio.sleep(CHECK_INTERVAL_S)
+        await asyncio.sleep(next(waits))
 
 
 class Load:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.kubectl import Kubectl
+from tests.pauses import pauses
 
 from fairlead.errors import Unavailable
 from fairlead.lab.site import Site
@@ -72,18 +73,19 @@ async def ingress(
     kubectl: Kubectl, name: str, holds: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
     async with asyncio.timeout(DEADLINE_S):
-        while True:
+        for pause_s in pauses():
             shown = (await kubectl.service(name))["status"]["loadBalancer"].get("ingress", [])
             if shown and holds(shown[0]):
                 entry: dict[str, Any] = shown[0]
                 return entry
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause_s)
+    raise AssertionError  # there is always another pause
 
 
 async def await_described(kubectl: Kubectl, name: str, *words: str) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while True:
+        for pause_s in pauses():
             text = await kubectl("describe", "service", name)
             if all(word in text for word in words):
                 return
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(pause_s)

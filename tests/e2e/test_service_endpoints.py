@@ -18,6 +18,7 @@ from tests.e2e.kubectl import Kubectl, addresses_of
 from tests.e2e.load import fetch
 from tests.e2e.oracle import Answer, Observed, Source, Target
 from tests.e2e.packets import LAST_ANSWER_S, call, read_cluster, sources_of
+from tests.pauses import pauses
 
 from fairlead.kube.client import Client
 from fairlead.kube.objects import ENDPOINT_SLICES, NODES, PODS, SERVICES, ObjectKey
@@ -68,8 +69,9 @@ async def outside_client(site: Site, client: Client) -> Source:
 
 async def assigned_address(kubectl: Kubectl, name: str = "web") -> str:
     async with asyncio.timeout(DEADLINE_S):
+        waits = pauses()
         while not (found := addresses_of(await kubectl.service(name))):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(next(waits))
     return found[0]
 
 

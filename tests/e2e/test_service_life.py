@@ -16,6 +16,7 @@ from tests.e2e.changes import pod
 from tests.e2e.kubectl import Kubectl, addresses_of, service
 from tests.e2e.oracle import Source, Target
 from tests.e2e.packets import Probe, Prober, read_cluster, sources_of
+from tests.pauses import pauses
 
 from fairlead.kube.client import Client
 from fairlead.lab import manifests
@@ -38,8 +39,9 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
     answer = None
     try:
         async with asyncio.timeout(DEADLINE_S):
+            waits = pauses()
             while not (answer := await condition()):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(next(waits))
             return answer
     except TimeoutError:
         pytest.fail(f"waited {DEADLINE_S} s in vain for {what}")
