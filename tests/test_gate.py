@@ -111,6 +111,7 @@ def run(folder: Path, tests: dict[str, str], *, processes: int = 0) -> tuple[int
     return running.returncode, printed
 
 
+@pytest.mark.long
 def test_an_unstable_test_is_printed_and_noted_with_its_first_failure(tmp_path: Path) -> None:
     code, printed = run(tmp_path, {"lab/test_it.py": FAILS_ONCE.format(number=1)})
     assert code == 0, printed

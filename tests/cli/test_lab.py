@@ -15,7 +15,7 @@ from fairlead.invocation import called
 from fairlead.lab import namespace, process
 from fairlead.lab.rundir import ROOT
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.long, pytest.mark.root]
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 CALLED = called(argv=[FAIRLEAD])

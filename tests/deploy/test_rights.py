@@ -418,6 +418,7 @@ def test_a_call_whose_right_cannot_be_determined_is_an_error(
         Source(copy).rights("node")
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_no_request_of_a_role_was_forbidden(life: Life) -> None:
     uses = life.uses()

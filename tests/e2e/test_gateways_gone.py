@@ -18,7 +18,7 @@ from tests.faults.test_real_server import check_unharmed
 from fairlead.lab import process
 from fairlead.lab.site import Site, tear_down
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 GATEWAYS = ("gw1", "gw2")
 PROGRAM = str(Path(sys.executable).with_name("fairlead"))

@@ -22,7 +22,7 @@ from fairlead.errors import Unavailable
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 TABLE = 7471100
 """The routing table of blackhole routes."""

@@ -34,7 +34,7 @@ from fairlead.lab.site import Site
 from fairlead.lab.topology import CONTROL
 from fairlead.probe.steady import Period
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 OPENSTACK_HEADER = "loadbalancer.openstack.org/proxy-protocol"
 

@@ -24,6 +24,7 @@ from fairlead.lab.site import Site
 from fairlead.net.bpf import Map
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.root,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.parametrize("apiserver", ["embedded", "real"], indirect=True, scope="module"),

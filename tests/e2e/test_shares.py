@@ -21,7 +21,7 @@ from fairlead.lab import namespace
 from fairlead.lab.rundir import Transport
 from fairlead.lab.site import Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 PLACEMENTS: dict[TunnelKind, tuple[str, ...]] = {
     "none": ("node1",) * 7 + ("node2",) * 3 + ("node3", "node4"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 from tests.faults.trial import Trial, trial
 
 import fairlead
@@ -207,6 +208,7 @@ async def fail(one: Trial, name: str, failure: Failure) -> None:
     assert len(requests_made(one)) <= 3, f"{name}: still active afterwards: {requests_made(one)}"
 
 
+@pytest.mark.long
 async def test_every_service_is_correct_after_each_failure_of_the_api_server(
     tmp_path: Path,
 ) -> None:

@@ -22,7 +22,7 @@ from fairlead.lab import process
 from fairlead.lab.kubeapiserver import LABEL
 from fairlead.lab.site import ROLE_PORTS, Site
 
-pytestmark = [pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.asyncio(loop_scope="module")]
 
 ROLES = {"control": "controller", GATEWAY: "gateway", "node1": "node"}
 WATCHES = {

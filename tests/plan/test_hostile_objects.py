@@ -29,6 +29,7 @@ from fairlead.state import State
 READY = [("10.0.1.1", "node1", "ready")]
 
 
+@pytest.mark.long
 def test_the_time_of_a_plan_is_bounded_at_the_limits_of_the_api_server() -> None:
     done = subprocess.run(
         [sys.executable, "-m", hostile.__name__], capture_output=True, text=True, check=False

@@ -47,6 +47,7 @@ async def announced_gateway(cluster: Cluster, name: str) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.long
 async def test_without_a_gateway_no_service_is_ready(cluster: Cluster) -> None:
     address = await serve(cluster)
     await cluster.stop_gateway()

@@ -56,7 +56,7 @@ from fairlead.net.elf import ObjectFile, read_object
 from fairlead.net.program import Program
 from fairlead.net.routing import Routing
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.long, pytest.mark.root]
 
 SOURCES = Path(__file__).parents[3] / "bpf"
 FAMILIES = (socket.AF_INET, socket.AF_INET6)

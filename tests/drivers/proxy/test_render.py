@@ -293,6 +293,7 @@ def test_no_list_of_ranges_makes_haproxy_search_all_previous_lists(
     assert accepted(text, folder) == ""
 
 
+@pytest.mark.long
 def test_haproxy_accepts_five_thousand_services_with_every_setting(folder: Path) -> None:
     draw = Random(1)
 
