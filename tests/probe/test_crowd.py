@@ -13,6 +13,7 @@ import pytest
 
 from fairlead.lab import namespace
 from fairlead.lab.pod import ECHO
+from fairlead.probe import crowd as crowd_module
 from fairlead.probe.crowd import MOVED_AWAY, Count, Crowd
 from fairlead.probe.flow import Target
 
@@ -142,7 +143,8 @@ def test_a_server_that_dies_breaks_open_flows(crowd: Crowd, pod: Pod) -> None:
     assert seen[UDP].broken["a"].keys() == {"ConnectionRefusedError"}
 
 
-def test_a_server_that_hangs_is_silent(pod: Pod) -> None:
+def test_a_server_that_hangs_is_silent(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd_module, "SILENCE_S", 3.0)
     crowd = Crowd(TARGETS, new_per_s=100, interval_s=0.2, patience_s=2.0)
     fill(crowd)
     pod.send_signal(signal.SIGSTOP)
