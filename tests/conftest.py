@@ -138,18 +138,20 @@ def _interrupt_processes(_signal: int, _frame: FrameType | None) -> None:
 
 
 class Kind(IntEnum):
-    """What a test needs, in the order in which the processes for labs take tests."""
+    """What a test needs, the greatest need first."""
 
     LAB = 0
-    PROGRAM = 1
+    OPENSTACK = 1
+    PROGRAM = 2
     """A program that `make tools` installs, but no lab."""
-    OPENSTACK = 2
     LIGHT = 3
     """No more than `make base`."""
 
 
-OF_QUIET = (Kind.OPENSTACK, Kind.LIGHT, Kind.PROGRAM)
-"""The kinds of tests that quiet processes take, in this order."""
+OF_LABS = (Kind.LAB, Kind.LIGHT, Kind.PROGRAM, Kind.OPENSTACK)
+OF_QUIET = (Kind.OPENSTACK, Kind.PROGRAM, Kind.LIGHT)
+"""The kinds of tests that a process for labs and a quiet one take, in this order. Each process that
+needs a real API server starts one, so mostly the quiet ones need it."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -175,10 +177,9 @@ def place_of(item: pytest.Item) -> Place:
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """A scheduler that keeps the tests of one lab together and in order. In addition to one process
     for each processor, there are QUIET processes with low priority (NICE). They take the groups of
-    OpenStack, then files that need no more than `make base`, then others without a lab, and end
-    when there are no more. The other processes take labs first. A lab mostly waits, and meanwhile
-    the quiet processes use the processors. Of each kind, those with the mark `long` come first, so
-    that no process runs one of them while the others are idle."""
+    OpenStack first, and no labs. The other processes take labs first. A lab mostly waits, and
+    meanwhile the quiet processes use the processors. Of each kind, those with the mark `long` come
+    first, so that no process runs one of them while the others are idle."""
 
     def mark_test_pending(self, item: str) -> None:
         """Do nothing. The unfinished tests of a process that died, including the test during which
@@ -213,7 +214,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     @cached_property
     def _ranks(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the scopes that a process takes, with their ranks: for a process for labs, which
-        takes all, and for a quiet one. A scope is of the first kind of its tests."""
+        takes all, and for a quiet one. A scope has the greatest need of its tests."""
         kinds: dict[str, Kind] = {}
         for place in self._places.values():
             kinds[place.scope] = min(kinds.get(place.scope, Kind.LIGHT), place.kind)
@@ -224,7 +225,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
             scopes.sort(key=lambda scope: (taken.index(kinds[scope]), scope not in long))
             return {scope: rank for rank, scope in enumerate(scopes)}
 
-        return ranks(tuple(Kind)), ranks(OF_QUIET)
+        return ranks(OF_LABS), ranks(OF_QUIET)
 
 
 def is_quiet(process: WorkerController) -> bool:
