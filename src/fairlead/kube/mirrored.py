@@ -57,7 +57,7 @@ def mirrors(endpoints: Object) -> Iterator[EndpointSlice]:
     }
     for number, subset in enumerate(endpoints.get("subsets") or ()):
         ports = tuple(
-            EndpointPort(port.get("name", ""), port.get("port", 0), port.get("protocol", "TCP"))
+            EndpointPort(port.get("name", ""), port.get("port", 0), port.get("protocol") or "TCP")
             for port in subset.get("ports") or ()
         )
         found = list(_endpoints(subset))[:_MAX_ADDRESSES]

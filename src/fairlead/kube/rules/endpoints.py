@@ -15,13 +15,13 @@ from fairlead.kube.rules.causes import (
     too_many,
     unsupported,
 )
+from fairlead.kube.rules.service import PROTOCOLS, check_app_protocol
 
-_PROTOCOLS = ("TCP", "UDP", "SCTP")
 _MAX_ENDPOINTS, _MAX_ADDRESSES = 1000, 100
 
 
 def check_slice(endpoint_slice: Object) -> Iterable[Cause]:
-    """Yield the errors of an EndpointSlice. A protocol that is absent is TCP."""
+    """Yield the errors of an EndpointSlice. An absent protocol is TCP; an empty one is invalid."""
     kind = endpoint_slice.get("addressType")
     kinds = ("IPv4", "IPv6", "FQDN")
     if not kind:
@@ -46,7 +46,7 @@ def check_slice(endpoint_slice: Object) -> Iterable[Cause]:
 
 
 def check_endpoints(endpoints: Object) -> Iterable[Cause]:
-    """Yield the errors of an Endpoints object. A protocol that is absent is TCP."""
+    """Yield the errors of an Endpoints object. A protocol that is absent or empty is TCP."""
     for index, subset in enumerate(endpoints.get("subsets") or []):
         path = f"subsets[{index}]"
         if not subset.get("addresses") and not subset.get("notReadyAddresses"):
@@ -62,7 +62,7 @@ def check_endpoints(endpoints: Object) -> Iterable[Cause]:
             where, number = f"{path}.ports[{at}]", port.get("port", 0)
             if len(ports) > 1 and not port.get("name"):
                 yield required(f"{where}.name")
-            yield from _check_port(where, port)
+            yield from _check_port(where, {**port, "protocol": port.get("protocol") or "TCP"})
             yield from (
                 invalid(f"{where}.port", number, problem) for problem in names.port_number(number)
             )
@@ -81,8 +81,9 @@ def _check_slice_ports(ports: list[Object]) -> Iterable[Cause]:
 def _check_port(path: str, port: Object) -> Iterable[Cause]:
     if name := port.get("name"):
         yield from (invalid(f"{path}.name", name, problem) for problem in names.dns_label(name))
-    if port.get("protocol", "TCP") not in _PROTOCOLS:
-        yield unsupported(f"{path}.protocol", port["protocol"], _PROTOCOLS)
+    if port.get("protocol", "TCP") not in PROTOCOLS:
+        yield unsupported(f"{path}.protocol", port["protocol"], PROTOCOLS)
+    yield from check_app_protocol(port, path)
 
 
 def _check_node_name(path: str, endpoint: Object) -> Iterable[Cause]:

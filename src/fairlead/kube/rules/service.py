@@ -21,7 +21,7 @@ from fairlead.kube.rules.causes import (
 )
 
 _TYPES: Final = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
-_PROTOCOLS: Final = ("TCP", "UDP", "SCTP")
+PROTOCOLS: Final = ("TCP", "UDP", "SCTP")
 _FAMILIES: Final = ("IPv4", "IPv6")
 _FAMILY_POLICIES: Final = ("SingleStack", "PreferDualStack", "RequireDualStack")
 _TRAFFIC_POLICIES: Final = ("Cluster", "Local")
@@ -157,8 +157,8 @@ def _check_port(port: Object, path: str) -> Iterable[Cause]:
         invalid(f"{path}.port", port.get("port", 0), problem)
         for problem in names.port_number(port.get("port", 0))
     )
-    if port["protocol"] not in _PROTOCOLS:
-        yield unsupported(f"{path}.protocol", port["protocol"], _PROTOCOLS)
+    if port["protocol"] not in PROTOCOLS:
+        yield unsupported(f"{path}.protocol", port["protocol"], PROTOCOLS)
     target = port.get("targetPort")
     if isinstance(target, str):
         yield from (
@@ -168,8 +168,12 @@ def _check_port(port: Object, path: str) -> Iterable[Cause]:
         yield from (
             invalid(f"{path}.targetPort", target, problem) for problem in names.port_number(target)
         )
-    if port.get("appProtocol"):
-        application = port["appProtocol"]
+    yield from check_app_protocol(port, path)
+
+
+def check_app_protocol(port: Object, path: str) -> Iterable[Cause]:
+    """Yield the errors of the appProtocol of a port of a Service or of endpoints."""
+    if (application := port.get("appProtocol")) is not None:
         yield from (
             invalid(f"{path}.appProtocol", application, problem)
             for problem in names.qualified_name(application)
