@@ -340,8 +340,8 @@ class State:
         """Store the gateways that are alive. All Services of type LoadBalancer are marked if the
         first gateway that forwards has appeared, or the last one has ended, or if gateways are
         gone or have returned, or other problems of their hosts count; otherwise the Services for
-        which refusals of gateways have changed, which the first gateway serves again or no gateway
-        any more, or whose addresses have another owner or are used by another station."""
+        which refusals of gateways have changed, those that a gateway refuses if other gateways are
+        alive now, and those whose addresses have another owner or are used by another station."""
         before = self.gateways
         self.update_announcers(gateways)
         if (
