@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from tests.children import children
@@ -66,7 +67,12 @@ async def test_verdicts_follow_health_ports_of_added_and_removed_services() -> N
     assert children(PROGRAM) == []
 
 
-async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
+def loaded(pid: int) -> str:
+    """Return the files that the process has mapped, among them its modules of C."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_prober_has_a_lower_priority_than_its_gateway_and_loads_no_tls() -> None:
     async with HealthPort(1).listen() as health, running(VerdictLog()) as (driver, _):
         await set_balancers(
             driver,
@@ -77,6 +83,8 @@ async def test_a_prober_has_a_lower_priority_than_its_gateway() -> None:
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(
             19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         )
+        assert "_asyncio" in loaded(pid)
+        assert "_ssl" not in loaded(pid)
 
 
 async def test_a_gateway_exits_when_its_prober_dies() -> None:

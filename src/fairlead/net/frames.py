@@ -3,11 +3,13 @@
 In: values. Out: bytes, and the reverse. For asyncio's streams, and for processes without an asyncio
 event loop."""
 
-import asyncio
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:  # a process without an event loop does not load asyncio
+    import asyncio
 
 _LENGTH_BYTES = 4
 _ENCODER = msgspec.msgpack.Encoder()
@@ -21,19 +23,19 @@ def frame(value: msgspec.Struct) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
-def write(stream: asyncio.StreamWriter, value: msgspec.Struct) -> None:
+def write(stream: "asyncio.StreamWriter", value: msgspec.Struct) -> None:
     """Send the value as soon as the stream has room."""
     stream.write(frame(value))
 
 
 async def read(
-    stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[FrameT]
+    stream: "asyncio.StreamReader", decoder: msgspec.msgpack.Decoder[FrameT]
 ) -> FrameT | None:
     """Return the next value; None if the other side has closed the stream."""
     try:
         length = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "little")
         return decoder.decode(await stream.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (EOFError, ConnectionError):  # asyncio.IncompleteReadError is an EOFError
         return None
 
 

@@ -1,5 +1,5 @@
-"""The process that probes for a gateway: `python -m fairlead.roles.prober_process INTERVAL TIMEOUT
-MARK`, started by `drivers/prober`.
+"""The process that probes for a gateway: `main` with the arguments INTERVAL, TIMEOUT and MARK,
+started by `drivers/prober`.
 
 In: the health ports to probe, on a socket that is its standard input. Out: their verdicts, on the
 same socket. It sends thousands of probes per second. As a separate process, no probe waits for a
@@ -20,6 +20,7 @@ from fairlead.drivers.monitor import Monitor
 from fairlead.drivers.probe_protocol import ProbeReport, ProbeRequest, VerdictChange
 from fairlead.model import ServiceKey, Verdict
 from fairlead.net.frames import read, write
+from fairlead.roles.small_process import small_process
 from fairlead.telemetry import configure_logging
 
 NICENESS = 5
@@ -32,17 +33,8 @@ because a start adds them in many parts."""
 
 
 def command(interval_s: float, timeout_s: float, mark: int = 0) -> Sequence[str]:
-    """The command that starts this process; Python loads no modules from the working directory.
-    `mark`: see `Monitor`."""
-    return (
-        sys.executable,
-        "-P",
-        "-m",
-        "fairlead.roles.prober_process",
-        str(interval_s),
-        str(timeout_s),
-        str(mark),
-    )
+    """The command that starts this process. `mark`: see `Monitor`."""
+    return small_process(__name__, str(interval_s), str(timeout_s), str(mark))
 
 
 class Reports:
@@ -107,7 +99,3 @@ def main() -> None:
     os.nice(NICENESS)
     configure_logging()
     asyncio.run(serve(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
-
-
-if __name__ == "__main__":
-    main()

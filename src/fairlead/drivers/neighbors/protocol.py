@@ -55,8 +55,9 @@ class Heard(msgspec.Struct, frozen=True, array_like=True):
 
 class WatchReport(msgspec.Struct, frozen=True, array_like=True):
     """What has been observed. `misses`: the questions without an answer since the process
-    started."""
+    started. `problem`: why nothing can be observed, for the log of the gateway."""
 
     observations: tuple[Observation, ...]
     heard: tuple[Heard, ...]
     misses: int
+    problem: str = ""

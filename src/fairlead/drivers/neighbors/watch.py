@@ -8,11 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
+import structlog
 
 from fairlead.drivers.child import child
 from fairlead.drivers.neighbors.protocol import WatchReport, WatchRequest
 from fairlead.errors import Unavailable
 from fairlead.net.frames import read, write
+
+log = structlog.get_logger()
 
 
 class NeighborWatch:
@@ -43,6 +46,8 @@ class NeighborWatch:
                 write(running.writer, self._request)
                 while (report := await read(running.reader, decoder)) is not None:
                     self.misses = report.misses
+                    if report.problem:
+                        log.warning("other gateways are not watched", problem=report.problem)
                     await self._observed(report)
             finally:
                 self._stream = None

@@ -7,13 +7,11 @@ the station alone: it changes no entry of a neighbor, and the station's program 
 cable, the program and its deadline at once. `question` and `read_frame` are all that depends on
 ARP. Runs in a process of its own (`roles/neighbor_process`)."""
 
-import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-
-import structlog
 
 from fairlead.drivers.neighbors.protocol import (
     Heard,
@@ -26,8 +24,6 @@ from fairlead.drivers.neighbors.questions import INTERVAL_S, Questions
 from fairlead.errors import FairleadError, Refused
 from fairlead.net import arp
 from fairlead.net.packet_socket import PacketSocket
-
-log = structlog.get_logger()
 
 IDLE_S = 0.2
 """The interval at which announcements are processed while no station is asked."""
@@ -95,10 +91,13 @@ class Watcher:
         for name in self._sockets.keys() - {*request.interfaces}:
             self._sockets.pop(name).close()
 
-    async def run(self) -> None:
-        """Ask and listen, until cancelled."""
+    def run(self, wait: Callable[[float], bool]) -> None:
+        """Ask and listen, until `wait` returns False. It waits for this number of seconds, and may
+        call `change` meanwhile."""
         try:
-            while True:
+            # From the last question, so that an interval that is late does not shorten the next
+            # one.
+            while wait(INTERVAL_S if self._request.watches else IDLE_S):
                 for name in self._request.interfaces:
                     self._receive(name)
                 for each in self._request.watches:
@@ -106,9 +105,6 @@ class Watcher:
                 self._flush()
                 for each in self._request.watches:
                     self._ask(each)
-                # From the last question, so that an interval that is late does not shorten the
-                # next one.
-                await asyncio.sleep(INTERVAL_S if self._request.watches else IDLE_S)
         finally:
             for opened in self._sockets.values():
                 opened.close()
@@ -140,7 +136,7 @@ class Watcher:
     def _is_alone(self, interface: str, returned: Questions) -> bool:
         """Return whether this host was cut off, and not the station that returns now: nothing had
         arrived from anybody, or several other stations were all silent."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         others = [
             each
             for (name, _, left), each in self._questions.items()
@@ -184,7 +180,7 @@ class Watcher:
             except FairleadError as error:
                 if isinstance(error, Refused) and self._refused != str(error):
                     self._refused = str(error)
-                    log.warning("other gateways are not watched", problem=str(error))
+                    self._report(WatchReport((), (), self._misses, str(error)))
                 return None
             opened.reserve(BUFFER_BYTES)
             self._sockets[interface] = opened
