@@ -61,16 +61,20 @@ def others(count: int) -> list[str]:
     return [str(network) for family in networks for network in itertools.islice(family, count)]
 
 
-def cut_off(period: Period) -> bool:
-    """Return whether all open flows are broken, or unanswered for UDP."""
-    flows = {
-        name: sum(sum(why.values()) for why in count.broken.values())
-        for name, count in period.items()
-    }
+def cut_off(*periods: Period) -> bool:
+    """Return whether all open flows have broken in these periods, or were unanswered for UDP."""
     return all(
-        flows[name] >= SIZE["tcp"] if name.startswith("tcp") else count.lost
-        for name, count in period.items()
+        sum(sum(why.values()) for period in periods for why in period[name].broken.values())
+        >= SIZE["tcp"]
+        if name.startswith("tcp")
+        else any(period[name].lost for period in periods)
+        for name in periods[0]
     )
+
+
+def answers(period: Period) -> bool:
+    """Return whether a new flow was answered."""
+    return any(count.answered for count in period.values())
 
 
 async def test_only_clients_within_the_source_ranges_are_admitted(shop: Shop) -> None:
@@ -105,13 +109,23 @@ async def test_only_clients_within_the_source_ranges_are_admitted(shop: Shop) ->
             await first.counts_during(allow(shop, own(shop, "client1"))),
             await shop.pods_of_down_nodes(since),
         )
-        assert cut_off(await second.counts_during(asyncio.sleep(0), intervals=SILENT))
+        rejected: list[Period] = []
+
+        async def is_rejected() -> bool:
+            await asyncio.sleep(shop.interval_s)
+            rejected.append(await second.take())
+            return not answers(rejected[-1])
+
+        await until(is_rejected, "the rejection of client2")
         period = await first.counts_during(
             allow(shop, [*own(shop, "client1"), *others(MANY // 2)]), intervals=6
         )
         check_unharmed(period, await shop.pods_of_down_nodes(since))
         assert (await drops(shop.site))["forbidden"] > 0
+        rejected.append(await second.take())
+        assert not answers(rejected[-1]), rejected[-1]
         assert cut_off(await first.counts_during(allow(shop, others(MANY // 2)), intervals=SILENT))
+        assert cut_off(*rejected, await second.take())
         check_unharmed(await elsewhere.take())
         await allow(shop, None)
         for each in (first, second):
