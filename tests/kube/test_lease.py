@@ -161,6 +161,26 @@ async def test_a_hanging_server_does_not_prolong_a_term(server: ApiServer) -> No
         server.faults.clear()
 
 
+async def test_a_leader_that_is_cancelled_while_its_term_ends_does_not_lead_again(
+    server: ApiServer,
+) -> None:
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            leading.cancel()
+
+    started = asyncio.Event()
+    async with Client(Access(server.url), timeout_s=2) as client:
+        leading = asyncio.ensure_future(Elector(client, KEY, "a", **TIMES).lead(work))
+        async with asyncio.timeout(DEADLINE_S):
+            await started.wait()
+            server.faults.add(Fault("status", path="/leases", count=0, code=500))
+            await asyncio.wait([leading])
+        assert leading.cancelled()
+
+
 async def test_each_term_starts_the_work_again(server: ApiServer) -> None:
     async with candidates(Access(server.url), "a") as (leaders, (a,)):
         a.start()

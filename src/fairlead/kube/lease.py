@@ -88,16 +88,16 @@ class Elector:
                 await asyncio.shield(self._release())
 
     async def _term(self, work: Callable[[], Awaitable[None]]) -> None:
-        async def renew() -> None:
-            await self._renew_until_lost()
-            raise _TermOver
+        """Run `work` until the Lease is lost.
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(renew(), name="renew the Lease")
-                group.create_task(_run(work), name="work of the leader")
-        except* _TermOver:
+        No task of the group ends the term by an exception: a group that stops its tasks because of
+        one drops a cancellation from outside in Python 3.11, and this process would lead again
+        instead of ending."""
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(_run(work), name="work of the leader")
+            await self._renew_until_lost()
             self._renewed_at = None
+            working.cancel()
 
     async def _acquire(self) -> None:
         while True:
@@ -228,10 +228,6 @@ class Elector:
                     )
         except (FairleadError, TimeoutError) as error:
             log.info("Lease not released", lease=str(self._key), why=plain(error))
-
-
-class _TermOver(Exception):
-    pass
 
 
 async def _run(work: Callable[[], Awaitable[None]]) -> None:
