@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.background import running
 from tests.drivers.announce import test_ndp_packets as ndp_packets
 from tests.drivers.announce.test_packets import (  # noqa: F401
     FOREIGN_MAC,
@@ -105,28 +106,26 @@ def test_a_gateway_announces_what_it_owns(run: Any, router: Router) -> None:
         made = driver()
         await made.open()
         assert made.on_link == (OnLink("eth0", "192.0.2.0/24", MAC.hex(":")),)
-        running = asyncio.ensure_future(made.run())
-        gained = f"{VIP} is announced by gateway gw1, on its interface eth0"
-        assert await serve(made, balancer(WEB, vip="gw1", others="gw2")) == {WEB: [gained]}
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        announced: list[arp.Arp] = []
+        async with running(made.run()):
+            gained = f"{VIP} is announced by gateway gw1, on its interface eth0"
+            assert await serve(made, balancer(WEB, vip="gw1", others="gw2")) == {WEB: [gained]}
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+            announced: list[arp.Arp] = []
 
-        def all_announced() -> bool:
-            announced.extend(router.received())
-            return len(announced) >= 4
+            def all_announced() -> bool:
+                announced.extend(router.received())
+                return len(announced) >= 4
 
-        await until(all_announced)
-        assert {(each.sender, each.sender_mac) for each in announced} == {(VIP, MAC)}
-        assert table(made) == [(VIP, "gw1", "eth0", True), (OTHERS, "gw2", "eth0", False)]
-        shared = balancer(SHOP, vip="gw1")
-        assert await serve(made, balancer(WEB, vip="gw1", others="gw2"), shared) == {}, (
-            "the address is not new"
-        )
-        await serve(made, shared)
-        assert router.answers(VIP) == [MAC], "another Service still has the address"
-        assert router.answers(OTHERS) == [MAC], "the host's own stack answers again"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            await until(all_announced)
+            assert {(each.sender, each.sender_mac) for each in announced} == {(VIP, MAC)}
+            assert table(made) == [(VIP, "gw1", "eth0", True), (OTHERS, "gw2", "eth0", False)]
+            shared = balancer(SHOP, vip="gw1")
+            assert await serve(made, balancer(WEB, vip="gw1", others="gw2"), shared) == {}, (
+                "the address is not new"
+            )
+            await serve(made, shared)
+            assert router.answers(VIP) == [MAC], "another Service still has the address"
+            assert router.answers(OTHERS) == [MAC], "the host's own stack answers again"
         await made.close()
 
     run(scenario)
@@ -147,29 +146,27 @@ def test_an_address_that_moves_is_answered_until_its_new_owner_is_heard(
         made = driver(gateways=lambda: gateways)
         await made.open()
         await serve(made, balancer(WEB, vip="gw1", others="gw1"))
-        running = asyncio.ensure_future(made.run())
-        await serve(made, balancer(WEB, vip="gw2", others="gw2"))
-        router.send(*arp.announcement(FOREIGN_MAC, VIP))
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [MAC])
-        await asyncio.sleep(0.1)
-        assert made.answered.keys() == {VIP, OTHERS}
-        assert made.owned == {}
-        assert [each for *_, each in table(made)] == [False, False], "they have other owners"
-        assert [each.code for each in made._problems()] == ["GatewayLeaves"] * leaves
-        router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
-        await until(lambda: made.answered.keys() == {OTHERS})
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
-        await serve(made, balancer(WEB, vip="gw2", others="gw1"))
-        assert made.owned.keys() == made.answered.keys() == {OTHERS}
-        await serve(made, balancer(WEB, vip="gw2", others="gw2"))
-        if not leaves:
-            monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0)
-            await until(lambda: not made.answered)
-        else:
-            await serve(made, balancer(WEB, vip="gw2"))
-            assert made.answered == {}, "no Service has the address any more"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made.run()):
+            await serve(made, balancer(WEB, vip="gw2", others="gw2"))
+            router.send(*arp.announcement(FOREIGN_MAC, VIP))
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [MAC])
+            await asyncio.sleep(0.1)
+            assert made.answered.keys() == {VIP, OTHERS}
+            assert made.owned == {}
+            assert [each for *_, each in table(made)] == [False, False], "they have other owners"
+            assert [each.code for each in made._problems()] == ["GatewayLeaves"] * leaves
+            router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
+            await until(lambda: made.answered.keys() == {OTHERS})
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
+            await serve(made, balancer(WEB, vip="gw2", others="gw1"))
+            assert made.owned.keys() == made.answered.keys() == {OTHERS}
+            await serve(made, balancer(WEB, vip="gw2", others="gw2"))
+            if not leaves:
+                monkeypatch.setattr(driver_module, "UNHEARD_S", 0.0)
+                await until(lambda: not made.answered)
+            else:
+                await serve(made, balancer(WEB, vip="gw2"))
+                assert made.answered == {}, "no Service has the address any more"
         await made.close()
 
     run(scenario)
@@ -191,14 +188,12 @@ def test_a_restarted_gateway_answers_until_the_new_owner_is_heard(
         await first.close()
         second = driver(gateways=lambda: leaving)
         await second.open()
-        running = asyncio.ensure_future(second.run())
-        await serve(second, balancer(WEB, vip="gw2"))
-        await asyncio.sleep(0.1)
-        assert router.answers(VIP) == [MAC]
-        router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
-        await until(lambda: not second.answered)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(second.run()):
+            await serve(second, balancer(WEB, vip="gw2"))
+            await asyncio.sleep(0.1)
+            assert router.answers(VIP) == [MAC]
+            router.send(*arp.announcement(b"\2\0\0\0\0\x98", VIP))
+            await until(lambda: not second.answered)
         await second.close()
 
     run(scenario)
@@ -218,15 +213,13 @@ def test_the_heir_of_a_silent_owner_answers_until_it_hears_the_new_heir(
     async def scenario() -> None:
         made = driver()
         await made.open()
-        running = asyncio.ensure_future(made.run())
-        await serve(made, owned_by("gw1", "", "gw3"))
-        await serve(made, owned_by("gw2", "gw1", "gw3"))
-        await asyncio.sleep(0.1)
-        assert router.answers(VIP) == [MAC]
-        await serve(made, owned_by("gw3", "gw2", ""))
-        await until(lambda: not made.answered)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made.run()):
+            await serve(made, owned_by("gw1", "", "gw3"))
+            await serve(made, owned_by("gw2", "gw1", "gw3"))
+            await asyncio.sleep(0.1)
+            assert router.answers(VIP) == [MAC]
+            await serve(made, owned_by("gw3", "gw2", ""))
+            await until(lambda: not made.answered)
         await made.close()
 
     run(scenario)
@@ -276,12 +269,10 @@ def test_a_restarted_gateway_answers_until_the_owner_is_proved_to_be_alive(
         await second.open()
         await serve(second, balancer(WEB, vip="gw2", others="gw2"))
         assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        running = asyncio.ensure_future(second.run())
-        known[0] = GATEWAYS
-        await until(lambda: VIP not in second.owned and VIP not in second.answered)
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [])
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(second.run()):
+            known[0] = GATEWAYS
+            await until(lambda: VIP not in second.owned and VIP not in second.answered)
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([], [])
         await second.close()
 
     run(scenario)
@@ -301,23 +292,21 @@ def test_an_isolated_gateway_stops_answering_when_it_hears_another_one(
         await made.open()
         await serve(made, balancer(WEB, vip="gw1"), balancer(SHOP, others="gw1"))
         other = arp.announcement(b"\2\0\0\0\0\x98", VIP)
-        running = asyncio.ensure_future(made._keep())
-        router.send(*other)
-        router.answers(VIP)
-        contact_s[0] = time.monotonic()
-        await until(lambda: made.silent_s() > lease_s + 0.1)
-        assert VIP in made.owned, "nothing was announced since the last contact"
-        router.send(*arp.announcement(FOREIGN_MAC, OTHERS))
-        router.send(*other)
-        await until(lambda: VIP not in made.owned)
-        await asyncio.sleep(0.05)
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
-        assert table(made) == [(VIP, "gw2", "eth0", False), (OTHERS, "gw1", "eth0", True)]
-        contact_s[0] = float("inf")
-        await until(lambda: VIP in made.owned)
-        assert router.answers(VIP) == [MAC], "the plan decides again"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made._keep()):
+            router.send(*other)
+            router.answers(VIP)
+            contact_s[0] = time.monotonic()
+            await until(lambda: made.silent_s() > lease_s + 0.1)
+            assert VIP in made.owned, "nothing was announced since the last contact"
+            router.send(*arp.announcement(FOREIGN_MAC, OTHERS))
+            router.send(*other)
+            await until(lambda: VIP not in made.owned)
+            await asyncio.sleep(0.05)
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([], [MAC])
+            assert table(made) == [(VIP, "gw2", "eth0", False), (OTHERS, "gw1", "eth0", True)]
+            contact_s[0] = float("inf")
+            await until(lambda: VIP in made.owned)
+            assert router.answers(VIP) == [MAC], "the plan decides again"
         await made.close()
 
     run(scenario)
@@ -341,16 +330,14 @@ def test_while_the_gateways_are_not_known_the_former_announcements_go_on(
             return [each.deadline_ns for each in second._responder._opened.entries().values()]
 
         before = deadlines()
-        running = asyncio.ensure_future(second._keep())
-        await until(lambda: min(deadlines()) > max(before))
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        known[0] = GATEWAYS
-        await asyncio.sleep(0)
-        moved = deadlines()
-        await asyncio.sleep(0.1)
-        assert deadlines() == moved, "they may have other owners now"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(second._keep()):
+            await until(lambda: min(deadlines()) > max(before))
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+            known[0] = GATEWAYS
+            await asyncio.sleep(0)
+            moved = deadlines()
+            await asyncio.sleep(0.1)
+            assert deadlines() == moved, "they may have other owners now"
         await second.close()
 
     run(scenario)
@@ -383,19 +370,17 @@ def test_a_restart_while_the_api_server_is_away_keeps_what_was_announced(
             return min(each.deadline_ns for each in maps.entries().values())
 
         left_ns = deadline_ns()
-        running = asyncio.ensure_future(second.run())
-        await until(lambda: deadline_ns() > left_ns)
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        # Once they are known, the first plan decides.
-        known[0] = GATEWAYS
-        known_at = looks
-        await until(lambda: looks > known_at + 2)
-        left_ns = deadline_ns()
-        known_at = looks
-        await until(lambda: looks > known_at + 4)
-        assert deadline_ns() == left_ns
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(second.run()):
+            await until(lambda: deadline_ns() > left_ns)
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+            # Once they are known, the first plan decides.
+            known[0] = GATEWAYS
+            known_at = looks
+            await until(lambda: looks > known_at + 2)
+            left_ns = deadline_ns()
+            known_at = looks
+            await until(lambda: looks > known_at + 4)
+            assert deadline_ns() == left_ns
         maps.set_entries({VIP: Entry(1, 1)})
         second._responder.prolong()
         assert second._responder.answered() == {}, "what has ended stays so"
@@ -414,13 +399,11 @@ def test_if_all_services_are_withheld_they_are_announced_after_a_restart(
         await made.open()
         withheld = {WEB: balancer(WEB, vip="gw1").announcements}
         made.withheld = lambda: withheld
-        running = asyncio.ensure_future(made._keep())
-        await until(lambda: VIP in made.owned)
-        assert router.answers(VIP) == [MAC]
-        withheld = {}  # the Service is deleted
-        await until(lambda: made.owned == {})
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made._keep()):
+            await until(lambda: VIP in made.owned)
+            assert router.answers(VIP) == [MAC]
+            withheld = {}  # the Service is deleted
+            await until(lambda: made.owned == {})
         await made.close()
 
     run(scenario)
@@ -438,19 +421,17 @@ def test_an_address_is_left_to_a_gateway_that_takes_it_over_and_comes_back(
         made = driver(gateways=lambda: known, watch=lambda _: None)
         await made.open()
         await serve(made, balancer(WEB, vip="gw1", others="gw2"))
-        running = asyncio.ensure_future(made.run())
+        async with running(made.run()):
 
-        def left() -> bool:
-            router.send(*arp.announcement(FOREIGN_MAC, VIP), *arp.announcement(other, VIP))
-            return VIP not in made.owned
+            def left() -> bool:
+                router.send(*arp.announcement(FOREIGN_MAC, VIP), *arp.announcement(other, VIP))
+                return VIP not in made.owned
 
-        await until(left)
-        assert router.answers(VIP) == []
-        assert table(made) == [(VIP, "gw2", "eth0", False), (OTHERS, "gw2", "eth0", False)]
-        await until(lambda: VIP in made.owned)
-        assert router.answers(VIP) == [MAC], "the heir has announced it, and does not answer"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            await until(left)
+            assert router.answers(VIP) == []
+            assert table(made) == [(VIP, "gw2", "eth0", False), (OTHERS, "gw2", "eth0", False)]
+            await until(lambda: VIP in made.owned)
+            assert router.answers(VIP) == [MAC], "the heir has announced it, and does not answer"
         await made.close()
 
     run(scenario)
@@ -464,21 +445,19 @@ def test_the_heir_observes_that_the_owner_is_silent(run: Any, router: Router) ->
     async def scenario() -> None:
         made = driver(gateways=lambda: known, watch=found.append)
         await made.open()
-        running = asyncio.ensure_future(made.run())
-        await serve(made, balancer(WEB, others="gw2", heir="gw1"))
-        for _ in range(3):
-            await until(lambda: router.answer_watch(other, OTHERS))
-        assert {*found} == {frozenset()}
-        await until(lambda: found[-1] == {("gw2", "eth0")})
-        assert "GatewayNotAnswering" in [each.code for each in made._problems()]
-        taken = balancer(WEB, others="gw1", lost="gw2")
-        assert await serve(made, taken) == {
-            WEB: [f"{OTHERS} is announced by gateway gw1, on its interface eth0"]
-        }
-        assert router.answers(OTHERS) == [MAC]
-        assert made._succession.counts().takeovers == 1
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made.run()):
+            await serve(made, balancer(WEB, others="gw2", heir="gw1"))
+            for _ in range(3):
+                await until(lambda: router.answer_watch(other, OTHERS))
+            assert {*found} == {frozenset()}
+            await until(lambda: found[-1] == {("gw2", "eth0")})
+            assert "GatewayNotAnswering" in [each.code for each in made._problems()]
+            taken = balancer(WEB, others="gw1", lost="gw2")
+            assert await serve(made, taken) == {
+                WEB: [f"{OTHERS} is announced by gateway gw1, on its interface eth0"]
+            }
+            assert router.answers(OTHERS) == [MAC]
+            assert made._succession.counts().takeovers == 1
         await made.close()
 
     run(scenario)
@@ -519,16 +498,14 @@ def test_a_service_that_is_withheld_stays_announced(
         await serve(made, balancer(WEB, vip="gw1"), balancer(SHOP, others="gw2"))
         withheld = {SHOP: balancer(SHOP, others="gw2").announcements}
         made.withheld = lambda: withheld
-        running = asyncio.ensure_future(made._keep())
-        await made.apply([])
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
-        withheld[SHOP] = balancer(SHOP, others="gw1").announcements
-        await until(lambda: OTHERS in made.owned)
-        assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [MAC])
-        withheld.clear()
-        await until(lambda: OTHERS not in made.owned)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made._keep()):
+            await made.apply([])
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [])
+            withheld[SHOP] = balancer(SHOP, others="gw1").announcements
+            await until(lambda: OTHERS in made.owned)
+            assert (router.answers(VIP), router.answers(OTHERS)) == ([MAC], [MAC])
+            withheld.clear()
+            await until(lambda: OTHERS not in made.owned)
         await made.close()
 
     run(scenario)
@@ -594,26 +571,24 @@ def test_an_interface_that_changes_announces_its_addresses_again(
     async def scenario() -> None:
         made = driver()
         await made.open()
-        running = asyncio.ensure_future(made.run())
-        await serve(made, balancer(WEB, vip="gw1", others="gw2"))
+        async with running(made.run()):
+            await serve(made, balancer(WEB, vip="gw1", others="gw2"))
 
-        async def announced_from(mac: bytes) -> None:
-            await until(
-                lambda: any(
-                    (each.sender, each.sender_mac) == (VIP, mac) for each in router.received()
+            async def announced_from(mac: bytes) -> None:
+                await until(
+                    lambda: any(
+                        (each.sender, each.sender_mac) == (VIP, mac) for each in router.received()
+                    )
                 )
-            )
 
-        await announced_from(MAC)
-        for mac in (b"\2\0\0\0\7\7", MAC):
-            ip(NAME, "link", "set", "eth0", "address", mac.hex(":"))
-            await announced_from(mac)
-        for state in ("down", "up"):
-            ip(NAME, "link", "set", "eth0", state)
-            await until(lambda: bool(made.on_link) == (state == "up"))  # noqa: B023
-        await announced_from(MAC)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            await announced_from(MAC)
+            for mac in (b"\2\0\0\0\7\7", MAC):
+                ip(NAME, "link", "set", "eth0", "address", mac.hex(":"))
+                await announced_from(mac)
+            for state in ("down", "up"):
+                ip(NAME, "link", "set", "eth0", state)
+                await until(lambda: bool(made.on_link) == (state == "up"))  # noqa: B023
+            await announced_from(MAC)
         await made.close()
 
     run(scenario)
@@ -697,31 +672,29 @@ def test_ipv6_addresses_are_announced_too(
             "2001:db8:1::/64",
             "2001:db8:f::/64",
         ]
-        running = asyncio.ensure_future(made.run())
-        notes = await serve(made, owned)
-        assert notes == {
-            WEB: [
-                f"{each.address} is announced by gateway gw1, on its interface eth0"
-                for each in both
-            ]
-        }
-        assert dual.answers(VIP6) == [MAC]
-        announced: list[ndp.Message] = []
+        async with running(made.run()):
+            notes = await serve(made, owned)
+            assert notes == {
+                WEB: [
+                    f"{each.address} is announced by gateway gw1, on its interface eth0"
+                    for each in both
+                ]
+            }
+            assert dual.answers(VIP6) == [MAC]
+            announced: list[ndp.Message] = []
 
-        def is_announced() -> bool:
-            announced.extend(dual.received())
-            return bool(announced)
+            def is_announced() -> bool:
+                announced.extend(dual.received())
+                return bool(announced)
 
-        await serve(made)
-        await serve(made, owned)
-        await until(is_announced)
-        assert {(each.target, each.mac) for each in announced} == {(VIP6, MAC)}
-        assert [row[0] for row in table(made)] == [VIP, VIP6]
-        dual.ask(ndp.announcement(FOREIGN_MAC, VIP6))
-        claims = made._responder.claims()
-        assert [(each.address, each.mac) for each in claims] == [(VIP6, FOREIGN_MAC.hex(":"))]
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            await serve(made)
+            await serve(made, owned)
+            await until(is_announced)
+            assert {(each.target, each.mac) for each in announced} == {(VIP6, MAC)}
+            assert [row[0] for row in table(made)] == [VIP, VIP6]
+            dual.ask(ndp.announcement(FOREIGN_MAC, VIP6))
+            claims = made._responder.claims()
+            assert [(each.address, each.mac) for each in claims] == [(VIP6, FOREIGN_MAC.hex(":"))]
         await made.close()
 
     run(scenario)
@@ -740,21 +713,19 @@ def test_only_interfaces_with_a_link_announce(
             OnLink("eth0", network, MAC.hex(":")) for network in ("192.0.2.0/24", "203.0.113.0/24")
         )
         assert made.on_link == (on_lan, configured)
-        running = asyncio.ensure_future(made.run())
-        await serve(made, balancer(WEB, vip="gw1"))
-        ip(NAME, "link", "set", "eth0", "down")
-        await until(lambda: made.on_link == ())
-        ip(NAME, "link", "set", "eth0", "up")
-        returned = tuple(
-            msgspec.structs.replace(each, settles=True) for each in (on_lan, configured)
-        )
-        await until(lambda: made.on_link == returned)
-        own = {**GATEWAYS.announcers, "gw1": returned}
-        known[0] = msgspec.structs.replace(GATEWAYS, announcers=own)
-        await until(lambda: made.on_link == (on_lan, configured))
-        assert VIP in made.owned, "no other gateway can have it, so the link need not settle"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(made.run()):
+            await serve(made, balancer(WEB, vip="gw1"))
+            ip(NAME, "link", "set", "eth0", "down")
+            await until(lambda: made.on_link == ())
+            ip(NAME, "link", "set", "eth0", "up")
+            returned = tuple(
+                msgspec.structs.replace(each, settles=True) for each in (on_lan, configured)
+            )
+            await until(lambda: made.on_link == returned)
+            own = {**GATEWAYS.announcers, "gw1": returned}
+            known[0] = msgspec.structs.replace(GATEWAYS, announcers=own)
+            await until(lambda: made.on_link == (on_lan, configured))
+            assert VIP in made.owned, "no other gateway can have it, so the link need not settle"
         await made.close()
         with pytest.raises(Unavailable, match=r"no interface eth9; .*eth0 \(.*" + HOST):
             await driver("eth9").open()
