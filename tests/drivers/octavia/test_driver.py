@@ -133,6 +133,25 @@ async def test_a_change_of_the_monitor_port_is_one_write_for_each_member(site: S
 
 
 @pytest.mark.soak
+async def test_two_nodes_with_one_address_are_one_member(site: Site) -> None:
+    """A host that was registered again under another name: Octavia refuses a second member with the
+    same address and port. The load balancer is created, and passes change nothing."""
+    new = member(1)
+    old = msgspec.structs.replace(new, node="old-name", weight=0, state="draining")
+    twin = msgspec.structs.replace(new, node="a-name")
+    wanted = service(listener(80, *sorted((new, old, twin, member(2)))))
+    assert await site.reconcile(wanted) == []
+    members = {80: [("10.1.0.1", 1), ("10.1.0.2", 1)]}
+    assert members_by_port(await site.tree()) == members
+    site.clear_calls()
+    assert await site.audit(wanted) == []
+    # The old Node is deleted, and comes back.
+    for given in ((new, member(2)), (new, old, member(2))):
+        assert await site.reconcile(service(listener(80, *sorted(given)))) == []
+    assert (site.writes, members_by_port(await site.tree())) == ([], members)
+
+
+@pytest.mark.soak
 async def test_the_deletion_of_a_member_that_another_user_has_deleted_succeeds(site: Site) -> None:
     """The member is deleted between the last read and the write."""
     await site.reconcile(service(listener(80, member(1), member(2))))
