@@ -5,8 +5,9 @@
  * has not passed:
  *
  * - The host owns the address on this interface: a request for it, also a probe (RFC 5227, 2.1.1;
- *   RFC 4862, 5.4), is answered with the MAC address of the interface. A probe by ARP that is sent to
- *   this host alone comes from another gateway, which watches it, and counts as no request.
+ *   RFC 4862, 5.4), is answered with the MAC address of the interface. A probe by ARP, or a
+ *   solicitation without the sender's MAC address, that is sent to this host alone comes from another
+ *   gateway, which watches it, and counts as no request.
  * - Another host owns it, or this host on another interface: the request is dropped. Otherwise the
  *   host's own stack would answer too if it has the address, for example on lo, or on kube-ipvs0
  *   without strictARP, and the router would learn two MAC addresses.
@@ -273,13 +274,16 @@ static __always_inline __u16 sum_of(struct ndp *ndp)
 }
 
 /* Read a message of neighbor discovery that is valid (RFC 4861, 7.1.1 and 7.1.2), and the MAC
- * address of its sender: that of its options, or of the frame. Return whether it is one. */
-static __always_inline bool read_ndp(struct __sk_buff *skb, struct ndp *ndp, __u8 *mac)
+ * address of its sender: that of its options, or of the frame. `watch`: whether it was sent to this
+ * host alone, without that option. Return whether it is one. */
+static __always_inline bool read_ndp(struct __sk_buff *skb, struct ndp *ndp, __u8 *mac, bool *watch)
 {
 	__u32 length, skipped = 0;
 	bool has_mac = false;
+	__u8 first;
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, ndp, NDP_HEADERS) ||
+	    bpf_skb_load_bytes(skb, 0, &first, sizeof(first)) ||
 	    bpf_skb_load_bytes(skb, ETH_ALEN, mac, ETH_ALEN))
 		return false;
 	length = bpf_ntohs(ndp->ip.payload_len) + sizeof(ndp->ip) - NDP_HEADERS;
@@ -313,6 +317,7 @@ static __always_inline bool read_ndp(struct __sk_buff *skb, struct ndp *ndp, __u
 	}
 	if (skipped || sum_of(ndp) != 0xffff || !is_station(mac))
 		return false;
+	*watch = !has_mac && !(first & 1);
 	if (ndp->type == ADVERTISEMENT)
 		return !(ndp->flags & bpf_htonl(SOLICITED)) || !is_multicast(&ndp->ip.daddr);
 	return !is_unspecified(&ndp->ip.saddr) || (is_solicited_node(&ndp->ip.daddr) && !has_mac);
@@ -320,7 +325,7 @@ static __always_inline bool read_ndp(struct __sk_buff *skb, struct ndp *ndp, __u
 
 /* Answer the solicitation, whose sender has this MAC address. A sender without an IP address probes
  * whether the address is free: the answer goes to all nodes (RFC 4861, 7.2.4). */
-static __always_inline int advertise(struct __sk_buff *skb, struct ndp *ndp, __u8 *mac,
+static __always_inline int advertise(struct __sk_buff *skb, struct ndp *ndp, __u8 *mac, bool watch,
 				     struct interface *interface, __u64 now_ns)
 {
 	struct ethhdr ethernet;
@@ -351,13 +356,15 @@ static __always_inline int advertise(struct __sk_buff *skb, struct ndp *ndp, __u
 	ndp->options[0].units = 1;
 	__builtin_memcpy(ndp->options[0].mac, interface->mac, ETH_ALEN);
 	ndp->checksum = ~sum_of(ndp);
-	interface->last_request_ns = now_ns;
+	if (!watch)
+		interface->last_request_ns = now_ns;
 	if (bpf_skb_change_tail(skb, ETH_HLEN + NDP_HEADERS + sizeof(struct option), 0) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, ndp, NDP_HEADERS + sizeof(struct option),
 				BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, 0, &ethernet, sizeof(ethernet), 0))
 		return TC_ACT_SHOT;
-	count(ANSWERED);
+	if (!watch)
+		count(ANSWERED);
 	return bpf_redirect(skb->ifindex, 0);
 }
 
@@ -366,9 +373,10 @@ static __always_inline int handle_ndp(struct __sk_buff *skb, struct interface *i
 	const struct entry *entry;
 	struct ndp ndp = {};
 	__u8 mac[ETH_ALEN];
+	bool watch = false;
 	__u32 key[4];
 
-	if (!read_ndp(skb, &ndp, mac))
+	if (!read_ndp(skb, &ndp, mac, &watch))
 		return TC_ACT_UNSPEC;
 	/* Who solicits uses its source address, and who advertises the target. */
 	__u64 now_ns = bpf_ktime_get_boot_ns();
@@ -383,7 +391,7 @@ static __always_inline int handle_ndp(struct __sk_buff *skb, struct interface *i
 	if (!entry)
 		return TC_ACT_UNSPEC;
 	if (entry->interface == skb->ifindex)
-		return advertise(skb, &ndp, mac, interface, now_ns);
+		return advertise(skb, &ndp, mac, watch, interface, now_ns);
 	count(DROPPED);
 	return TC_ACT_SHOT;
 }

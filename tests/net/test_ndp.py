@@ -59,6 +59,13 @@ def test_solicitations_and_probes() -> None:
     probe = ndp.probe(MAC, VIP)
     assert fields(probe) == (GROUP_MAC, MAC.hex(":"), GROUP, "::", 255)
     assert ICMPv6NDOptSrcLLAddr not in Ether(probe)
+    question = ndp.question(MAC, ASKER, VIP, OTHER)
+    assert fields(question) == (OTHER.hex(":"), MAC.hex(":"), VIP, ASKER, 255)
+    assert ICMPv6NDOptSrcLLAddr not in Ether(question)
+
+
+def test_the_link_local_address_of_a_mac_address() -> None:
+    assert ndp.link_local(bytes.fromhex("00155d012345")) == "fe80::215:5dff:fe01:2345"
 
 
 def test_what_is_built_is_read_back() -> None:

@@ -25,6 +25,7 @@ from fairlead.plan.heirs import (
 
 NAMES = ("gw1", "gw2", "gw3")
 ADDRESSES = [f"192.0.2.{number}" for number in range(1, 40)]
+ADDRESSES_V6 = [f"2001:db8:1::{number:x}" for number in range(1, 40)]
 ADDRESS = ADDRESSES[0]
 SHARED = ADDRESSES[:9]
 """The addresses of a segment: each order of the gateways is among them."""
@@ -34,7 +35,11 @@ def link_of(name: str) -> OnLink:
     return OnLink("eth0", "192.0.2.0/24", f"02:00:00:00:00:{name[-1:]:0>2}")
 
 
-LINKS = {name: (link_of(name),) for name in NAMES}
+def link6_of(name: str) -> OnLink:
+    return OnLink("eth0", "2001:db8:1::/64", link_of(name).mac)
+
+
+LINKS = {name: (link_of(name), link6_of(name)) for name in NAMES}
 
 
 def gateways(*names: str) -> Gateways:
@@ -53,7 +58,9 @@ def announcement(
 ) -> Announcement:
     found = gateways(*(names or NAMES))
     links = {
-        name: (OnLink("eth0", "192.0.2.0/24", link_of(name).mac, settles=name in settling),)
+        name: tuple(
+            OnLink("eth0", each.network, each.mac, settles=name in settling) for each in LINKS[name]
+        )
         for name in found.announcers
     }
     lost = frozenset((name, "eth0") for name in silent)
@@ -131,6 +138,17 @@ def test_few_addresses_stand_for_all_of_a_gateway() -> None:
     assert {len(each) for each in asked.values()} == {MAX_ASKED}
     owners = {each.address: each.owner for each in planned}
     assert all(owners[each] == key.gateway for key, found in asked.items() for each in found)
+
+
+def test_an_owner_of_ipv6_addresses_alone_is_watched_too() -> None:
+    six = [announcement(each) for each in ADDRESSES_V6 if announcement(each).owner == "gw2"]
+    mine = [each for each in six if each.heir == "gw1"]
+    asked = tuple(each.address for each in mine[:MAX_ASKED])
+    assert watched("gw1", *six) == {watch_of("gw2"): asked}
+    four = next(
+        each for each in map(announcement, ADDRESSES) if (each.owner, each.heir) == ("gw2", "gw1")
+    )
+    assert watched("gw1", four, mine[0]) == {watch_of("gw2"): (four.address, mine[0].address)}
 
 
 def test_a_gateway_without_a_mac_address_or_a_link_is_not_watched() -> None:

@@ -11,6 +11,9 @@ ETHERTYPE = 0x86DD
 SOLICITATION, ADVERTISEMENT = 135, 136
 ALL_NODES = "ff02::1"
 UNSPECIFIED = "::"
+ADVERTISES = ((20, 58), (21, 255), (54, ADVERTISEMENT))
+"""Bytes that the frame of each advertisement has, each with its offset: the next header, the hop
+limit and the type of the message."""
 _SOURCE_LINK_ADDRESS, _TARGET_LINK_ADDRESS = 1, 2
 _SOLICITED, _OVERRIDE = 1 << 30, 1 << 29
 _ICMPV6, _UNFORWARDED = 58, 255
@@ -81,6 +84,19 @@ def solicitation(mac: bytes, source: str, address: str, *, to: bytes = b"") -> b
     body = _BODY.pack(SOLICITATION, 0, 0, 0, _packed(address))
     body += _LINK_ADDRESS.pack(_SOURCE_LINK_ADDRESS, 1, mac)
     return _frame(mac, to or multicast_mac(group), source, address if to else group, body)
+
+
+def question(mac: bytes, source: str, address: str, to: bytes) -> bytes:
+    """Return a solicitation that asks the station with the MAC address `to` alone whether it has
+    the address. It does not contain the sender's MAC address, so it changes no entry of a neighbor;
+    hosts include it (RFC 4861, 7.2.2)."""
+    return _frame(mac, to, source, address, _BODY.pack(SOLICITATION, 0, 0, 0, _packed(address)))
+
+
+def link_local(mac: bytes) -> str:
+    """Return the link-local address that an interface with this MAC address has by default (RFC
+    4291, appendix A)."""
+    return _text(b"\xfe\x80" + bytes(6) + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:])
 
 
 def parse(frame: bytes) -> Message | None:

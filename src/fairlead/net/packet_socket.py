@@ -1,27 +1,41 @@
 """Send and receive whole Ethernet frames on one interface.
 
 In: an interface's name, frames. Out: frames, with their Ethernet header, as they arrive; in the
-network namespace of the thread that created the socket. Follows packet(7)."""
+network namespace of the thread that created the socket. Invariant: a socket receives no frame that
+has a VLAN tag, because that belongs to another link. The kernel removes the tag before the socket
+gets the frame, and leaves two traces: without a VLAN device for the tag it marks the frame as one
+for another host, and otherwise the frame belongs to that device. Follows packet(7) and, for the
+filter, Documentation/networking/filter.rst of the kernel."""
 
 import errno
 import select
 import socket
+import struct
 import time
+from array import array
+from collections.abc import Sequence
 from typing import Self
 
 from fairlead.errors import FairleadError, Refused, Unavailable
 
 _MAX_FRAME = 65536
-_SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h
+_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33  # include/uapi/asm-generic/socket.h
+_STEP = struct.Struct("=HBBI")
+_LOAD, _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06
+_KIND, _DEVICE = 0xFFFFF004, 0xFFFFF008  # SKF_AD_PKTTYPE, SKF_AD_IFINDEX
+_OTHER_HOST = 3
 
 
 class PacketSocket:
     """A socket for the frames of one interface. Close it after use.
 
-    `protocol`: the EtherType of the frames that it receives; 0: it only sends. Raise Unavailable if
-    there is no such interface, and Refused without CAP_NET_RAW."""
+    `protocol`: the EtherType of the frames that it receives; 0: it only sends. `only`: bytes that
+    these frames must have, each with its offset; the kernel discards the others. Raise Unavailable
+    if there is no such interface, and Refused without CAP_NET_RAW."""
 
-    def __init__(self, interface: str, protocol: int = 0) -> None:
+    def __init__(
+        self, interface: str, protocol: int = 0, only: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self.interface = interface
         try:
             # With a protocol, the socket would receive from every interface until it is bound.
@@ -29,7 +43,12 @@ class PacketSocket:
         except OSError as error:
             raise _failure(error, f"opening a packet socket on {interface}") from error
         try:
-            self._socket.bind((interface, protocol))
+            self._socket.bind((interface, 0))
+            if protocol:
+                program = array("B", _filter(socket.if_nametoindex(interface), only))
+                filtering = struct.pack("HP", len(program) // _STEP.size, program.buffer_info()[0])
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtering)
+                self._socket.bind((interface, protocol))
             self._socket.setblocking(False)
         except OSError as error:
             self._socket.close()
@@ -58,8 +77,8 @@ class PacketSocket:
             raise _failure(error, f"sending a frame on {self.interface}") from error
 
     def receive(self, timeout_s: float = 0.0) -> bytes | None:
-        """Return the next frame, in either direction; None if none arrives in this time. Raise
-        Unavailable if the interface is down or gone."""
+        """Return the next frame; None if none arrives in this time. Raise Unavailable if the
+        interface is down or gone."""
         until_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -80,6 +99,24 @@ class PacketSocket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _filter(index: int, only: Sequence[tuple[int, int]]) -> bytes:
+    """Return a socket filter (classic BPF) for frames that the interface with this index has
+    received itself, without a tag. A result of 0 drops the frame."""
+    steps = [
+        (_LOAD, 0, 0, _KIND),
+        (_JUMP_IF_EQUAL, 2 * len(only) + 3, 0, _OTHER_HOST),
+        (_LOAD, 0, 0, _DEVICE),
+        (_JUMP_IF_EQUAL, 0, 2 * len(only) + 1, index),
+    ]
+    for place, (at, value) in enumerate(only):
+        steps += [
+            (_LOAD_BYTE, 0, 0, at),
+            (_JUMP_IF_EQUAL, 0, 2 * (len(only) - place) - 1, value),
+        ]
+    steps += [(_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)]
+    return b"".join(_STEP.pack(*each) for each in steps)
 
 
 def _failure(error: OSError, tried: str) -> FairleadError:

@@ -22,7 +22,6 @@ from typing import Literal, NamedTuple
 
 from fairlead.kube.presence import OnLink
 from fairlead.model import Announcement
-from fairlead.net.address import family_of
 from fairlead.plan.announce import SilentLinks, link_at
 
 RETURN_S = 30.0
@@ -62,9 +61,6 @@ def watched_by(
     found: dict[Watched, list[str]] = {}
     looked_at = Counter[tuple[str, bool]]()
     for each in announcements:
-        # A gateway is asked by ARP; what that shows holds for its IPv6 addresses, too.
-        if family_of(each.address) != "IPv4":
-            continue
         owner = each.owner if each.heir == own else ""
         lost = each.lost if own in (each.owner, each.heir) else ""
         holder = left.get(each.address) if each.owner == own else None

@@ -18,12 +18,14 @@ from fairlead.roles.neighbor_process import command
 from fairlead.sections import L2Config
 
 WEB = ServiceKey("default", "web")
+NETWORKS = ("192.0.2.0/24", "2001:db8:1::/64")
 
 
 async def main(name: str, pin_path: str, own: str, links: str, *addresses: str) -> None:
     namespace.enter(name)
     announcers = {
-        each: (OnLink("eth0", "192.0.2.0/24", mac),) for each, mac in json.loads(links).items()
+        each: tuple(OnLink("eth0", network, mac) for network in NETWORKS)
+        for each, mac in json.loads(links).items()
     }
     known = Gateways(frozenset(announcers), announcers=announcers)
     silent: list[SilentLinks] = [frozenset()]

@@ -17,6 +17,7 @@ from tests.drivers.announce.test_packets import (  # noqa: F401
     NAME,
     OTHERS,
     PINS,
+    ROUTER_MAC,
     VIP,
     Router,
     cleaned,
@@ -438,9 +439,10 @@ def test_an_address_is_left_to_a_gateway_that_takes_it_over_and_comes_back(
 
 
 def test_the_heir_observes_that_the_owner_is_silent(run: Any, router: Router) -> None:
-    links = {"gw1": (OnLink("eth0", "192.0.2.0/24", MAC.hex(":")),), **GATEWAYS.announcers}
+    macs = {"gw1": MAC, "gw2": ROUTER_MAC}
+    links = {name: (OnLink("eth0", "192.0.2.0/24", mac.hex(":")),) for name, mac in macs.items()}
     known = Gateways(frozenset(links), announcers=links)
-    other, found = b"\2\0\0\0\0\x98", list[SilentLinks]()
+    found = list[SilentLinks]()
 
     async def scenario() -> None:
         made = driver(gateways=lambda: known, watch=found.append)
@@ -448,7 +450,7 @@ def test_the_heir_observes_that_the_owner_is_silent(run: Any, router: Router) ->
         async with running(made.run()):
             await serve(made, balancer(WEB, others="gw2", heir="gw1"))
             for _ in range(3):
-                await until(lambda: router.answer_watch(other, OTHERS))
+                await until(lambda: router.answer_watch(ROUTER_MAC, OTHERS))
             assert {*found} == {frozenset()}
             await until(lambda: found[-1] == {("gw2", "eth0")})
             assert "GatewayNotAnswering" in [each.code for each in made._problems()]

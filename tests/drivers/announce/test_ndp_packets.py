@@ -141,6 +141,8 @@ def test_only_the_owner_answers(run: Any, router: Router) -> None:
         }
         assert made.answered() == {VIP: "eth0"}
         assert made.last_request("eth0") is not None
+        assert router.ask(ndp.question(ROUTER_MAC, ASKER, VIP, MAC)) == [answer(VIP)]
+        assert made.counts() == counted, "another gateway is no client"
         await made.set({OTHERS: "eth0"}, {VIP})
         assert (router.answers(OTHERS), router.answers(VIP)) == ([MAC], [])
         assert made.counts()["answered"] == counted["answered"] + 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scapy.layers.l2 import Dot1Q, Ether
 from tests.drivers.announce.test_packets import (  # noqa: F401
     DEADLINE_S,
     MAC,
@@ -17,6 +18,7 @@ from tests.drivers.announce.test_packets import (  # noqa: F401
     ROUTER_MAC,
     VIP,
     cleaned,
+    ip,
     made_site,
     until,
 )
@@ -32,7 +34,7 @@ from fairlead.drivers.neighbors.questions import MISSES, SLOW, UNHEARD
 from fairlead.drivers.neighbors.watch import NeighborWatch
 from fairlead.errors import Unavailable
 from fairlead.lab import namespace
-from fairlead.net import arp
+from fairlead.net import arp, ndp
 from fairlead.net.packet_socket import PacketSocket
 from fairlead.roles.neighbor_process import command
 
@@ -41,6 +43,9 @@ pytestmark = pytest.mark.root
 STATION, STRANGER = ROUTER_MAC, b"\2\0\0\0\0\x77"
 SECOND = "192.0.2.240"
 WATCH = Watch("eth0", STATION.hex(":"), False, (VIP, SECOND))
+VIP6, SECOND6 = "2001:db8:1::e0", "2001:db8:1::f0"
+WATCH6 = Watch("eth0", STATION.hex(":"), False, (VIP6, SECOND6))
+VLAN = 5
 
 
 class Station:
@@ -48,35 +53,65 @@ class Station:
 
     def __init__(self) -> None:
         with namespace.inside(ROUTER):
-            self._socket = PacketSocket("eth0", arp.ETHERTYPE)
-        self.owned = {VIP, SECOND}
+            self._sockets = [PacketSocket("eth0", each.ETHERTYPE) for each in (arp, ndp)]
+        self.owned = {*WATCH.addresses, *WATCH6.addresses}
         self.asked = Counter[str]()
 
     async def run(self) -> None:
         while True:
-            while (frame := self._socket.receive()) is not None:
-                found = arp.parse(frame)
-                if found is None or (found.sender, found.destination) != ("0.0.0.0", STATION):
-                    continue
-                self.asked[found.target] += 1
-                if found.target in self.owned:
-                    self._socket.send(
-                        arp.reply(STATION, found.target, found.sender_mac, found.sender)
-                    )
+            for each in self._sockets:
+                while (frame := each.receive()) is not None:
+                    self._answer(frame)
             await asyncio.sleep(0.001)
 
+    def _answer(self, frame: bytes) -> None:
+        if (found := arp.parse(frame)) and found.destination == STATION:
+            assert found.sender == arp.UNSPECIFIED
+            target, mac, source = found.target, found.sender_mac, found.sender
+            answer = arp.reply(STATION, target, mac, source)
+        elif (asked := ndp.parse(frame)) and asked.to_mac == STATION:
+            assert asked.source == link_local(NAME)
+            target, mac, source = asked.target, asked.from_mac, asked.source
+            answer = ndp.advertisement(STATION, target, mac, source)
+        else:
+            return
+        self.asked[target] += 1
+        if target in self.owned:
+            self._send(answer)
+
     def forge(self, mac: bytes) -> None:
-        """Announce another address for this MAC address, in frames of another station."""
-        for frame in arp.announcement(mac, SECOND):
-            self._socket.send(frame[:6] + STRANGER + frame[12:])
+        """Announce other addresses for this MAC address, in frames of another station."""
+        for frame in announcements(mac, SECOND, SECOND6):
+            self._send(frame[:6] + STRANGER + frame[12:])
 
     def announce(self, *macs: bytes) -> None:
         for mac in macs:
-            for frame in arp.announcement(mac, VIP):
-                self._socket.send(frame)
+            self._send(*announcements(mac, VIP, VIP6))
+
+    def announce_in_vlan(self, mac: bytes) -> None:
+        """Announce other addresses to the hosts of a VLAN."""
+        for frame in announcements(mac, SECOND, SECOND6):
+            tagged = Ether(frame)
+            tagged.payload = Dot1Q(vlan=VLAN, type=tagged.type) / tagged.payload
+            tagged.type = 0x8100
+            self._send(bytes(tagged))
+
+    def _send(self, *frames: bytes) -> None:
+        for each in frames:
+            self._sockets[0].send(each)
 
     def close(self) -> None:
-        self._socket.close()
+        for each in self._sockets:
+            each.close()
+
+
+def announcements(mac: bytes, ipv4: str, ipv6: str) -> list[bytes]:
+    return [*arp.announcement(mac, ipv4), ndp.announcement(mac, ipv6)]
+
+
+def link_local(name: str) -> str:
+    shown = ip(name, "-o", "-6", "address", "show", "dev", "eth0", "scope", "link")
+    return shown.split("inet6 ")[1].partition("/")[0]
 
 
 @pytest.fixture
@@ -124,35 +159,38 @@ async def watching(station: Station) -> AsyncIterator[Watching]:
 
 
 def request(*watches: Watch, trusted: bool = False) -> WatchRequest:
-    known = (("eth0", WATCH.mac),) if trusted else ()
+    known = (("eth0", STATION.hex(":")),) if trusted else ()
     return WatchRequest(watches, (WATCH.mac,), ("eth0",), known)
 
 
+@pytest.mark.parametrize("watch", [WATCH, WATCH6])
 def test_a_station_is_lost_after_four_questions_without_an_answer(
-    run: Any, station: Station
+    run: Any, station: Station, watch: Watch
 ) -> None:
+    vip, second = watch.addresses
+
     async def scenario() -> None:
         async with watching(station) as made:
-            made.watch.set(request(WATCH))
-            await until(lambda: min(station.asked[each] for each in WATCH.addresses) > 1)
+            made.watch.set(request(watch))
+            await until(lambda: min(station.asked[each] for each in watch.addresses) > 1)
             assert made.observations == []
-            station.owned = {SECOND}
-            before = station.asked[VIP]
-            await until(lambda: station.asked[VIP] > before + MISSES)
+            station.owned = {second}
+            before = station.asked[vip]
+            await until(lambda: station.asked[vip] > before + MISSES)
             assert made.observations == [], "one address may have been deleted"
             assert made.watch.misses > 0
             missed = made.watch.misses
             station.owned = set()
             await until(lambda: bool(made.observations))
-            assert made.observations == [Observation(*WATCH.key, silent=True)]
+            assert made.observations == [Observation(*watch.key, silent=True)]
             assert missed + MISSES - 1 <= made.watch.misses <= missed + MISSES + 1
-            station.owned = {VIP}
+            station.owned = {vip}
             await until(lambda: len(made.observations) > 1)
             assert made.observations[1].silent is False
             again = len(made.observations)
             await until(lambda: len(made.observations) > again)
             assert not made.observations[-1].silent, "it still counts as lost, and answers"
-            made.watch.set(request(WATCH, trusted=True))
+            made.watch.set(request(watch, trusted=True))
             station.owned = set()
             await until(lambda: made.observations[-1].silent)
 
@@ -186,7 +224,25 @@ def test_announcements_of_known_gateways_are_reported(run: Any, station: Station
                 return bool(made.heard)
 
             await until(heard)
-            assert {*made.heard} == {Heard("eth0", WATCH.mac, VIP)}
+            assert {*made.heard} == {Heard("eth0", WATCH.mac, each) for each in (VIP, VIP6)}
+
+    run(scenario)
+
+
+def test_announcements_to_other_vlans_are_ignored(run: Any, station: Station) -> None:
+    """The kernel removes the tag before the watch gets the frame."""
+
+    async def scenario() -> None:
+        async with watching(station) as made:
+            made.watch.set(request())
+
+            def heard() -> bool:
+                station.announce_in_vlan(STATION)
+                station.announce(STATION)
+                return len(made.heard) > 2
+
+            await until(heard)
+            assert {each.address for each in made.heard} == {VIP, VIP6}
 
     run(scenario)
 

@@ -37,7 +37,6 @@ from fairlead.kube.objects import ANNOUNCE_LABEL
 from fairlead.kube.presence import Claimed, OnLink, Presence
 from fairlead.model import DONE, Finding, LoadBalancer, Outcome, ServiceKey
 from fairlead.net import interfaces
-from fairlead.net.address import is_ipv6
 from fairlead.net.interfaces import Link
 from fairlead.net.selection import DEFAULT_ROUTE, Selection, select
 from fairlead.plan.announce import SilentLinks, claim_note, macs_of
@@ -260,11 +259,6 @@ class AnnounceDriver(Component):
             if before.owned.get(address) != interface:
                 self._gratuitous.announce(address, interface)
                 self._since_s[address] = time.monotonic()
-        # The heir that gives addresses back may have announced those of IPv6 on the interface too.
-        back = {name for address, name in after.owned.items() if address in before.others}
-        for address, interface in after.owned.items():
-            if interface in back and is_ipv6(address):
-                self._gratuitous.announce(address, interface)
         self._succession.owned, self._succession.interfaces = after.owned, [*self._usable]
         self._succession.follow()
         return after.owned.keys() - answered

@@ -56,7 +56,7 @@ class AnnounceCollector(Collector):
         )
         misses = CounterMetricFamily(
             "fairlead_watch_misses",
-            "ARP requests to watched gateways that were not answered in time",
+            "Requests to watched gateways that were not answered in time",
             value=watch.misses,
         )
         takeovers = CounterMetricFamily(

@@ -78,8 +78,8 @@ class Succession:
         for gateway, interface in sorted(self._heirs.silent):
             yield Finding(
                 NOT_ANSWERING,
-                f"gateway {gateway} does not answer ARP requests for its addresses on its "
-                f"interface {interface}: this gateway announces those whose heir it is",
+                f"gateway {gateway} does not answer requests for its addresses on its interface "
+                f"{interface}: this gateway announces those whose heir it is",
                 remedy=f"check the host of gateway {gateway} and its link",
             )
 

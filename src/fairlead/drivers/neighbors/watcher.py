@@ -1,11 +1,12 @@
 """Asks other gateways for addresses that they announce, and listens to their announcements.
 
 In: the stations to ask, each with some of its addresses. Out: which stations have become silent or
-have returned, and which addresses they announce. Each question is an ARP probe (RFC 5227, 2.1.1) to
-the station alone: it changes no entry of a neighbor, and the station's program in the kernel
-(bpf/neighbor.bpf.c) answers it like the requests of clients, so the answer proves the host, the
-cable, the program and its deadline at once. `question` and `read_frame` are all that depends on
-ARP. Runs in a process of its own (`roles/neighbor_process`)."""
+have returned, and which addresses they announce. Each question is an ARP probe (RFC 5227, 2.1.1) or
+a neighbor solicitation to the station alone: it changes no entry of a neighbor, and the station's
+program in the kernel (bpf/neighbor.bpf.c) answers it like the requests of clients, so the answer
+proves the host, the cable, the program and its deadline at once. `question` and `read_frame` are
+all that depends on ARP and neighbor discovery. Runs in a process of its own
+(`roles/neighbor_process`)."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from fairlead.drivers.neighbors.protocol import (
 )
 from fairlead.drivers.neighbors.questions import INTERVAL_S, Questions
 from fairlead.errors import FairleadError, Refused
-from fairlead.net import arp
+from fairlead.net import arp, ndp
 from fairlead.net.packet_socket import PacketSocket
 
 IDLE_S = 0.2
@@ -31,7 +32,11 @@ ALONE_S = 2.0
 """For how long after a return other stations return for the same reason."""
 BUFFER_BYTES = 4 << 20
 """The receive buffer of a socket: a gateway may announce thousands of addresses at once."""
-_COUNTERS = Path("/proc/self/net/dev")
+_COUNTERS, _ADDRESSES = Path("/proc/self/net/dev"), Path("/proc/self/net/if_inet6")
+_LINK_LOCAL, _UNUSABLE = 0x20, 0x48
+"""The scope of an address, and the flags of one that is not verified yet, or is a duplicate."""
+_FILTERS = {arp.ETHERTYPE: (), ndp.ETHERTYPE: ndp.ADVERTISES}
+"""What the sockets receive. All other packets of IPv6 would be too many."""
 
 
 class Seen(NamedTuple):
@@ -43,22 +48,30 @@ class Seen(NamedTuple):
     announced: bool
 
 
-def question(own: bytes, station: bytes, address: str) -> bytes:
-    """Return the frame that asks the station for the address. `own`: the MAC address of the
-    interface."""
+def question(own: bytes, source: str, station: bytes, address: str) -> bytes:
+    """Return the frame that asks the station for the address. `own`, `source`: the MAC address and
+    the link-local address of the interface."""
+    if _ethertype_of(address) == ndp.ETHERTYPE:
+        return ndp.question(own, source, address, station)
     return arp.request(own, arp.UNSPECIFIED, address, to=station)
 
 
 def read_frame(own: bytes, frame: bytes) -> Seen | None:
     """Return what the frame says; None if it is neither an answer to this host nor an
     announcement."""
-    found = arp.parse(frame)
+    if (message := ndp.parse(frame)) is not None:
+        replies = message.type == ndp.ADVERTISEMENT and (message.solicited or message.announces)
+        source, destination = message.from_mac, message.to_mac
+        seen = Seen(message.mac, message.target, message.announces)
+    elif (found := arp.parse(frame)) is not None:
+        replies = found.operation == arp.REPLY
+        source, destination = found.source, found.destination
+        seen = Seen(found.sender_mac, found.sender, found.announces)
+    else:
+        return None
     # Switches that check who sends a frame check its header only.
-    if found is None or found.operation != arp.REPLY or found.source != found.sender_mac:
-        return None
-    if not found.announces and found.destination != own:
-        return None
-    return Seen(found.sender_mac, found.sender, found.announces)
+    trusted = source == seen.station and (seen.announced or destination == own)
+    return seen if replies and trusted else None
 
 
 class Watcher:
@@ -68,7 +81,10 @@ class Watcher:
         self._report = report
         self._request = WatchRequest((), (), ())
         self._questions: dict[tuple[str, str, bool], Questions] = {}
-        self._sockets: dict[str, PacketSocket] = {}
+        self._sockets: dict[tuple[str, int], PacketSocket] = {}
+        """By interface and EtherType."""
+        self._sources: dict[str, str] = {}
+        """The link-local address of each interface."""
         self._refused = ""
         self._alone_until_s: dict[str, float] = {}
         self._misses = self._reported_misses = 0
@@ -88,8 +104,8 @@ class Watcher:
         for interface, mac in request.trusted:
             if (found := self._questions.get((interface, mac, False))) is not None:
                 found.trust()
-        for name in self._sockets.keys() - {*request.interfaces}:
-            self._sockets.pop(name).close()
+        for name in {name for name, _ in self._sockets} - {*request.interfaces}:
+            self._close(name)
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Ask and listen, until `wait` returns False. It waits for this number of seconds, and may
@@ -99,7 +115,8 @@ class Watcher:
             # one.
             while wait(INTERVAL_S if self._request.watches else IDLE_S):
                 for name in self._request.interfaces:
-                    self._receive(name)
+                    for ethertype in _FILTERS:
+                        self._receive(name, ethertype)
                 for each in self._request.watches:
                     self._judge(each)
                 self._flush()
@@ -109,10 +126,10 @@ class Watcher:
             for opened in self._sockets.values():
                 opened.close()
 
-    def _receive(self, interface: str) -> None:
+    def _receive(self, interface: str, ethertype: int) -> None:
         """Process the frames that have arrived."""
         try:
-            link = self._open(interface)
+            link = self._open(interface, ethertype)
             while link is not None and (frame := link.receive()) is not None:
                 if (seen := read_frame(link.mac, frame)) is not None:
                     self._process(interface, seen)
@@ -159,9 +176,10 @@ class Watcher:
             return
         # A question that cannot be sent is no evidence against the station.
         try:
-            if (link := self._open(watch.interface)) is not None:
+            if (link := self._open(watch.interface, _ethertype_of(address))) is not None:
                 station = bytes.fromhex(watch.mac.replace(":", ""))
-                link.send(question(link.mac, station, address))
+                source = self._sources.get(watch.interface) or ndp.link_local(link.mac)
+                link.send(question(link.mac, source, station, address))
                 questions.asked(received(watch.interface) if questions.silent else 0)
         except FairleadError:
             self._close(watch.interface)
@@ -172,23 +190,40 @@ class Watcher:
             self._observed, self._heard = [], []
             self._reported_misses = self._misses
 
-    def _open(self, interface: str) -> PacketSocket | None:
+    def _open(self, interface: str, ethertype: int) -> PacketSocket | None:
         """Return the socket of the interface; None if there is no such interface now."""
-        if interface not in self._sockets:
+        if (interface, ethertype) not in self._sockets:
             try:
-                opened = PacketSocket(interface, arp.ETHERTYPE)
+                opened = PacketSocket(interface, ethertype, _FILTERS[ethertype])
             except FairleadError as error:
                 if isinstance(error, Refused) and self._refused != str(error):
                     self._refused = str(error)
                     self._report(WatchReport((), (), self._misses, str(error)))
                 return None
             opened.reserve(BUFFER_BYTES)
-            self._sockets[interface] = opened
-        return self._sockets[interface]
+            self._sockets[interface, ethertype] = opened
+            self._sources[interface] = link_local(interface)
+        return self._sockets[interface, ethertype]
 
     def _close(self, interface: str) -> None:
-        if (opened := self._sockets.pop(interface, None)) is not None:
-            opened.close()
+        for ethertype in _FILTERS:
+            if (opened := self._sockets.pop((interface, ethertype), None)) is not None:
+                opened.close()
+
+
+def _ethertype_of(address: str) -> int:
+    return ndp.ETHERTYPE if ":" in address else arp.ETHERTYPE
+
+
+def link_local(interface: str) -> str:
+    """Return the link-local address of the interface; empty if it has none."""
+    with suppress(OSError):
+        for line in _ADDRESSES.read_text().splitlines():
+            number, _, _, scope, flags, name = line.split()
+            usable = int(scope, 16) == _LINK_LOCAL and not int(flags, 16) & _UNUSABLE
+            if name == interface and usable and number.startswith("fe8"):
+                return ":".join(number[at : at + 4] for at in range(0, len(number), 4))
+    return ""
 
 
 def received(interface: str) -> int:
