@@ -119,11 +119,11 @@ struct {
 	__type(value, struct interface);
 } interfaces SEC(".maps");
 
-/* By address. Only owned addresses have one, and a later claim replaces an earlier one, so a flood
- * costs no memory. */
+/* By address. Only owned addresses have one, so there is room for all, and a flood costs no memory. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32[4]);
 	__type(value, struct claim);
 } claims SEC(".maps");

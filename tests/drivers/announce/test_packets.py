@@ -327,6 +327,23 @@ def test_stations_that_use_an_owned_address_are_named(run: Any, router: Router) 
     run(scenario)
 
 
+def test_the_new_owner_of_each_of_many_addresses_is_known(run: Any, router: Router) -> None:
+    """The former owner goes on answering for an address until it has heard the new one."""
+    addresses = [f"198.18.{number // 250}.{number % 250}" for number in range(1500)]
+
+    async def scenario() -> None:
+        made = responder()
+        await made.open()
+        await made.set(dict.fromkeys(addresses, "eth0"), ())
+        for at in range(0, len(addresses), 250):  # the kernel queues up to a thousand frames
+            some = addresses[at : at + 250]
+            router.ask(*(arp.announcement_request(FOREIGN_MAC, each) for each in some))
+        assert {each.address for each in made.claims()} == {*addresses}
+        await made.close()
+
+    run(scenario)
+
+
 def test_removal_leaves_what_belongs_to_others(
     run: Any, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
