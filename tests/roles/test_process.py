@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import subprocess
 import sys
 import threading
@@ -62,6 +63,22 @@ async def test_a_start_that_takes_too_long_enables_the_collector_again() -> None
     assert gc.isenabled()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+@pytest.mark.usefixtures("collector")
+async def test_memory_that_a_start_has_freed_is_returned_to_the_kernel() -> None:
+    state = State(("services",))
+    state.mark_synced("services")
+    blocks = [b"x" * size for size in [2000] * 20_000]
+    del blocks[:-1]  # The last one keeps the end of the heap in use.
+    before_mib = resident_mib()
+    await tune_garbage_collector(state, state.has_synced)
+    assert resident_mib() < before_mib - 20
 
 
 NAMES = """

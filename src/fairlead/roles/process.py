@@ -5,9 +5,11 @@ SIGTERM and SIGINT cancel the role's task, its `finally` blocks release resource
 ends with exit code 0."""
 
 import asyncio
+import ctypes
 import gc
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -247,8 +249,17 @@ async def tune_garbage_collector(
         gc.enable()
     await state.has_synced.wait()
     gc.freeze()
+    return_memory()
     youngest, _, _ = gc.get_threshold()
     gc.set_threshold(youngest, SECOND_GENERATION_THRESHOLD, FULL_THRESHOLD)
+
+
+def return_memory() -> None:
+    """Return memory that this process has freed to the kernel (malloc_trim(3)), if the C library is
+    glibc. By itself, glibc returns only what is at the end of its heap, and modules that were
+    loaded later keep that in use."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _record_absent(state: State, kind: str, plural: str) -> None:
