@@ -22,6 +22,7 @@ HERE = {
 }
 """The commands that need no server, each with arguments."""
 ELSEWHERE = {
+    "announce plan": "cli/test_announce.py",
     "demo": "lab/test_demo.py",
     "lab status": "cli/test_lab.py",
     "octavia gc": "drivers/octavia/test_leftovers.py",
