@@ -35,7 +35,7 @@ def start(
     configuration = folder / "pyproject.toml"
     configuration.write_text("".join(line for line in known if not line.startswith("asyncio_")))
     settings = ("-c", str(configuration), "--rootdir", str(folder), "-p", "xdist")
-    environment = os.environ | popen.pop("env", {})
+    environment = os.environ | {"FAIRLEAD_LABS": ""} | popen.pop("env", {})
     return subprocess.Popen(
         [sys.executable, *program, *options],
         env={
