@@ -1,21 +1,12 @@
 """The benchmark of failing announcers notices what callers notice. Its times prove nothing here."""
 
 import pytest
-from bench.announce import (
-    COLUMNS,
-    FAILS,
-    METALLB,
-    RESTARTED,
-    SHORT,
-    Busy,
-    Effect,
-    Kill,
-    Report,
-    kill_rows_of,
-    measure,
-    rows_of,
-)
+from bench.announce import COLUMNS, FAILS, RESTARTED, Effect, measure, rows_of
+from bench.announcers import DEFAULTS, METALLB, SHORT
+from bench.announcers_lost import BESIDE, FLAP, LOST, Loss
 from bench.metallb import find
+
+from bench import announcers_lost
 
 
 def effect(system: str, gap_ms: int, *, event: str = FAILS, moved: bool = True) -> Effect:
@@ -52,10 +43,18 @@ def test_a_row_shows_the_median_and_the_worst_of_all_rounds() -> None:
     ]
 
 
-def test_a_row_shows_the_longest_gap_of_each_failure() -> None:
-    kills = tuple(Kill("a", gaps, 10) for gaps in ((200,), (40, 210), (), (300,), (20,)))
-    report = Report(kills=kills, busy=(Busy("a", 8, 60.0, 0),))
-    assert kill_rows_of(report) == [("a", "5", "200 (300)", "10 (10)", "8 for 60 s", "0")]
+def loss(event: str, gap_ms: int, *, takeovers: int = 0, loops: int = 0) -> Loss:
+    broken = {"node1": 300, "node2": gap_ms // 200}
+    gaps_ms = {"IPv4": gap_ms} if event == LOST else {}
+    return Loss(event, "a", 1, "node1", gaps_ms, broken, 1000, 9, 0, takeovers, True, loops)
+
+
+def test_a_row_shows_the_gaps_of_the_owner_and_what_broke_elsewhere() -> None:
+    found = [*(loss(LOST, gap) for gap in (200, 210, 400)), loss(BESIDE, 0, takeovers=1, loops=8)]
+    assert announcers_lost.rows_of(found) == [
+        (LOST, "a", "3", "210 (400), n = 3", "", "0 of 27", "1 (2) of 1,000", "3 of 3", ""),
+        (f"{BESIDE}: 8", "a", "1", "", "", "0 of 9", "0 of 1,000", "1 of 1", "1"),
+    ]
 
 
 @pytest.mark.root
@@ -69,3 +68,15 @@ async def test_callers_of_both_systems_notice_a_machine_that_fails_and_not_a_res
         assert effects[system, FAILS].failed
         assert effects[system, FAILS].announced_by not in ("", effects[system, FAILS].host)
     assert effects[SHORT, RESTARTED].announced_by == effects[SHORT, RESTARTED].host
+
+
+@pytest.mark.root
+@pytest.mark.soak
+async def test_the_owner_of_both_families_is_lost_and_its_link_flaps() -> None:
+    report = await announcers_lost.measure(2, 0)
+    for event in (LOST, FLAP):
+        found = [each for each in report.losses if each.event == event]
+        assert [{*each.gaps_ms} for each in found] == [{"IPv4", "IPv6"}] * 2
+        assert all(each.one_owner for each in found)
+    assert {each.system for each in report.losses} == {DEFAULTS}
+    assert report.moves[-1].addresses == announcers_lost.ADDRESSES

@@ -53,8 +53,8 @@ async def until(
 
 class Load:
     """Clients and open connections on a lab's client, or another host or pod. Use as an async
-    context manager; inside, all connections are open. `timeout_s` and `patience_s`: see
-    `fairlead.probe.steady`."""
+    context manager; inside, all connections are open. `timeout_s`, `patience_s` and `open_pause_s`:
+    see `fairlead.probe.steady`."""
 
     def __init__(
         self,
@@ -65,12 +65,13 @@ class Load:
         timeout_s: float = 1.0,
         patience_s: float = PATIENCE_S,
         open_connections: int = OPEN_CONNECTIONS,
+        open_pause_s: float = 0.2,
     ) -> None:
         self._open = open_connections
         self._site = site
         self._host = host
         options = [f"--timeout={timeout_s}", f"--patience={max(timeout_s, patience_s)}"]
-        options += [f"--open={open_connections}"]
+        options += [f"--open={open_connections}", f"--open-pause={open_pause_s}"]
         self._argv = (sys.executable, "-m", "fairlead.probe", "steady", address, "80", *options)
 
     async def __aenter__(self) -> Self:
@@ -106,6 +107,8 @@ class Web:
 
     gateways: Sequence[str] = (GATEWAY,)
     """Hosts that must know a change before it counts as done."""
+    annotations: Mapping[str, str] = {}
+    """The annotations of the Service."""
     pod_fields: Mapping[str, Any] = {}
     """Further fields of the specs of its pods."""
 
@@ -125,7 +128,7 @@ class Web:
             "selector": {"app": NAME},
             "ports": [{"port": 80, "targetPort": "http"}],
         }
-        metadata = {"name": NAME, "namespace": "default"}
+        metadata = {"name": NAME, "namespace": "default", "annotations": dict(self.annotations)}
         await self.site.apply(
             [{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec | fields}]
         )

@@ -46,6 +46,13 @@ def main() -> None:
             )
             load.add_argument("--callers", type=int, default=5)
             load.add_argument("--open", type=int, default=20, help="connections kept open")
+            load.add_argument(
+                "--open-pause",
+                type=float,
+                metavar="SECONDS",
+                default=0.2,
+                help="time between requests on an open connection",
+            )
     load = loads.add_parser("crowd")
     load.add_argument(
         "--flows",
@@ -101,6 +108,7 @@ def _steady(arguments: argparse.Namespace) -> None:
         timeout_s=arguments.timeout,
         patience_s=arguments.patience,
         open_connections=arguments.open,
+        open_pause_s=arguments.open_pause,
     )
     asyncio.run(_run_by_commands(steady))
 
