@@ -1,19 +1,31 @@
 """When a station that is asked for its addresses counts as silent."""
 
+from collections import Counter
+from collections.abc import Collection
+
 from fairlead.drivers.neighbors.questions import AGAIN, MISSES, SLOW, UNHEARD, Questions
+from fairlead.net.address import family_of
 
 ADDRESSES = ("192.0.2.224", "192.0.2.225")
+IPV6 = tuple(f"2001:db8:1::e{number}" for number in range(4))
+MIXED = (ADDRESSES[0], *IPV6[:3])
 
 
 def interval(
-    made: Questions, *, answers: bool = False, sent: bool = True, received: int = 0
+    made: Questions,
+    *,
+    answers: bool | Collection[str] = False,
+    sent: bool = True,
+    received: int = 0,
 ) -> str:
-    """Let an interval pass. Return what happened in it: `missed`, `returned`, `asked ADDRESS`."""
+    """Let an interval pass. `answers`: whether the station answers, or the families of which it
+    does. Return what happened in it: `missed`, `returned`, `asked ADDRESS`."""
     happened = ["missed"] if made.judge() else []
-    if (address := made.due()) is not None and sent:
-        made.asked(received)
+    for address in made.due() if sent else ():
+        made.asked(address, received)
         happened.append(f"asked {address}")
-        if answers and made.answered():
+        answered = answers if isinstance(answers, bool) else family_of(address) in answers
+        if answered and made.answered(address):
             happened.append("returned")
     return ", ".join(happened)
 
@@ -60,7 +72,7 @@ def test_a_station_that_never_answered_is_asked_slowly_and_cannot_be_lost() -> N
     assert not any("missed" in each for each in found)
     assert not made.silent
     made.replace(ADDRESSES[:1])
-    assert Questions(ADDRESSES, known=True).is_quick
+    assert Questions(ADDRESSES, known=["IPv4"]).is_quick
 
 
 def test_other_addresses_of_a_station_have_to_be_answered_first() -> None:
@@ -69,6 +81,40 @@ def test_other_addresses_of_a_station_have_to_be_answered_first() -> None:
     assert made.known
     made.replace(("192.0.2.226",))
     assert not made.known
+
+
+def test_questions_of_a_family_that_the_network_drops_do_not_count() -> None:
+    """Switches can inspect neighbor discovery, and pass ARP."""
+    made = Questions(MIXED)
+    while not made.known:
+        interval(made, answers=["IPv4"])
+    for misses in range(MISSES):
+        for answers in ((),) * misses + (["IPv4"],) * len(MIXED) * SLOW:
+            assert MIXED[0] in interval(made, answers=answers), "it is asked at each interval"
+        assert not made.silent
+    assert made.known == {"IPv4"}
+    asked = Counter(interval(made, answers=["IPv4"]) for _ in range(len(IPV6) * SLOW))
+    assert sum(number for each, number in asked.items() if IPV6[0][:-1] in each) == len(IPV6)
+    made.replace(IPV6)
+    for _ in range(SLOW * MISSES * 2):
+        assert "missed" not in interval(made), "no such question was ever answered"
+    assert not made.silent
+    interval(made, answers=True)
+    made.replace(MIXED)
+    while made.known != {"IPv4", "IPv6"}:
+        interval(made, answers=True)
+    while not made.silent:
+        assert interval(made)
+
+
+def test_a_family_that_the_network_begins_to_drop_stops_counting() -> None:
+    made = Questions(MIXED)
+    while made.known != {"IPv4", "IPv6"}:
+        interval(made, answers=True)
+    for _ in range(2 * len(MIXED)):
+        interval(made, answers=["IPv4"])
+    assert made.known == {"IPv4"}
+    assert not made.silent
 
 
 def lost() -> Questions:

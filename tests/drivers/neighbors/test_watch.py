@@ -212,6 +212,26 @@ def test_a_station_that_has_never_answered_is_not_lost(run: Any, station: Statio
     run(scenario)
 
 
+def test_a_station_whose_network_drops_solicitations_is_lost_by_arp_alone(
+    run: Any, station: Station
+) -> None:
+    """This holds for its own addresses, and for those that were left to it."""
+    both = Watch(WATCH.interface, WATCH.mac, False, (VIP, *WATCH6.addresses))
+    left = Watch(WATCH.interface, WATCH.mac, True, WATCH6.addresses)
+
+    async def scenario() -> None:
+        station.owned = {VIP}
+        async with watching(station) as made:
+            made.watch.set(request(both, left))
+            await until(lambda: min(station.asked[each] for each in both.addresses) > MISSES)
+            assert (made.observations, made.watch.misses) == ([], 0)
+            station.owned = set()
+            await until(lambda: bool(made.observations))
+            assert made.observations == [Observation(*both.key, silent=True)]
+
+    run(scenario)
+
+
 def test_announcements_of_known_gateways_are_reported(run: Any, station: Station) -> None:
     async def scenario() -> None:
         async with watching(station) as made:

@@ -7,7 +7,7 @@ import msgspec
 class Watch(msgspec.Struct, frozen=True, array_like=True):
     """A station to ask on an interface. `left`: see `plan.heirs.Watched`; the same station is asked
     apart about the addresses that were left to it. It has shown that it has these, because it has
-    announced them."""
+    announced them, so no answer is awaited before those of IPv4 count."""
 
     interface: str
     mac: str

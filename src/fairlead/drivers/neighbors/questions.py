@@ -1,18 +1,25 @@
 """Whether a station answers, by what is asked and what is answered. Pure.
 
-In: the addresses to ask a station about; the moments at which a question is due; its answers. Out:
-the address to ask about, and whether the station has become silent or has returned. A station that
-has never answered cannot become silent: the network may drop such questions, or it does not have
-the addresses yet. Invariant: each question has a whole interval to be answered in, however late the
-process is that asks, because the caller processes what has arrived before it asks again."""
+In: the addresses to ask a station about; the moments at which questions are due; its answers. Out:
+the addresses to ask about, and whether the station has become silent or has returned. Only
+questions of a family of which the station has answered one count: the network may drop those of the
+other family, or of both, or the station does not have the addresses yet. An answer of either family
+shows that the station is alive. Invariant: each question has a whole interval to be answered in,
+however late the process is that asks, because the caller processes what has arrived before it asks
+again."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from fairlead.net.address import family_of
 
 MISSES = 4
-"""How many questions in a row have no answer when a station is silent."""
+"""How many questions in a row have no answer when a station is silent, or, if it answers those of
+the other family, when the network drops those of this one."""
 INTERVAL_S = 0.05
 SLOW = 4
-"""Every how many intervals a station is asked that is silent, or has never answered."""
+"""Every how many intervals a station is asked that is silent, or about a family of which it has
+never answered."""
 UNHEARD = 2
 """At how many questions in a row nothing must have arrived before a silent station returns, so that
 it was this host that was cut off."""
@@ -22,31 +29,37 @@ lost."""
 
 
 class Questions:
-    """The questions to one station. `known`: whether it has shown that it answers."""
+    """The questions to one station. `known`: the families of which it has shown that it answers."""
 
-    def __init__(self, addresses: Sequence[str], *, known: bool = False) -> None:
+    def __init__(self, addresses: Sequence[str], *, known: Collection[str] = ()) -> None:
         self.addresses = addresses
-        self.known = known
+        self.known = frozenset(known)
         self.silent = False
-        self._open = False
-        """Whether a question waits for its answer."""
+        self._open = ""
+        """The family of the question that waits for its answer and counts; empty: there is none."""
         self._missed = 0
-        self._turn = 0
-        self._pause = 0
+        self._missed_of = Counter[str]()
+        """The missed questions in a row of each family."""
+        self._turn = -1
         self._reported = 0
         self._received: list[int] = []
         """What the interface had received when the station became silent, and at each question
         since then."""
 
     def replace(self, addresses: Sequence[str]) -> None:
-        """Ask about these addresses. If all are new, the station has yet to answer."""
-        if not set(addresses) & set(self.addresses):
-            self.known, self._missed, self._open = False, 0, False
+        """Ask about these addresses. If all of a family are new, the station has yet to answer."""
+        kept = {family_of(each) for each in {*addresses} & {*self.addresses}}
         self.addresses = addresses
+        self.known &= kept
+        if self._open not in self.known:
+            self._open = ""
+        if not self.known:
+            self._missed = 0
 
     def trust(self) -> None:
-        """Let the station be one that answers, and has not been silent."""
-        self.known, self.silent, self._missed, self._open = True, False, 0, False
+        """Let the station be one that has not been silent."""
+        self.silent, self._missed, self._open = False, 0, ""
+        self._missed_of.clear()
 
     def judge(self) -> bool:
         """Count the last question if it was not answered. Call it at each interval, before `due`.
@@ -54,37 +67,47 @@ class Questions:
         self._reported = max(0, self._reported - 1)
         if not (self._open and self.is_quick):
             return False
-        self._open = False
+        self._missed_of[self._open] += 1
+        self._open = ""
         self._missed += 1
         if self._missed == MISSES:
-            self.silent, self._received, self._pause = True, [], 0
+            self.silent, self._received, self._turn = True, [], 0
         return True
 
     @property
     def is_quick(self) -> bool:
         """Whether the station is asked at each interval."""
-        return self.known and not self.silent
+        return bool(self.known) and not self.silent
 
-    def due(self) -> str | None:
-        """Return the address to ask about in this interval; None: it is not asked."""
-        self._pause = (self._pause + 1) % SLOW
-        if not self.is_quick and self._pause:
-            return None
+    def due(self) -> Sequence[str]:
+        """Return the addresses to ask about in this interval, at most one of those that count and
+        one other."""
         self._turn += 1
-        return self.addresses[self._turn % len(self.addresses)]
+        turn, later = divmod(self._turn, SLOW)
+        known = [each for each in self.addresses if family_of(each) in self.known]
+        others = [each for each in self.addresses if family_of(each) not in self.known]
+        quick = known if self.is_quick else []
+        slow = others if quick else known or others
+        found = [quick[self._turn % len(quick)]] if quick else []
+        return [*found, slow[turn % len(slow)]] if slow and not later else found
 
-    def asked(self, received: int) -> None:
-        """Record that the question was sent. `received`: how many frames had arrived at the
-        interface before."""
-        self._open = True
+    def asked(self, address: str, received: int) -> None:
+        """Record that the question about this address was sent. `received`: how many frames had
+        arrived at the interface before."""
         if self.silent:
             self._received.append(received)
             del self._received[1:-UNHEARD]
+        elif family_of(address) in self.known:
+            self._open = family_of(address)
 
-    def answered(self) -> bool:
-        """Process an answer. Return whether the station counts as lost, and its return has to be
-        reported."""
-        self.known, self._open, self._missed = True, False, 0
+    def answered(self, address: str) -> bool:
+        """Process the answer about this address. Return whether the station counts as lost, and its
+        return has to be reported."""
+        family = family_of(address)
+        self._missed_of[family] = 0
+        dropped = {each for each, missed in self._missed_of.items() if missed >= MISSES}
+        self.known = self.known - dropped | {family}
+        self._open, self._missed = "", 0
         if not self.silent or self._reported:
             return False
         self._reported = AGAIN

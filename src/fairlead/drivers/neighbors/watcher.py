@@ -9,7 +9,7 @@ all that depends on ARP and neighbor discovery. Runs in a process of its own
 (`roles/neighbor_process`)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -100,12 +100,20 @@ class Watcher:
             if key in self._questions:
                 self._questions[key].replace(each.addresses)
             else:
-                self._questions[key] = Questions(each.addresses, known=each.left)
+                self._questions[key] = Questions(each.addresses, known=self._known(each))
         for interface, mac in request.trusted:
             if (found := self._questions.get((interface, mac, False))) is not None:
                 found.trust()
         for name in {name for name, _ in self._sockets} - {*request.interfaces}:
             self._close(name)
+
+    def _known(self, watch: Watch) -> Collection[str]:
+        """Return the families of which a new watch expects answers at once. A station that has
+        announced an address answers for it, but switches may drop the questions of IPv6."""
+        if not watch.left:
+            return ()
+        asked = self._questions.get((watch.interface, watch.mac, False))
+        return {"IPv4", *(asked.known if asked is not None else ())}
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Ask and listen, until `wait` returns False. It waits for this number of seconds, and may
@@ -147,7 +155,7 @@ class Watcher:
             if found is None or seen.address not in found.addresses:
                 continue
             alone = found.silent and self._is_alone(interface, found)
-            if found.answered():
+            if found.answered(seen.address):
                 self._observed.append(Observation(interface, mac, left, silent=False, alone=alone))
 
     def _is_alone(self, interface: str, returned: Questions) -> bool:
@@ -171,16 +179,18 @@ class Watcher:
                 self._observed.append(Observation(*watch.key, silent=True))
 
     def _ask(self, watch: Watch) -> None:
+        for address in self._questions[watch.key].due():
+            self._ask_about(watch, address)
+
+    def _ask_about(self, watch: Watch, address: str) -> None:
         questions = self._questions[watch.key]
-        if (address := questions.due()) is None:
-            return
         # A question that cannot be sent is no evidence against the station.
         try:
             if (link := self._open(watch.interface, _ethertype_of(address))) is not None:
                 station = bytes.fromhex(watch.mac.replace(":", ""))
                 source = self._sources.get(watch.interface) or ndp.link_local(link.mac)
                 link.send(question(link.mac, source, station, address))
-                questions.asked(received(watch.interface) if questions.silent else 0)
+                questions.asked(address, received(watch.interface) if questions.silent else 0)
         except FairleadError:
             self._close(watch.interface)
 
