@@ -11,7 +11,8 @@ from contextlib import closing
 import pytest
 
 from fairlead.lab import namespace
-from fairlead.net import interfaces, localroutes, stations
+from fairlead.net import arp, interfaces, localroutes, stations
+from fairlead.net.packet_socket import PacketSocket
 from fairlead.net.routing import Routing
 from fairlead.net.stations import Station, stations_at
 
@@ -105,6 +106,34 @@ async def test_all_stations_that_have_an_address_are_found() -> None:
         (TAKEN, Station("eth0", MAC)),
         (TAKEN, Station("eth0", OTHER_MAC)),
     }
+
+
+async def test_a_flood_of_frames_does_not_occupy_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of replies few are read at once; requests the kernel discards."""
+    operations: set[int] = set()
+    reply = arp.reply(bytes.fromhex(MAC.replace(":", "")), TAKEN, bytes(6), "192.0.2.11")
+
+    class Flooded(PacketSocket):
+        received = 0
+
+        def receive(self, timeout_s: float = 0.0) -> bytes | None:
+            self.received += 1
+            assert self.received < 100_000, "the drain does not end"
+            frame = super().receive(timeout_s)
+            if frame and (said := arp.parse(frame)):
+                operations.add(said.operation)
+            return frame or reply
+
+    monkeypatch.setattr(stations, "PacketSocket", Flooded)
+    monkeypatch.setattr(stations, "WAIT_S", 0.2)
+    checking = asyncio.ensure_future(stations_at({TAKEN}))
+    await asyncio.sleep(0)
+    with namespace.inside(OTHER), PacketSocket("eth0") as other:
+        other.send(arp.probe(other.mac, FREE))
+    assert await checking == {(TAKEN, Station("eth0", MAC))}
+    assert operations == {arp.REPLY}
 
 
 @pytest.mark.usefixtures("without_net_raw")

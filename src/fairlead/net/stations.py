@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from ipaddress import ip_address
+from itertools import islice
 from typing import NamedTuple
 
 from fairlead.errors import Refused, Unavailable
@@ -29,6 +30,11 @@ AT_ONCE = 64
 kernel."""
 DRAIN_S = 0.05
 """The interval at which answers are read from sockets."""
+FRAMES_AT_ONCE = 1000
+"""So many frames of a socket are read in one such interval, so that a flood of replies does not
+occupy the event loop. The kernel discards those for which the socket has no room."""
+ANSWERS = ((20, 0), (21, arp.REPLY))
+"""The operation of the frames that are received: requests, which are broadcast, are none."""
 POINT_TO_POINT = 1
 """Networks whose prefix leaves so many bits or fewer have two hosts (RFC 3021, RFC 6164)."""
 
@@ -85,7 +91,8 @@ async def _probe(questions: Iterable[Question], refused: list[Unavailable]) -> F
         for address, name in questions:
             try:
                 if name not in sockets:
-                    sockets[name] = opened.enter_context(PacketSocket(name, arp.ETHERTYPE))
+                    opening = PacketSocket(name, arp.ETHERTYPE, ANSWERS)
+                    sockets[name] = opened.enter_context(opening)
                 sockets[name].send(arp.probe(sockets[name].mac, address))
                 asked.add((address, name))
             except Unavailable as error:
@@ -95,9 +102,9 @@ async def _probe(questions: Iterable[Question], refused: list[Unavailable]) -> F
             await asyncio.sleep(DRAIN_S)
             for name, each in sockets.items():
                 with suppress(Unavailable):
-                    while frame := each.receive():
+                    for frame in islice(iter(each.receive, None), FRAMES_AT_ONCE):
                         said = arp.parse(frame)
-                        if said and said.operation == arp.REPLY and (said.sender, name) in asked:
+                        if said and (said.sender, name) in asked:
                             found.add((said.sender, Station(name, said.sender_mac.hex(":"))))
     return frozenset(found)
 
