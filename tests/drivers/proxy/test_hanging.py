@@ -164,6 +164,7 @@ async def test_no_change_waits_for_a_master_that_is_stopped(
             (finding,) = made.findings()
             assert (finding.code, finding.blocks) == (driver.NOT_ANSWERING, "")
             assert f"master (process {master})" in finding.message
+            assert "kill -KILL" not in finding.remedy, "its worker would end too"
             monkeypatch.setattr(runtime, "ANSWER_S", 600.0)
             async with asyncio.timeout(60):
                 both = balancer({"node1": 1, "node2": 1})

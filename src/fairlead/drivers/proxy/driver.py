@@ -433,14 +433,18 @@ class ProxyDriver(Component):
                 log.error(self._master_hanging)
 
     def findings(self) -> Sequence[Finding]:
-        remedy = (
-            "see whether the process is stopped (state T in `ps`): continue it with `kill -CONT`, "
-            "or end it with `kill -KILL`, and the gateway starts HAProxy again"
+        stopped = (
+            "see whether the process is stopped (state T in `ps`): continue it with `kill -CONT`"
         )
         if hanging := self._hanging:
+            remedy = f"{stopped}, or end it with `kill -KILL`, and the gateway starts HAProxy again"
             return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy, blocks="Ready"),)
         if hanging := self._master_hanging:
             # The worker serves what it has.
+            remedy = (
+                f"{stopped}. Its end breaks all connections of class fairlead.io/proxy, because it "
+                "ends the workers too; the gateway then starts HAProxy again"
+            )
             return (Finding(NOT_ANSWERING, hanging, "error", remedy=remedy),)
         return ()
 
