@@ -86,6 +86,10 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
                 ("name: a, address: 192.0.2.1, asn: 0", "$.announce.bgp.routers[0].asn"),
                 ("name: A, address: 192.0.2.1, asn: 1", "$.announce.bgp.routers[0].name"),
                 (
+                    'name: "a\\n", address: 192.0.2.1, asn: 1',
+                    "ends with a line break - at $.announce.bgp.routers[0].name",
+                ),
+                (
                     "name: a, address: 192.0.2.1, asn: 65535",
                     "AS 65535 is reserved (RFC 7300) - at $.announce.bgp.routers[0].asn",
                 ),
@@ -109,6 +113,11 @@ def test_an_empty_file_has_the_default_values(tmp_path: Path) -> None:
             )
         ),
         ("announce: {bgp: {asn: 64513, routers: []}}", "$.announce.bgp.routers"),
+        (
+            "announce: {bgp: {asn: 1, networks: [203.0.113.1/24], routers: [{name: a, address: "
+            "192.0.2.1, asn: 1}]}}",
+            "$.announce.bgp.networks[0]",
+        ),
         (
             "announce: {bgp: {asn: 23456, routers: [{name: a, address: 192.0.2.1, asn: 1}]}}",
             "AS 23456 stands for numbers above 65535 (RFC 6793) - at $.announce.bgp.asn",

@@ -425,6 +425,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
     if config.announce.bgp is not None:
         _check_bgp(config.announce.bgp, config, seen, source)
     api, l2 = config.gateway.api_server, config.announce.l2 or L2Config()
+    bgp = config.announce.bgp
     if api is not None:
         _check_api_server(api, seen, source)
     for name, cidrs in (
@@ -433,6 +434,7 @@ def check(config: Config, source: str, classes: Collection[str]) -> None:
         ("gateway.apiServer.sourceRanges", api.source_ranges if api is not None else ()),
         ("tunnel.gateways", config.tunnel.gateways),
         ("announce.l2.networks", l2.networks),
+        ("announce.bgp.networks", bgp.networks if bgp is not None else ()),
         ("node.nodePortAddresses", config.node.node_port_addresses),
         ("web.metricsFrom", config.web.metrics_from),
     ):
@@ -560,6 +562,11 @@ def _check_bgp(
                     f"at {here}.address",
                     fix="remove it from the pool",
                 )
+        if each.name.endswith("\n"):  # the pattern allows it
+            raise Refused(
+                f"{source}: the name {each.name!r} ends with a line break - at {here}.name",
+                fix="remove the line break",
+            )
         if each.name in names or each.address in addresses:
             raise Refused(
                 f"{source}: two routers have the name {each.name} or the address {each.address} - "

@@ -76,6 +76,10 @@ AsNumber = Annotated[int, msgspec.Meta(ge=1, le=4294967294)]
 """The number of an autonomous system, as BGP identifies it."""
 
 
+BIRD_DIRECTORY = "/run/fairlead/bird"
+"""The default of `announce.bgp.directory`."""
+
+
 class BfdConfig(Section, frozen=True):
     """Bidirectional forwarding detection (RFC 5880): a peer that does not receive `multiplier`
     packets in a row knows that this host is gone."""
@@ -119,9 +123,11 @@ class BgpConfig(Section, frozen=True):
     asn: AsNumber
     """The AS number of the gateways."""
     routers: Annotated[tuple[BgpPeerConfig, ...], msgspec.Meta(min_length=1)]
-    directory: AbsolutePath = "/run/fairlead/bird"
+    directory: AbsolutePath = BIRD_DIRECTORY
     """Directory for the configuration of BIRD, `bird.conf`, and for its control socket,
     `bird.ctl`."""
+    networks: tuple[CIDR, ...] = ()
+    """The CIDRs of which single addresses may be announced. Empty: those of all Services."""
     router_id: str = ""
     """The identifier of a gateway in BGP, an IPv4 address. Empty: BIRD chooses an address of the
     host, which needs an IPv4 address then."""

@@ -308,5 +308,7 @@ def test_the_plan_of_a_gateway_that_announces_names_the_owners_of_addresses() ->
         planned.mark([key])
         kept = planned.announced_although_refused()
         assert [each.owner for each in kept.get(key, ())] == (["gw1"] if wrong else [])
+        shown = {each.ip for each in status.load_balancer.ingress}
+        assert planned.shown_although_refused() == (shown if wrong else set())
     assert silent.confirmed([key])[key] == planned.unconfirmed([key])[key]
     assert planned.unconfirmed([key])[key] is planned.unconfirmed([key])[key], "it stays cached"

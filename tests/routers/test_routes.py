@@ -101,11 +101,11 @@ async def test_a_router_learns_what_the_gateways_serve_and_loses_a_dead_gateway(
     assert await daemons["router"].version() == "2.0.12"
     learned = {each.prefix for each in await daemons["router"].routes()}
     assert learned == {"203.0.113.10/32", "2001:db8:f::10/128"}
-    assert {each.prefix for each in await daemons["gw1"].exported("fairlead_router1")} == {
+    assert {each.prefix for each in await daemons["gw1"].exported("fairlead_to_router1")} == {
         "203.0.113.10/32"
     }
     assert OUTSIDE + "/32" in {
-        each.prefix for each in await daemons["gw2"].exported("fairlead_router1")
+        each.prefix for each in await daemons["gw2"].exported("fairlead_to_router1")
     }
     sessions = {
         each.name: each for each in await daemons["router"].protocols() if each.kind == "BGP"

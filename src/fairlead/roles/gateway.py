@@ -54,7 +54,6 @@ from fairlead.kube.presence import Presence
 from fairlead.model import Finding, LoadBalancer, ServiceKey
 from fairlead.net.httpprobe import PROBE_MARK
 from fairlead.net.selection import of_host
-from fairlead.plan.addresses import held_by
 from fairlead.plan.members import HEALTH_CHECKS_FAILING, HEALTH_CHECKS_FLAPPING, NODE_NOT_ANSWERING
 from fairlead.plan.projection import GATEWAY, including_excluded
 from fairlead.plan.refusals import EXCLUDED
@@ -193,7 +192,7 @@ def data_plane(
             shares=Shares(max_files(), section.namespace_share),
         ),
         announce_driver(config, selectors, state, name),
-        bgp_driver(config, state),
+        bgp_driver(config),
     )
 
 
@@ -218,15 +217,19 @@ def components(
     announce = plane.announce if isinstance(plane.announce, AnnounceDriver) else None
     if announce is not None:
         announce.withheld = planned.announced_although_refused
+    bgp = plane.bgp if isinstance(plane.bgp, BgpDriver) else None
+    if bgp is not None:
+        bgp.shown = planned.shown_although_refused
     forwarding = Loop(
         "forwarding",
         state,
         planned.confirmed,
         [
+            *([bgp.withdrawals] if bgp is not None else []),
             direct,
             plane.proxy,
             *([announce] if announce is not None else []),
-            *([plane.bgp] if isinstance(plane.bgp, BgpDriver) else []),
+            *([bgp] if bgp is not None else []),
         ],
         report,
         pace=Pace(coalesce_s=COALESCE_S, plan_slice=PLAN_SLICE),
@@ -462,15 +465,12 @@ def announce_driver(
     )
 
 
-def bgp_driver(config: Config, state: State) -> BgpDriver | NoBgp:
+def bgp_driver(config: Config) -> BgpDriver | NoBgp:
     """Return the driver that announces addresses by BGP, or the component that withdraws what an
     earlier configuration left."""
     if (section := config.announce.bgp) is None:
         return NoBgp()
-    return BgpDriver(
-        section,
-        shown=lambda: {each for one in state.services.values() for each in held_by(one)},
-    )
+    return BgpDriver(section)
 
 
 async def pass_node_addresses(state: State, direct: DirectDriver) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from fairlead.config import Config
 from fairlead.errors import Refused
+from fairlead.kube.objects import Service
 from fairlead.model import Announcement, LoadBalancer, ServiceKey
 from fairlead.plan.addresses import held_by
 from fairlead.plan.announce import (
@@ -81,19 +82,25 @@ class PlanCache:
         state, announcers = self._state, self._announcers()
         if announcers is None:
             return {}
-        refused = [
-            state.services[key]
-            for key, each in self._plans_of(tuple(self._refused)).items()
-            if isinstance(each, Refused) and key in state.services
-        ]
         return {
             service.key: announcements_at(
                 [each for each in held_by(service) if state.exclusions.host_at(each) is None],
                 announcers,
                 self._refusing_at,
             )
-            for service in refused
+            for service in self._refused_services()
         }
+
+    def shown_although_refused(self) -> set[str]:
+        """Return the addresses in the status of the Services whose plan is refused."""
+        return {each for service in self._refused_services() for each in held_by(service)}
+
+    def _refused_services(self) -> list[Service]:
+        return [
+            self._state.services[key]
+            for key, each in self._plans_of(tuple(self._refused)).items()
+            if isinstance(each, Refused) and key in self._state.services
+        ]
 
     def _announcers(self) -> Announcers | None:
         """Return the gateways that may own addresses; None if they are not known, or none is

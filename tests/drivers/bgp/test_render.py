@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,9 @@ def sections(draw: st.DrawFn) -> tuple[BgpConfig, dict[str, str]]:
         routers.append(BgpPeerConfig(name, address, draw(NUMBERS), "", bfd, restart, *times))
         passwords[name] = draw(PASSWORDS)
     router_id = draw(st.sampled_from(("", "192.0.2.1", "0.0.0.1")))
-    return BgpConfig(draw(NUMBERS), tuple(routers), router_id=router_id), passwords
+    networks = tuple(draw(st.sets(st.sampled_from(("203.0.113.0/24", "10.0.0.1/32", "fd00::/8")))))
+    section = BgpConfig(draw(NUMBERS), tuple(routers), router_id=router_id, networks=networks)
+    return section, passwords
 
 
 @settings(max_examples=20)
@@ -35,10 +38,28 @@ def test_bird_accepts_every_configuration(
 ) -> None:
     section, passwords = given_one
     text = configuration(section, passwords, table=7470100)
+    check(bird, text)
+
+
+def check(bird: Path, text: str) -> None:
+    """Assert that BIRD accepts this configuration."""
     done = subprocess.run(
         [bird, "-p", "-c", "/dev/stdin"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, ""), text
+
+
+@pytest.mark.parametrize("suffix", ["", "4", "6"])
+def test_no_name_of_a_router_is_that_of_another_part(bird: Path, suffix: str) -> None:
+    names = [f"{each}{suffix}" for each in ("bfd", "routes", "kernel", "out")]
+    routers = [
+        BgpPeerConfig(name, f"{network}{number}", 1, bfd=BfdConfig())
+        for number, name in enumerate(names, 1)
+        for network in ("192.0.2.", "2001:db8::")
+        if (network == "192.0.2.") == (number % 2 == 1)
+    ]
+    text = configuration(BgpConfig(2, tuple(routers)), {}, table=7)
+    check(bird, text)
 
 
 def test_a_router_restarts_gracefully_only_with_bfd() -> None:
@@ -60,3 +81,7 @@ def test_only_single_addresses_are_announced_and_no_route_is_accepted() -> None:
     assert "if net ~ [ ::/0{128,128} ] then accept;" in text
     assert text.count("import none;") == 2
     assert text.count("export none;") == 2
+    section = BgpConfig(2, routers, networks=("203.0.113.0/24", "198.51.100.0/24"))
+    text = configuration(section, {}, table=7)
+    assert "if net ~ [ 203.0.113.0/24{32,32}, 198.51.100.0/24{32,32} ] then accept;" in text
+    assert text.count("accept;") == 1, "no address of the other family is announced"

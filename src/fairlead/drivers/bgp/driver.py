@@ -2,14 +2,14 @@
 
 In: LoadBalancers. Out: a route in a kernel table of its own for each of their addresses, which BIRD
 reads and announces. BIRD is a process of its own on the host: it outlives this one, and is started
-by the operator with the configuration that this driver writes. It is the last driver of its chain:
-an address is announced after the drivers before it serve the Service, and withdrawn before they
-stop.
+by the operator with the configuration that this driver writes. It is the last driver of its chain,
+and its part `Withdrawals` the first: an address is announced after the other drivers serve the
+Service, and withdrawn before they stop.
 
 Invariants: what is announced is what the kernel table has. A restart of this process, and an API
 server that is away, change nothing; after a boot the table is empty, so nothing is announced before
-this gateway serves it. No packet is looked up in the table. BIRD reads bird.conf only when it has
-changed, because some changes reset sessions."""
+this gateway serves it. No packet is looked up in the table. BIRD reads bird.conf when a process
+starts and when it has changed: some changes reset sessions, and an equal text resets none."""
 
 import asyncio
 import os
@@ -22,15 +22,22 @@ import structlog
 from fairlead.drivers import Component
 from fairlead.drivers.bgp import spec
 from fairlead.drivers.bgp.metrics import BgpCollector
-from fairlead.drivers.bgp.render import configuration
-from fairlead.drivers.bgp.sessions import Look, findings_of, is_configured, sessions_of
+from fairlead.drivers.bgp.render import HEADER, configuration
+from fairlead.drivers.bgp.sessions import (
+    ESTABLISHED,
+    Look,
+    findings_of,
+    is_configured,
+    sessions_of,
+)
 from fairlead.drivers.bgp.spec import Change, Spec
 from fairlead.errors import FairleadError, Refused, plain
-from fairlead.model import Finding, LoadBalancer, Outcome, ServiceKey
+from fairlead.model import Family, Finding, LoadBalancer, Outcome, ServiceKey
+from fairlead.net.address import family_of
 from fairlead.net.bird import Bird
 from fairlead.net.blackhole import Blackholes
 from fairlead.role_state import BgpState
-from fairlead.sections import BgpConfig
+from fairlead.sections import BIRD_DIRECTORY, BgpConfig
 
 log = structlog.get_logger()
 
@@ -47,8 +54,8 @@ MAX_PASSWORD = 80
 
 class BgpDriver(Component):
     """Driver of the announcements of one gateway. Call `open` first and `close` last, in the
-    network namespace of the gateway. `shown`: returns the addresses in the status of all Services;
-    none of them is withdrawn because its Service is not planned."""
+    network namespace of the gateway. `shown`: returns the addresses in the status of the Services
+    whose plan is refused; none of them is withdrawn because its Service is not planned."""
 
     name = "bgp"
 
@@ -60,22 +67,29 @@ class BgpDriver(Component):
         self._bird = Bird(self._directory / "bird.ctl", timeout_s=ANSWER_S)
         self._kernel: Blackholes | None = None
         self._known: dict[ServiceKey, Spec] = {}
-        self._unread = False
-        """Whether BIRD has to read bird.conf again."""
+        self._unread = True
+        """Whether BIRD has to read bird.conf again. An earlier process may have ended between its
+        write and the answer of BIRD, and an equal configuration changes nothing in BIRD."""
+        self._unwritten = ""
+        """Why bird.conf is not that of the section; it is written again until it is."""
         self._look = Look(problem="BIRD has not been asked yet")
+        self._families: frozenset[Family] = frozenset()
+        """The families of the addresses that were announced when BIRD was asked last."""
         self._turn = asyncio.Lock()
         """Serializes `read` and `apply`, which share a socket to the kernel."""
 
     async def open(self) -> None:
-        """Write the configuration of BIRD, and let BIRD read it if it has changed. Raise Refused if
-        a password cannot be used, or the file cannot be written."""
+        """Write the configuration of BIRD, and let BIRD read it. If a password cannot be used, or
+        the file cannot be written, BIRD goes on with the previous file, and a finding says so."""
         self._kernel = Blackholes(TABLE, PROTOCOL)
-        self._unread = await asyncio.to_thread(self._write)
+        await asyncio.to_thread(self._write)
         await self._ask()
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
+            if self._unwritten:
+                await asyncio.to_thread(self._write)
             await self._ask()
 
     async def close(self) -> None:
@@ -130,7 +144,7 @@ class BgpDriver(Component):
         return BgpState(len(self.addresses), sessions_of(self._section, self._look))
 
     def findings(self) -> Sequence[Finding]:
-        return tuple(findings_of(self._section, self._look, self.addresses))
+        return tuple(findings_of(self._section, self._look))
 
     def collectors(self) -> tuple[BgpCollector]:
         return (
@@ -140,6 +154,11 @@ class BgpDriver(Component):
         )
 
     @property
+    def withdrawals(self) -> "Withdrawals":
+        """The driver that withdraws addresses before other drivers stop serving them."""
+        return Withdrawals(self)
+
+    @property
     def addresses(self) -> Set[str]:
         """The addresses that this process announces."""
         return spec.addresses_of(self._known)
@@ -147,37 +166,64 @@ class BgpDriver(Component):
     async def _ask(self) -> None:
         """Let BIRD read its configuration if it has changed, and read the sessions."""
         before = self._look
+        wrong = self._unwritten
+        # What was announced before the previous answer has reached BIRD by now.
+        families, self._families = self._families, frozenset(map(family_of, self.addresses))
         try:
-            if self._unread:
-                await self._bird.configure()
-                self._unread = False
+            if self._unread and not wrong:
+                try:
+                    await self._bird.configure()
+                    self._unread = False
+                except Refused as error:
+                    wrong = str(error)
             look = Look(await self._bird.protocols(), await self._bird.bfd_sessions())
-            if not is_configured(self._section, look):
-                text = f"BIRD at {self._bird.path} runs with another configuration"
-                look = look._replace(problem=text, refused=True)
+            if not wrong and not is_configured(self._section, look):
+                wrong = f"BIRD at {self._bird.path} runs with another configuration"
+            look = look._replace(problem=wrong, refused=bool(wrong))
         except FairleadError as error:
-            look = Look(problem=str(error), refused=isinstance(error, Refused))
-        self._look = look
+            look = Look(problem=wrong or str(error), refused=bool(wrong))
+        self._look = look._replace(families=families & self._families)
         if look.problem and look.problem != before.problem:
-            log.warning("addresses are not announced by BGP", problem=look.problem)
+            log.warning("BIRD does not announce what is configured", problem=look.problem)
+        for was, now in zip(
+            sessions_of(self._section, before), sessions_of(self._section, look), strict=True
+        ):
+            if (was.state == ESTABLISHED) != (now.state == ESTABLISHED):
+                (log.info if now.state == ESTABLISHED else log.warning)(
+                    "the session with a router has changed",
+                    router=now.router,
+                    state=now.state,
+                    before=was.state,
+                    last_error=now.last_error,
+                )
 
-    def _write(self) -> bool:
-        """Write bird.conf. Return whether it has changed."""
+    def _write(self) -> None:
+        """Write bird.conf, if it differs."""
+        try:
+            self._unread |= self._replace_file()
+            self._unwritten = ""
+        except Refused as error:
+            self._unwritten = str(error)
+
+    def _replace_file(self) -> bool:
+        """Write bird.conf. Return whether it has changed. Raise Refused."""
         passwords = {
             each.name: _password(Path(each.password_file))
             for each in self._section.routers
             if each.password_file
         }
-        text = configuration(self._section, passwords, table=TABLE)
+        text = configuration(self._section, passwords, table=TABLE).encode()
         file = self._file
         try:
             with suppress(FileNotFoundError):
-                if file.read_text() == text:
+                if file.read_bytes() == text:
+                    file.chmod(0o600)
                     return False
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Passwords are for root alone. BIRD may start meanwhile, so the file is always whole.
             draft = file.with_suffix(".new")
-            with open(draft, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as new:
+            draft.unlink(missing_ok=True)
+            with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as new:
                 new.write(text)
             draft.replace(file)
         except OSError as error:
@@ -187,11 +233,32 @@ class BgpDriver(Component):
         return True
 
 
+class Withdrawals(Component):
+    """The part of the driver that comes first in its chain: it withdraws the addresses that a
+    Service does not have any more, before the next drivers stop serving them. A Service that is
+    removed passes the chain in reverse order, so nothing is left for this part then."""
+
+    name = "bgp withdrawals"
+
+    def __init__(self, driver: BgpDriver) -> None:
+        self.render, self.read, self.apply = driver.render, driver.read, driver.apply
+
+    def diff(
+        self, desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
+    ) -> Sequence[Change]:
+        """See `spec.withdrawn`."""
+        return spec.withdrawn(desired, actual)
+
+
 class NoBgp(Component):
     """The component of a gateway that announces nothing by BGP: it withdraws what an earlier
-    configuration left. The configuration of BIRD stays, and has no effect without routes."""
+    configuration left, and removes the configuration of BIRD, which may contain passwords.
+    `directory`: where this is; a file that Fairlead has not written stays."""
 
     name = "no bgp"
+
+    def __init__(self, directory: Path = Path(BIRD_DIRECTORY)) -> None:
+        self._file = directory / "bird.conf"
 
     async def open(self) -> None:
         try:
@@ -203,7 +270,12 @@ class NoBgp(Component):
             log.info("removed a part of the former announcement", part=what)
 
     async def remove(self) -> list[str]:
-        return await asyncio.to_thread(withdraw_all)
+        removed = await asyncio.to_thread(withdraw_all)
+        with suppress(OSError):
+            if self._file.read_bytes().startswith(HEADER.encode()):
+                self._file.unlink()
+                removed.append(str(self._file))
+        return removed
 
 
 def withdraw_all() -> list[str]:

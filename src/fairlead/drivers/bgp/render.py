@@ -1,7 +1,7 @@
 """The configuration of a BIRD 2 or 3 on the host of a gateway. Pure.
 
-In: the section `announce.bgp`, the passwords of its routers, the kernel table with the routes of
-the addresses that are announced, and the filter of what may be announced. Out: `bird.conf`. It
+In: the section `announce.bgp`, the passwords of its routers, and the kernel table with the routes
+of the addresses that are announced. Out: `bird.conf`. It
 changes only with the configuration: addresses that come and go change the kernel table. Invariant:
 BIRD accepts no route of a router, and writes none into the kernel. Follows RFC 4724 (graceful
 restart), RFC 5880 (BFD) and RFC 8212 (no eBGP without a policy)."""
@@ -18,6 +18,8 @@ RX_BUFFER_BYTES = 8 << 20
 the rest at its next scan."""
 RESTART_TIME_S, RESTART_WAIT_S = 20, 5
 BITS: Mapping[Family, int] = {"IPv4": 32, "IPv6": 128}
+PREFIX = "fairlead_to_"
+"""The beginning of the names of all sessions, and of no other symbol of the configuration."""
 HEADER = "# Written by Fairlead, which replaces it when its configuration changes."
 
 
@@ -26,11 +28,13 @@ def configuration(
     passwords: Mapping[str, str],
     *,
     table: int,
-    permitted: Mapping[Family, Sequence[str]] = {},
+    permitted: Mapping[Family, Sequence[str]] | None = None,
     header: str = HEADER,
 ) -> str:
     """Return the text of bird.conf. `passwords`: by the name of the router. `permitted`: elements
-    of a set of prefixes, in BIRD's language; by default, every single address."""
+    of a set of prefixes, in BIRD's language; by default, single addresses of `section.networks`."""
+    if permitted is None:
+        permitted = {family: _permitted(section, family) for family in BITS}
     lines = [header, "log stderr all;"]
     if section.router_id:
         lines.append(f"router id {section.router_id};")
@@ -41,7 +45,7 @@ def configuration(
         lines.append("protocol bfd fairlead_bfd {}")
     for family in BITS:
         if own := [each for each in section.routers if family_of(each.address) == family]:
-            lines += _routes(family, table, permitted.get(family) or (_every(family),))
+            lines += _routes(family, table, permitted.get(family, ()))
             for router in own:
                 lines += _session(section, router, passwords.get(router.name, ""))
     return "\n".join(lines) + "\n"
@@ -49,11 +53,18 @@ def configuration(
 
 def symbol(router: BgpPeerConfig) -> str:
     """Return the name of the protocol that is the session with this router."""
-    return f"fairlead_{router.name.replace('-', '_')}"
+    return f"{PREFIX}{router.name.replace('-', '_')}"
 
 
-def _every(family: Family) -> str:
-    return f"{'0.0.0.0' if family == 'IPv4' else '::'}/0{{{BITS[family]},{BITS[family]}}}"
+def _permitted(section: BgpConfig, family: Family) -> list[str]:
+    """Return what may be announced, as elements of a set of prefixes in BIRD's language."""
+    bits = BITS[family]
+    networks = section.networks or ("0.0.0.0/0", "::/0")
+    return [
+        f"{each}{{{bits},{bits}}}"
+        for each in networks
+        if family_of(each.partition("/")[0]) == family
+    ]
 
 
 def _routes(family: Family, table: int, permitted: Sequence[str]) -> Iterator[str]:
@@ -67,7 +78,8 @@ def _routes(family: Family, table: int, permitted: Sequence[str]) -> Iterator[st
     yield f"    {kind} {{ table fairlead_routes{number}; import all; export none; }};"
     yield "}"
     yield f"filter fairlead_out{number} {{"
-    yield f"    if net ~ [ {', '.join(permitted)} ] then accept;"
+    if permitted:
+        yield f"    if net ~ [ {', '.join(permitted)} ] then accept;"
     yield "    reject;"
     yield "}"
 

@@ -49,6 +49,17 @@ def diff(desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]) 
     ]
 
 
+def withdrawn(
+    desired: Mapping[ServiceKey, Spec], actual: Mapping[ServiceKey, Spec]
+) -> Sequence[Change]:
+    """Return the changes that only withdraw what is not desired any more."""
+    kept = {
+        key: tuple(each for each in spec if each in desired.get(key, ()))
+        for key, spec in actual.items()
+    }
+    return [Change(key, each, actual[key]) for key, each in kept.items() if each != actual[key]]
+
+
 def carried_out(
     known: Mapping[ServiceKey, Spec], changes: Iterable[Change]
 ) -> dict[ServiceKey, Spec]:
@@ -66,8 +77,8 @@ def present(
     known: Mapping[ServiceKey, Spec], announced: Set[str], shown: Set[str]
 ) -> dict[ServiceKey, Spec]:
     """Return what is announced for each Service, and for none of them, of the `announced`
-    addresses. `shown`: the addresses in the status of any Service. One of these whose plan is
-    refused is served in its previous form, so its address is nobody's leftover."""
+    addresses. `shown`: the addresses in the status of the Services whose plan is refused. These
+    are served in their previous form, so their addresses are nobody's leftovers."""
     found = {
         key: tuple(each for each in spec if each in announced)
         for key, spec in known.items()
