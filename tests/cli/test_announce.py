@@ -115,6 +115,7 @@ def test_the_configuration_has_the_numbers_of_the_sessions(tmp_path: Path) -> No
         {"name": f"tor{number}", "address": f"192.0.2.{number}", "asn": 65000 + number, "bfd": {}}
         for number in (1, 2)
     ]
+    routers[1] |= {"bfd": None, "passwordFile": "/etc/fairlead/tor2"}
     file = tmp_path / "fairlead.yaml"
     for own, options, words in (
         (routers[:1], ("--router", "frr"), "router bgp 65001\n"),
@@ -141,6 +142,8 @@ def test_the_configuration_has_the_numbers_of_the_sessions(tmp_path: Path) -> No
             assert " neighbor fairlead4 remote-as 65100\n" in said
             assert " neighbor fairlead4 bfd\n" in said
             assert "not configured" not in said
+            assert ("use no BFD with tor2" in said) == (len(own) == 2)
+            assert ("have a password on the side of the gateways: tor2;" in said) == (len(own) == 2)
 
 
 async def test_programs_get_the_plan_and_the_text(config: Path) -> None:

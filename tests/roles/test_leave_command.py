@@ -31,7 +31,7 @@ VIPS = [f"192.0.2.{number}" for number in range(1, 4)]
 
 class Gateway:
     """The presence of a gateway. `announced`: returns what it announces; called with whether it
-    leaves. `notices`: it reads the request in its Lease."""
+    leaves. `notices`: it reads the request in its Lease. `links`: it announces on layer 2."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Gateway:
         announced: Callable[[bool], list[str]],
         *,
         notices: bool = True,
+        links: bool = True,
     ) -> None:
         view, self.state = View("gateway", name), State(())
         view.standing_by = lambda: True
@@ -54,7 +55,7 @@ class Gateway:
             SECTION,
             view,
             name,
-            announces=lambda: [LINK],
+            announces=lambda: [LINK] if links else [],
             announced=lambda: dict.fromkeys(announced(bool(self.leaving.since())), "eth0"),
             leaving=self.leaving.since if notices else str,
             waited_for=lambda: True,
@@ -71,10 +72,15 @@ class Site:
         self.client, self._stack = client, stack
 
     async def start(
-        self, name: str, announced: Callable[[bool], list[str]], *, notices: bool = True
+        self,
+        name: str,
+        announced: Callable[[bool], list[str]],
+        *,
+        notices: bool = True,
+        links: bool = True,
     ) -> Gateway:
         """Run the presence of a gateway until the end, and wait for its Lease."""
-        made = Gateway(self.client, name, announced, notices=notices)
+        made = Gateway(self.client, name, announced, notices=notices, links=links)
         task = asyncio.ensure_future(made.run())
 
         async def end() -> None:
@@ -156,3 +162,10 @@ async def test_a_gateway_that_is_not_known_is_refused() -> None:
             await site.leave("gw1")
         with pytest.raises(Refused, match="no gateway gw1 is known"):
             await stay(site.client, SECTION.namespace, "gw1")
+
+
+async def test_a_gateway_without_announcements_on_layer_2_has_nothing_to_give_away() -> None:
+    async with made_site() as site:
+        await site.start("gw1", lambda _: [], links=False)
+        with pytest.raises(Refused, match=r"no addresses on layer 2, .* stop its BIRD"):
+            await site.leave("gw1")

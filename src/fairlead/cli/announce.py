@@ -156,10 +156,11 @@ def plan_command(
     Static routes send every packet for the pools to the gateways, also to a gateway that has died.
     With BGP a router has the routes of the gateways that are alive: a BIRD on each gateway
     announces the addresses that the gateway serves. With `announce.bgp` in the configuration, the
-    gateway manages it; AS numbers and BFD are those of the configuration then. Without it, give
-    BIRD the configuration that --gateway bird prints. The router accepts single addresses of the
-    pools and nothing else, and sends nothing. Sessions are between neighbors on one link, one for
-    each address family.
+    gateway manages it: the AS numbers are those of the configuration then, and all sessions have
+    BFD if one router has it there. The text always has timers of 9 s and 3 s, and of 100 ms for
+    BFD. Without `announce.bgp`, give BIRD the configuration that --gateway bird prints. The router
+    accepts single addresses of the pools and nothing else, and sends nothing. Sessions are between
+    neighbors on one link, one for each address family.
 
     The next hops are the gateways that renew their Leases (the command waits until each has done
     so, 10 s with the default), with the InternalIPs of their Nodes. With -f they are the Nodes with
@@ -256,7 +257,18 @@ def _notes(config: Config, target: str, bfd: bool) -> Iterator[str]:
             "addresses of class fairlead.io/proxy are not announced: the gateways keep them in the "
             "table local, whose routes BIRD does not read"
         )
-    elif config.announce.bgp is None:
+    elif (section := config.announce.bgp) is not None:
+        if protected := [each.name for each in section.routers if each.password_file]:
+            yield (
+                f"sessions have a password on the side of the gateways: {', '.join(protected)}; "
+                "configure the same one in the router"
+            )
+        if bfd and (without := [each.name for each in section.routers if each.bfd is None]):
+            yield (
+                f"the gateways use no BFD with {', '.join(without)}: remove it from the text for "
+                "such a router"
+            )
+    else:
         yield (
             "announce.bgp is not configured: each gateway needs a BIRD with the configuration that "
             "--gateway bird prints, with the same AS numbers"

@@ -57,8 +57,9 @@ async def leave(client: Client, namespace: str, name: str) -> HandOver:
     lease, before = await _record(client, key, name)
     if not before.announces and not before.announced_count:
         raise Refused(
-            f"gateway {name} announces no addresses",
-            fix="withdraw the routes that lead to it from the routers",
+            f"gateway {name} announces no addresses on layer 2, and only these can be given away",
+            fix="stop its BIRD if it announces by BGP; otherwise withdraw the routes that lead to "
+            "it from the routers",
         )
     identity = lease.spec.holder_identity or ""
     await _ask(client, key, identity)
