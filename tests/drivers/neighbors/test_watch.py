@@ -56,6 +56,8 @@ class Station:
             self._sockets = [PacketSocket("eth0", each.ETHERTYPE) for each in (arp, ndp)]
         self.owned = {*WATCH.addresses, *WATCH6.addresses}
         self.asked = Counter[str]()
+        self.sources: list[str] = []
+        """Of the solicitations."""
 
     async def run(self) -> None:
         while True:
@@ -70,7 +72,7 @@ class Station:
             target, mac, source = found.target, found.sender_mac, found.sender
             answer = arp.reply(STATION, target, mac, source)
         elif (asked := ndp.parse(frame)) and asked.to_mac == STATION:
-            assert asked.source == link_local(NAME)
+            self.sources.append(asked.source)
             target, mac, source = asked.target, asked.from_mac, asked.source
             answer = ndp.advertisement(STATION, target, mac, source)
         else:
@@ -107,11 +109,6 @@ class Station:
 
 def announcements(mac: bytes, ipv4: str, ipv6: str) -> list[bytes]:
     return [*arp.announcement(mac, ipv4), ndp.announcement(mac, ipv6)]
-
-
-def link_local(name: str) -> str:
-    shown = ip(name, "-o", "-6", "address", "show", "dev", "eth0", "scope", "link")
-    return shown.split("inet6 ")[1].partition("/")[0]
 
 
 @pytest.fixture
@@ -230,6 +227,28 @@ def test_a_station_whose_network_drops_solicitations_is_lost_by_arp_alone(
             assert made.observations == [Observation(*both.key, silent=True)]
 
     run(scenario)
+
+
+def test_solicitations_come_from_the_link_local_address_as_soon_as_there_is_one(
+    run: Any, station: Station
+) -> None:
+    """The kernel verifies an address for a second or two before it is used."""
+    default, other = ndp.link_local(MAC), "fe80::99"
+
+    async def scenario() -> None:
+        async with watching(station) as made:
+            made.watch.set(request(WATCH6))
+            await until(lambda: len(station.sources) > 2)
+            assert {*station.sources} == {default}
+            ip(NAME, "address", "add", f"{other}/64", "dev", "eth0", "nodad")
+            await until(lambda: other in station.sources)
+
+    ip(NAME, "-6", "address", "flush", "dev", "eth0", "scope", "link")
+    try:
+        run(scenario)
+    finally:
+        ip(NAME, "-6", "address", "flush", "dev", "eth0", "scope", "link")
+        ip(NAME, "address", "add", f"{default}/64", "dev", "eth0", "nodad")
 
 
 def test_announcements_of_known_gateways_are_reported(run: Any, station: Station) -> None:

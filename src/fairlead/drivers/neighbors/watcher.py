@@ -24,6 +24,7 @@ from fairlead.drivers.neighbors.protocol import (
 from fairlead.drivers.neighbors.questions import INTERVAL_S, Questions
 from fairlead.errors import FairleadError, Refused
 from fairlead.net import arp, ndp
+from fairlead.net.address import is_ipv6
 from fairlead.net.packet_socket import PacketSocket
 
 IDLE_S = 0.2
@@ -84,7 +85,7 @@ class Watcher:
         self._sockets: dict[tuple[str, int], PacketSocket] = {}
         """By interface and EtherType."""
         self._sources: dict[str, str] = {}
-        """The link-local address of each interface."""
+        """The link-local address of each interface that has had one since its socket was opened."""
         self._refused = ""
         self._alone_until_s: dict[str, float] = {}
         self._misses = self._reported_misses = 0
@@ -188,7 +189,8 @@ class Watcher:
         try:
             if (link := self._open(watch.interface, _ethertype_of(address))) is not None:
                 station = bytes.fromhex(watch.mac.replace(":", ""))
-                source = self._sources.get(watch.interface) or ndp.link_local(link.mac)
+                source = self._source(watch.interface) if is_ipv6(address) else ""
+                source = source or ndp.link_local(link.mac)
                 link.send(question(link.mac, source, station, address))
                 questions.asked(address, received(watch.interface) if questions.silent else 0)
         except FairleadError:
@@ -212,17 +214,24 @@ class Watcher:
                 return None
             opened.reserve(BUFFER_BYTES)
             self._sockets[interface, ethertype] = opened
-            self._sources[interface] = link_local(interface)
         return self._sockets[interface, ethertype]
 
+    def _source(self, interface: str) -> str:
+        """Return the link-local address of the interface; empty as long as the kernel has not
+        verified one."""
+        if interface not in self._sources and (found := link_local(interface)):
+            self._sources[interface] = found
+        return self._sources.get(interface, "")
+
     def _close(self, interface: str) -> None:
+        self._sources.pop(interface, None)
         for ethertype in _FILTERS:
             if (opened := self._sockets.pop((interface, ethertype), None)) is not None:
                 opened.close()
 
 
 def _ethertype_of(address: str) -> int:
-    return ndp.ETHERTYPE if ":" in address else arp.ETHERTYPE
+    return ndp.ETHERTYPE if is_ipv6(address) else arp.ETHERTYPE
 
 
 def link_local(interface: str) -> str:
