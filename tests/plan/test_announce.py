@@ -171,6 +171,13 @@ def test_gateways_that_do_not_forward_or_are_excluded_own_nothing() -> None:
     assert announcers_of(gateways, labelled).keys() == {"gw3"}
     broken = msgspec.structs.replace(gateways, problems=dict.fromkeys(names, "no interface"))
     assert announcers_of(broken, {}).keys() == names, "where nobody forwards, nothing moves"
+    partly = msgspec.structs.replace(broken, problem_classes={"gw1": "fairlead.io/proxy"})
+    assert announcers_of(partly, {}).keys() == partly.serving(
+        ServiceKey("a", "b"), "fairlead.io/direct"
+    )
+    assert announcers_of(partly, {}).keys() == {"gw1"}, "it forwards for another class"
+    excluded = {"gw1": labelled["gw2"]}
+    assert announcers_of(partly, excluded).keys() == {"gw2", "gw3"}
 
 
 def test_a_load_balancer_is_announced_at_its_addresses() -> None:

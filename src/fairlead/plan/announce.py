@@ -56,8 +56,9 @@ def announcers_of(
     gateways: Gateways, nodes: Mapping[str, Node], silent: SilentLinks = frozenset()
 ) -> Announcers:
     """Return the gateways that may own addresses: the live ones that forward, except those on a
-    Node that must get no traffic from outside. If no gateway forwards, the others keep their
-    addresses. `silent`: what does not answer the gateway that plans."""
+    Node that must get no traffic from outside. If no gateway forwards for the Services of all
+    classes, those that fail the Services of one class only own them; if there are none either, all
+    keep their addresses. `silent`: what does not answer the gateway that plans."""
     admitted = {
         name: _links_of(
             links,
@@ -68,7 +69,11 @@ def announcers_of(
         if name not in nodes or not excluded(nodes[name])
     }
     forwarding = gateways.forwarding
-    return {name: admitted[name] for name in admitted if name in forwarding} or admitted
+    partly = gateways.alive.intersection(gateways.problem_classes)
+    for chosen in (forwarding, partly):
+        if found := {name: links for name, links in admitted.items() if name in chosen}:
+            return found
+    return admitted
 
 
 def owner_of(address: str, announcers: Announcers) -> Announcement | None:
