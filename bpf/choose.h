@@ -109,8 +109,8 @@ static __always_inline bool within_limit(enum limit limit, __u32 per_s)
 	if (!allowance)
 		return false;
 	__u64 now = bpf_ktime_get_ns();
-	if (now - allowance->since_ns >= SECOND_NS) {
-		allowance->since_ns = now;
+	if (now - allowance->since >= SECOND_NS) {
+		allowance->since = now;
 		allowance->used = 0;
 	}
 	return allowance->used++ < per_s;
@@ -118,8 +118,9 @@ static __always_inline bool within_limit(enum limit limit, __u32 per_s)
 
 /* Return whether another flow entry of this type is within its limit for each second and CPU. A
  * namespace may use three quarters of what the others have not used, so that a flood to a Service of
- * one namespace leaves entries to the others. This is more than its share of the tables, because
- * what nobody uses within the second is lost. `shared`: false for no such limit. */
+ * one namespace leaves a quarter to the others, and three quarters of that to one of them. This is
+ * more than its share of the tables, because what nobody uses within the second is lost. `shared`:
+ * false for no such limit. */
 static __always_inline bool within_share(enum limit limit, __u32 per_s, __u32 share, bool shared)
 {
 	struct allowance *all = bpf_map_lookup_elem(&allowances, &limit);
@@ -127,13 +128,13 @@ static __always_inline bool within_share(enum limit limit, __u32 per_s, __u32 sh
 
 	if (!all || !own)
 		return false;
-	__u32 now = tick();
-	if (all->since_ns != now) {
-		all->since_ns = now;
+	__u32 now = bpf_ktime_get_ns() / SECOND_NS;
+	if (all->since != now) {
+		all->since = now;
 		all->used = 0;
 	}
-	if (own->tick != now)
-		*own = (struct namespace_allowance){ .tick = now };
+	if (own->second != now)
+		*own = (struct namespace_allowance){ .second = now };
 	__u64 used = own->used[limit], others = all->used > used ? all->used - used : 0,
 	      left = per_s > others ? per_s - others : 0;
 	if (used >= (shared ? left - left / 4 : left))

@@ -298,15 +298,16 @@ enum limit {
 	LIMITS,
 };
 
-/* How much has been used of a limit. `since_ns`: when the second began; for limits of flow entries,
- * the `tick`. */
+/* How much has been used of a limit. `since`: when its second began, in ns; for limits of flow
+ * entries, the number of the second since the system started. */
 struct allowance {
-	__u64 since_ns;
+	__u64 since;
 	__u64 used;
 };
 
-/* How much a namespace has used of each limit of flow entries in this `tick`. */
+/* How much a namespace has used of each limit of flow entries in this second since the system
+ * started. */
 struct namespace_allowance {
-	__u32 tick;
+	__u32 second;
 	__u32 used[INSERT_LIMITS];
 };

@@ -3,7 +3,8 @@ Services of one namespace, the entries of another one stay."""
 
 import os
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -167,6 +168,29 @@ def one_cpu() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+def second() -> int:
+    """Return the second of the clock by which the data plane counts new entries."""
+    return time.monotonic_ns() // 10**9
+
+
+def wait_for_the_next_second() -> None:
+    began = second()
+    while second() == began:
+        time.sleep(0.01)
+
+
+def in_one_second(attempt: Callable[[int], None]) -> None:
+    """Call this until it has run within one second. It gets the number of times it was called
+    before."""
+    for number in range(20):
+        began = second()
+        attempt(number)
+        if second() == began:
+            return
+        wait_for_the_next_second()
+    pytest.fail("no attempt took less than a second")
+
+
 @pytest.mark.usefixtures("one_cpu")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
 def test_a_flood_of_new_flows_leaves_entries_to_other_namespaces(
@@ -174,15 +198,41 @@ def test_a_flood_of_new_flows_leaves_entries_to_other_namespaces(
 ) -> None:
     """The number of new entries in a second is limited. Without an entry, new connections would go
     to the node that had their slots before, which may be dead."""
-    shared.set_settings(per_s=FLOWS // 2, usable=(LIMIT, LIMIT, LIMIT), share=0.5)
+    per_s = 512
+    shared.set_settings(per_s=per_s, usable=(LIMIT, LIMIT, LIMIT), share=0.5)
     for service in (CALM, GREEDY):
         in_transition(shared, kind.protocol, service)
-    flood(shared, kind, FLOWS)
-    before, _ = counts(shared, kind.table)
-    for port in SILENT:
-        assert [shared.run(each).node for each in kind.opening(port)] == ["node2", "node2"]
-    after, _ = counts(shared, kind.table)
-    assert after == before + len(SILENT)
+    seen: list[tuple[int, int, list[str]]] = []
+
+    def attempt(number: int) -> None:
+        before, _ = counts(shared, kind.table)
+        flood(shared, kind, per_s, first=number * per_s)
+        flooded, _ = counts(shared, kind.table)
+        ports = range(SILENT.start + 100 * number, SILENT.stop + 100 * number)
+        nodes = [shared.run(each).node for port in ports for each in kind.opening(port)]
+        seen.append((flooded - before, counts(shared, kind.table)[0] - flooded, nodes))
+
+    in_one_second(attempt)
+    assert seen[-1] == (per_s * 3 // 4, len(SILENT), ["node2"] * 2 * len(SILENT))
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_new_flows_are_limited_for_each_second(shared: Forwarder) -> None:
+    per_s = 64
+    shared.set_settings(per_s=per_s, usable=(LIMIT, LIMIT, LIMIT), share=0.5)
+    in_transition(shared, "TCP", GREEDY)
+    added: list[int] = []
+
+    def attempt(_: int) -> None:
+        before, _ = counts(shared, "connections")
+        flood(shared, KINDS[0], 2 * per_s, first=2 * per_s * len(added))
+        added.append(counts(shared, "connections")[0] - before)
+
+    time.sleep((0.9 - time.monotonic()) % 1)  # soon after, the next second begins
+    in_one_second(attempt)
+    wait_for_the_next_second()
+    in_one_second(attempt)
+    assert added[-2:] == [per_s * 3 // 4] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.protocol)
