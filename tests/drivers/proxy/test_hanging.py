@@ -138,6 +138,29 @@ async def test_a_stopped_master_of_haproxy_gets_no_second_one_beside_it(folder: 
         assert await new_answers() == [["node1", "v1:127.0.0.1", "x"]]
 
 
+@pytest.mark.parametrize("stopped", ["master", "worker"])
+async def test_a_haproxy_that_is_stopped_is_not_forgotten_with_its_last_service(
+    folder: Path, stopped: str
+) -> None:
+    """Before anybody knows that it does not answer, a request to end has no effect on it."""
+    async with nodes("node1"), opened(folder) as made:
+        first = balancer({"node1": 1})
+        await reconcile(made, first)
+        worker, master = await pid_of_worker(made), made.haproxy.master_pid()
+        assert master is not None
+        frozen = master if stopped == "master" else worker
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            removals = made.diff({}, await made.read([WEB]))
+            with pytest.raises(Unavailable, match=f"HAProxy's {stopped} .*cannot be stopped"):
+                await made.apply(removals)
+            assert made.haproxy.alive()
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        await made.apply(removals)
+        assert not made.haproxy.master.exists()
+
+
 async def test_no_change_waits_for_a_master_that_is_stopped(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,18 +138,11 @@ class Haproxy:
         candidate.write_text(text)
         self._states.write_text(states.NOTHING)
         await self._check(candidate)
-        running = await self.running()
-        if running and await self.hangs():
-            # It cannot hand its listening sockets over, so that the kernel would go on passing half
-            # of the connections to it, and nothing would show that.
-            raise Unavailable("HAProxy's worker does not answer, so that it cannot be reloaded")
-        if not running and (master := self._live_master()) is not None:
-            # Its worker still serves. A second HAProxy would share the ports with it, and the first
-            # one could not be reloaded any more.
-            raise Unavailable(
-                f"HAProxy's master (process {master}) does not answer, so that it cannot be "
-                "reloaded"
-            )
+        # The worker of a master that does not answer still serves. A second HAProxy would share the
+        # ports with it, and the first one could not be reloaded any more. A worker that does not
+        # answer cannot hand its listening sockets over, so that the kernel would go on passing half
+        # of the connections to it, and nothing would show that.
+        running = await self._answers("reloaded")
         before = self.text()
         candidate.replace(self._text)
         try:
@@ -161,8 +154,9 @@ class Haproxy:
 
     async def stop(self) -> None:
         """Stop HAProxy gracefully: it accepts no new connections, and exits when the open ones have
-        ended."""
-        if (pid := self._live_master()) is not None:
+        ended. Raise Unavailable if it does not answer: it would ignore this, and without its
+        sockets nobody would find it any more."""
+        if await self._answers("stopped") and (pid := self._live_master()) is not None:
             os.kill(pid, signal.SIGUSR1)
         for left in (self._text, self.master, self.worker):
             left.unlink(missing_ok=True)
@@ -191,6 +185,22 @@ class Haproxy:
             loop.remove_reader(descriptor)
             os.close(descriptor)
         _reap(pid)
+
+    async def _answers(self, operation: str) -> bool:
+        """Whether HAProxy runs. Raise Unavailable, with what cannot be done, if its master or its
+        worker exists and does not answer."""
+        if await self.running():
+            if await self.hangs():
+                raise Unavailable(
+                    f"HAProxy's worker does not answer, so that it cannot be {operation}"
+                )
+            return True
+        if (master := self._live_master()) is not None:
+            raise Unavailable(
+                f"HAProxy's master (process {master}) does not answer, so that it cannot be "
+                f"{operation}"
+            )
+        return False
 
     def _live_master(self) -> int | None:
         """Return the process id of the master if its command line shows that it is ours: the id in
