@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from tests.drivers.inside import Scenario, run_inside
 from tests.routers.site import ADDRESSES, GATEWAYS, ROUTER, Site
 
@@ -140,8 +141,11 @@ def test_addresses_follow_the_services_and_survive_every_process(
                 await stage.until_learned(ADDRESSES[1])
                 await announce(driver, {DNS: ADDRESSES[:1]})
                 await stage.until_learned(*ADDRESSES)
-                site.kill("gw1")
-                await until(lambda: codes(driver) == ["BirdNotAnswering"])
+                with capture_logs() as logs:
+                    site.kill("gw1")
+                    await until(lambda: codes(driver) == ["BirdNotAnswering"])
+                changes = [(each["router"], each["state"]) for each in logs if "router" in each]
+                assert changes == [("tor-1", "unknown"), ("tor-2", "unknown")]
                 stage.start_bird()
                 await until(lambda: not codes(driver))
                 await stage.until_learned(*ADDRESSES)
