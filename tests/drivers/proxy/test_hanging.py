@@ -205,3 +205,37 @@ async def test_no_change_waits_for_a_master_that_is_stopped(
         await until(is_over)
         assert {node for node, *_ in await new_answers(4)} == {"node1", "node2"}
         assert made.counters.unexpected_exits() == 1
+
+
+@pytest.mark.soak
+async def test_a_master_that_is_stopped_soon_after_a_restart_is_noticed_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no check has found in between that the new one answered."""
+    made: ProxyDriver
+
+    async def is_noticed() -> bool:
+        return made.haproxy.master_hangs and bool(made.findings())
+
+    async def is_restarted() -> bool:
+        return made.reloads > reloads
+
+    async with nodes("node1"), opened(folder) as made, running(made):
+        await reconcile(made, balancer({"node1": 1}))
+        first, reloads = made.haproxy.master_pid(), made.reloads
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        await until(is_noticed)
+        monkeypatch.setattr(driver, "CHECK_INTERVAL_S", 2.0)
+        await asyncio.sleep(0.7)  # the next check is some time away
+        os.kill(first, signal.SIGKILL)
+        await until(is_restarted)
+        second = made.haproxy.master_pid()
+        assert second is not None
+        os.kill(second, signal.SIGSTOP)
+        monkeypatch.setattr(driver, "CHECK_INTERVAL_S", 0.05)
+        try:
+            await until(is_noticed)
+            assert f"process {second}" in made.findings()[0].message
+        finally:
+            os.kill(second, signal.SIGCONT)

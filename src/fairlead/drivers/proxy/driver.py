@@ -153,8 +153,6 @@ class ProxyDriver(Component):
         self._removed_s = float("-inf")
         self._hanging = ""
         """What is wrong with a worker that hangs; empty: it answers."""
-        self._master_hanging = ""
-        """The same of the master."""
         self._changing = asyncio.Lock()
 
     def render(self, intents: Mapping[ServiceKey, LoadBalancer]) -> Mapping[ServiceKey, ProxySpec]:
@@ -276,6 +274,16 @@ class ProxyDriver(Component):
             if spec.after(self._specs, [*live, *removals]):
                 live += removals
         return waiting | await self._apply_live(live)
+
+    @property
+    def _master_hanging(self) -> str:
+        """What is wrong with a master that hangs; empty: it answers."""
+        if not self.haproxy.master_hangs:
+            return ""
+        return (
+            f"HAProxy's master (process {self.haproxy.master_pid() or 0}) does not answer: "
+            "no listener of class fairlead.io/proxy is added or changed"
+        )
 
     def _paused(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
         """Return the outcomes of these Services, which need a reload, during the pause after the
@@ -416,19 +424,19 @@ class ProxyDriver(Component):
         """Find out whether the master answers. Each change would wait for it."""
         missed = 0
         while True:
+            master = self.haproxy.master_pid()
             await asyncio.sleep(CHECK_INTERVAL_S)
             # It does not answer during a reload. While it hangs there is none.
-            async with nullcontext() if self._master_hanging else self._changing:
+            async with nullcontext() if self.haproxy.master_hangs else self._changing:
                 hangs = await self.haproxy.check_master()
+            if self.haproxy.master_pid() != master:
+                missed = 0  # this was, at least in part, about another one
+                continue
             missed = missed + 1 if hangs else 0
-            if self._master_hanging and not hangs:
+            if self.haproxy.master_hangs and not hangs:
                 log.info("HAProxy's master answers again")
-                self._master_hanging, self.haproxy.master_hangs = "", False
-            elif not self._master_hanging and missed == HANGING_CHECKS:
-                self._master_hanging = (
-                    f"HAProxy's master (process {self.haproxy.master_pid() or 0}) does not answer: "
-                    "no listener of class fairlead.io/proxy is added or changed"
-                )
+                self.haproxy.master_hangs = False
+            elif not self.haproxy.master_hangs and missed >= HANGING_CHECKS:
                 self.haproxy.master_hangs = True
                 log.error(self._master_hanging)
 
