@@ -177,8 +177,12 @@ async def test_no_change_waits_for_a_master_that_is_stopped(
     async def is_over() -> bool:
         return not made.findings() and await made.haproxy.running()
 
+    async def is_counted() -> bool:
+        return made.counters.services()[WEB].connections >= 4
+
     async with nodes("node1", "node2"), opened(folder) as made, running(made):
         await reconcile(made, balancer({"node1": 1}))
+        await made.poll()
         worker, master = await pid_of_worker(made), made.haproxy.master_pid()
         assert master is not None
         os.kill(master, signal.SIGSTOP)
@@ -193,6 +197,7 @@ async def test_no_change_waits_for_a_master_that_is_stopped(
                 both = balancer({"node1": 1, "node2": 1})
                 await reconcile(made, both)
                 assert {node for node, *_ in await new_answers(4)} == {"node1", "node2"}
+                await until(is_counted)
                 changed = made.render({WEB: balancer({"node1": 1, "node2": 1}, settings=HEADER)})
                 outcomes = await made.apply(made.diff(changed, await made.read([WEB])))
                 assert (outcomes[WEB].state, outcomes[WEB].in_part) == ("unavailable", True)

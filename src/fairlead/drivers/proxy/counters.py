@@ -55,13 +55,14 @@ class ProxyCounters:
         self,
         traffic: Mapping[ServiceKey, ProxyTraffic],
         worker: Info,
-        in_old_workers: Mapping[ServiceKey, int],
+        in_old_workers: Mapping[ServiceKey, int] | None,
     ) -> None:
         """Store the counts of the current worker. `in_old_workers`: connections that are open in
-        old workers."""
+        old workers; None: as last known."""
         self._now = dict(traffic)
         self.worker = worker
-        self._in_old_workers = dict(in_old_workers)
+        if in_old_workers is not None:
+            self._in_old_workers = dict(in_old_workers)
 
     def end_worker(self) -> None:
         """Add the current worker's counts to the sums: the next worker begins at zero. The open

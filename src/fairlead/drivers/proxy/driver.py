@@ -282,7 +282,8 @@ class ProxyDriver(Component):
             return ""
         return (
             f"HAProxy's master (process {self.haproxy.master_pid() or 0}) does not answer: "
-            "no listener of class fairlead.io/proxy is added or changed"
+            "no listener of class fairlead.io/proxy is added or changed, and no drain time-out "
+            "ends connections"
         )
 
     def _paused(self, services: Collection[ServiceKey]) -> dict[ServiceKey, Outcome]:
@@ -388,10 +389,13 @@ class ProxyDriver(Component):
                     # A master that does not answer has a worker that still serves.
                     if not self.haproxy.alive():
                         await self._restart()
+                    elif self.haproxy.master_hangs and not self._hanging:
+                        with suppress(Unavailable):
+                            await self._count()
+                        await self._remove_servers_when_due()
                 elif not self._hanging:
                     await self._poll()
-                    if self._now_s() >= self._removed_s + DELETE_INTERVAL_S:
-                        await self._remove_servers()
+                    await self._remove_servers_when_due()
             await asyncio.sleep(0.1)
 
     async def _watch_worker(self) -> None:
@@ -726,15 +730,10 @@ class ProxyDriver(Component):
         surplus old workers (`reloads`)."""
         if not self._specs:
             return
-        sections = {
-            section_name(service, each.listener.key): service
-            for service, one in self._specs.items()
-            for each in one.listeners
-        }
         with suppress(Unavailable):
             old = await workers.connections(self.haproxy)
             self._reloads.keep({each.pid for each in old})
-            await self._count(sections, sum(old.values(), Counter()))
+            await self._count(sum(old.values(), Counter()))
             if expired := self._drains.expired(self._specs, self._now_s()):
                 await members.end_connections(self.haproxy.master, set(expired))
             surplus = {each.pid for each in self._reloads.surplus(workers.by_namespace(old))}
@@ -742,19 +741,25 @@ class ProxyDriver(Component):
             closed = sum((old[each] for each in old if each.pid in surplus), Counter())
             self._report_closed(closed)
 
-    async def _count(
-        self, sections: Mapping[str, ServiceKey], in_old_workers: Counter[ServiceKey]
-    ) -> None:
-        """Read counters, unless an old worker answers on the worker's socket."""
+    async def _count(self, in_old_workers: Counter[ServiceKey] | None = None) -> None:
+        """Read counters, unless an old worker answers on the worker's socket. `in_old_workers`: the
+        connections that are open in old workers; None: only the master knows, which hangs."""
         worker, found = await runtime.totals(self.haproxy.worker, COLUMNS)
-        if worker.pid != await self._current_worker():
+        current = (
+            self.counters.worker.pid if in_old_workers is None else await self._current_worker()
+        )
+        if worker.pid != current:
             return
+        sections = {
+            section_name(service, each.listener.key): service
+            for service, one in self._specs.items()
+            for each in one.listeners
+        }
         rows = list(found)
         traffic = traffic_of(rows, sections)
         self._note_full(traffic, full_of(rows, sections))
-        self.counters.take(
-            traffic, worker, {service: in_old_workers[service] for service in self._specs}
-        )
+        old = None if in_old_workers is None else {key: in_old_workers[key] for key in self._specs}
+        self.counters.take(traffic, worker, old)
 
     def _note_full(
         self, traffic: Mapping[ServiceKey, ProxyTraffic], at_limit: Collection[ServiceKey]
@@ -769,6 +774,10 @@ class ProxyDriver(Component):
         if new:
             self._unreported |= new
             self._requeue(new)
+
+    async def _remove_servers_when_due(self) -> None:
+        if self._now_s() >= self._removed_s + DELETE_INTERVAL_S:
+            await self._remove_servers()
 
     async def _remove_servers(self) -> None:
         """Delete the servers in maintenance that no longer have connections."""
