@@ -82,6 +82,8 @@ test: root $(if $(EXPECTED),,expected) lint tools
 	@$(VENV)/bin/python tools/gate.py -n $(WORKERS) -m 'not soak' --durations 40 --durations-min 3
 
 soak: root tools
+	@$(STEP) metallb sh tools/build.sh metallb || \
+		echo "setup: no MetalLB to compare with: see above" >&2
 	@$(VENV)/bin/python tools/soak.py -n $(WORKERS) $(if $(ONLY),-k '$(ONLY)')
 
 mutations: root base

@@ -11,7 +11,7 @@ that gets an answer, or HAProxy's own report.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -201,9 +201,13 @@ class Bench:
 
     async def haproxy_mib(self) -> float:
         """Return the memory of HAProxy's processes, once old workers have exited."""
+        found: Sequence[runtime.Worker] = ()
         async with asyncio.timeout(LOST_AFTER_S):
-            while len(found := (await runtime.workers(self.haproxy.master))[0]) != 1:
+            while len(found) != 1:
                 await asyncio.sleep(0.1)
+                # While it reloads, the master refuses connections.
+                with suppress(Unavailable):
+                    found = (await runtime.workers(self.haproxy.master))[0]
         master = self.haproxy.master_pid()
         return sum(_resident_mib(pid) for pid in (master, *(each.pid for each in found)) if pid)
 

@@ -69,7 +69,7 @@ class Stand:
         self._draw = random.Random(2)
         maps["settings"].update(
             INDEX.pack(0),
-            SETTINGS.pack(*(ANY_NUMBER,) * 3, 0, (4789).to_bytes(2, "big"), *(0,) * 4),
+            SETTINGS.pack(*(ANY_NUMBER,) * 3, 0, (4789).to_bytes(2, "big"), *(0,) * 4, 1 << 16),
         )
         # XDP accepts frames that are addressed to this interface; the packets of the cases are.
         maps["tags"].update(TAG_KEY.pack(LOOPBACK, 0), MAC.pack(OWN_MAC))
